@@ -1,0 +1,29 @@
+"""Inference for Apple silicon, in MLX.
+
+    from mlxinfer import LLM, SamplingParams
+
+    llm = LLM("smollm2")
+    print(llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0)).text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .errors import MLXInferError
+from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from .engine.llm import LLM
+
+__all__ = ["LLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """`LLM` brings MLX with it, so it is imported when first asked for: `mlxinfer --help` must not wait for it."""
+    if name == "LLM":
+        from .engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")

@@ -1,0 +1,83 @@
+"""The contract between a model and its cache. The model asks; it never inspects.
+
+A step is one flat row of T tokens: the segments of all sequences that take part, one after another, without padding.
+The cache knows which page or state belongs to whom, makes the masks, and sees that a query reaches its own sequence only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Union
+
+import mlx.core as mx
+
+PAGE = 64
+"""Tokens in a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """A layer whose past is keys and values. `window` counts the tokens a query sees, itself included; None is all."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """A layer whose past is a state of fixed size: `shapes` of its arrays for one sequence, starting at zero, in float32."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueSpec:
+    """A whole model that keeps its own state per sequence (mlx-lm's architectures, run one sequence at a time)."""
+
+    make: Callable[[], Any]
+
+
+LayerSpec = Union[AttentionSpec, RecurrentSpec, OpaqueSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The part that one sequence has in a step: rows `start .. start + count` hold its tokens `past .. past + count`.
+
+    `total` is the number of tokens of the sequence known when its current prompt was admitted, at least `past + count`: rope
+    variants that depend on the sequence's length (dynamic, longrope) read it, so that chunking never changes a result.
+    """
+
+    slot: int
+    start: int
+    count: int
+    past: int
+    total: int
+
+
+class Step(Protocol):
+    """The cache as one step of the model sees it. Valid for that step only."""
+
+    segments: tuple[Segment, ...]
+    positions: mx.array
+    """int32 `[T]`: the position of each row in its own sequence."""
+
+    def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float | None = None,
+               sinks: mx.array | None = None) -> mx.array:
+        """Append k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, and attend with q `[T, Hq, Dk]` causally, within the layer's window.
+
+        `softcap` c: scores become `c * tanh(scores / c)`. `sinks` `[Hq]`: a logit per head that takes part in the softmax and
+        carries no value. Returns `[T, Hq, Dv]`."""
+        ...
+
+    def recur(self, layer: int, inputs: mx.array, update: Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]) -> mx.array:
+        """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called
+        for groups of segments of equal length; the results come back as `[T, D]`."""
+        ...
+
+    def opaque(self, segment: Segment) -> Any:
+        """The state that `OpaqueSpec.make` gave this segment's sequence; the model changes it in place."""
+        ...

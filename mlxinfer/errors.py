@@ -1,0 +1,59 @@
+"""Errors that a user can cause and mend, under one root.
+
+The message says what is wrong and what to do, in one line. The command line prints it and exits with `exit_code`;
+anything that is not a `MLXInferError` is a bug of ours and keeps its traceback.
+"""
+
+
+class MLXInferError(Exception):
+    """Root of every error that is the caller's to mend."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(MLXInferError):
+    """No such path, alias, package or hub repository."""
+
+
+class HubError(MLXInferError):
+    """The model hub cannot be reached, or refuses (offline, gated, unknown revision)."""
+
+
+class UnsupportedModelError(MLXInferError):
+    """An architecture, config key, rope type, activation or checkpoint kind that is not understood."""
+
+
+class CheckpointError(MLXInferError):
+    """A model file is truncated, corrupt or inconsistent."""
+
+
+class WeightsError(CheckpointError):
+    """Tensors are missing, unexpected, of the wrong shape or dtype, or hold NaN."""
+
+
+class TokenizerError(MLXInferError):
+    """Tokenizer files are missing, corrupt or of an unknown kind."""
+
+
+class TemplateError(MLXInferError):
+    """The chat template is missing, raises, runs too long or reaches where it must not."""
+
+
+class PromptError(MLXInferError):
+    """The prompt is empty, longer than the context, or holds a token id out of range."""
+
+
+class SamplingError(MLXInferError):
+    """A sampling parameter has no meaning."""
+
+
+class ConversionError(MLXInferError):
+    """What was asked for cannot be converted."""
+
+
+class DestinationError(ConversionError):
+    """The destination exists, is not writable or has no room."""
+
+
+class MemoryPlanError(MLXInferError):
+    """The model, or a request, does not fit in the memory of this device."""

@@ -1,0 +1,36 @@
+"""What every kind of checkpoint offers: a config, and tensors that are read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..nn.weights import Matrix
+
+
+class Checkpoint(Protocol):
+    """A model on disk. Opening one reads headers only; a file that is cut or inconsistent raises `CheckpointError` then."""
+
+    path: Path
+    config: dict[str, Any]
+    """A Hugging Face config, of either style; for GGUF rebuilt from the metadata."""
+
+    def names(self) -> Collection[str]:
+        """Names of the logical tensors. A quantized matrix is one tensor, named after its `.weight`."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The logical shape: that of the unpacked matrix where it is quantized."""
+        ...
+
+    def nbytes(self, name: str) -> int:
+        """Bytes in the file, scales included."""
+        ...
+
+    def read(self, name: str) -> Matrix:
+        """Read one tensor, as it is stored: `Quantized` where MLX has the same format, else `Dense` in its stored (or, for
+        GGUF's other types, dequantized float32) precision. The result is evaluated and shares no memory with the file."""
+        ...
+
+    def close(self) -> None: ...
