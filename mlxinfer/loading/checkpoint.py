@@ -6,7 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..nn.weights import Matrix
+import mlx.core as mx
+
+from ..nn.weights import Format, Matrix
 
 
 class Checkpoint(Protocol):
@@ -26,6 +28,10 @@ class Checkpoint(Protocol):
 
     def nbytes(self, name: str) -> int:
         """Bytes in the file, scales included."""
+        ...
+
+    def stored(self, name: str) -> Format | mx.Dtype:
+        """What `read` will give, known without reading: the format of a `Quantized`, or the dtype of a `Dense`."""
         ...
 
     def read(self, name: str) -> Matrix:
