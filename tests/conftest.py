@@ -1,0 +1,28 @@
+"""Order and conditions of the whole suite: quick tests first, and what this machine lacks is skipped with its reason."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def _missing() -> dict[str, str]:
+    """Marker -> why its tests cannot run here."""
+    import mlx.core as mx
+
+    reasons = {}
+    if not mx.metal.is_available():
+        reasons["metal"] = "no Apple GPU"
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        reasons["torch"] = "torch and transformers are not installed (make test EXTRAS=dev)"
+    return reasons
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = _missing()
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=lambda item: sum(item.get_closest_marker(name) is not None for name in ("model", "torch")))

@@ -1,0 +1,75 @@
+"""What is committed as a link arrives as a package: in the sdist, and in the wheel made from the sdist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LINKED = ["convert", "kernels_metal"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_are_relative_and_resolve(name: str) -> None:
+    link = ROOT / "mlxinfer" / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{name}"
+    assert link.resolve() == ROOT / name
+    assert (link / "__init__.py").is_file()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel built from it, of a copy of the tree."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ["mlxinfer", *LINKED]:
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=unwanted)
+    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+        shutil.copy2(ROOT / name, tree / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def _modules_of_the_tree() -> set[str]:
+    names = {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer").rglob("*.py")}
+    for folder in LINKED:
+        names |= {f"mlxinfer/{path.relative_to(ROOT)}" for suffix in ("py", "metal", "h") for path in (ROOT / folder).rglob(f"*.{suffix}")}
+    return names
+
+
+def test_sdist_holds_every_module(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert _modules_of_the_tree() <= names
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+
+
+def test_wheel_holds_every_module(built: Path) -> None:
+    (archive,) = built.glob("*.whl")
+    with zipfile.ZipFile(archive) as wheel:
+        names = set(wheel.namelist())
+    assert _modules_of_the_tree() <= names
+    assert "mlxinfer/py.typed" in names
+    assert not [name for name in names if name.startswith(("convert/", "kernels_metal/", "tests/"))]
+
+
+def test_wheel_imports_outside_the_checkout(built: Path, tmp_path: Path) -> None:
+    (archive,) = built.glob("*.whl")
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(tmp_path)
+    script = "import mlxinfer.convert as c, mlxinfer.kernels_metal as k, mlxinfer.cli; print(c.__file__); print(k.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    for line, name in zip(done.stdout.split(), LINKED, strict=True):
+        assert line == str(tmp_path / "mlxinfer" / name / "__init__.py")
