@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Union
+from typing import Protocol, Union
 
 import mlx.core as mx
 
@@ -33,11 +33,19 @@ class RecurrentSpec:
     shapes: tuple[tuple[int, ...], ...]
 
 
+class OpaqueState(Protocol):
+    """What a model that keeps its own state makes for one sequence."""
+
+    def arrays(self) -> list[mx.array]:
+        """Everything it holds, to be evaluated with the step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpaqueSpec:
     """A whole model that keeps its own state per sequence (mlx-lm's architectures, run one sequence at a time)."""
 
-    make: Callable[[], Any]
+    make: Callable[[], OpaqueState]
 
 
 LayerSpec = Union[AttentionSpec, RecurrentSpec, OpaqueSpec]
@@ -78,6 +86,6 @@ class Step(Protocol):
         for groups of segments of equal length; the results come back as `[T, D]`."""
         ...
 
-    def opaque(self, segment: Segment) -> Any:
+    def opaque(self, segment: Segment) -> OpaqueState:
         """The state that `OpaqueSpec.make` gave this segment's sequence; the model changes it in place."""
         ...

@@ -1,0 +1,6 @@
+"""From logits to tokens."""
+
+from .noise import sample_seed
+from .sampler import Row, Sampled, SamplingBatch
+
+__all__ = ["Row", "Sampled", "SamplingBatch", "sample_seed"]

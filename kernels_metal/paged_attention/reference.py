@@ -1,0 +1,56 @@
+"""Attention of one sequence's new rows to its past, in plain MLX: what every kernel of this folder must agree with."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]` to `[Hq, L, Dv]`, `S >= L`; softmax in float32.
+
+    The rows of q are the last L of the S positions. Row i sees the positions up to its own, and of these the last `window`.
+    `softcap` c replaces a score s by `c * tanh(s / c)`; `sinks` `[Hq]` are logits that take part in the softmax without a value.
+    """
+    mask = _mask(q.shape[1], k.shape[1], window)
+    if softcap is None:
+        sinks = None if sinks is None else sinks.astype(q.dtype)
+        return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=mask, sinks=sinks)[0]
+    return _capped_attention(q, k, v, scale, softcap, sinks, mask)
+
+
+def _mask(rows: int, keys: int, window: int | None) -> mx.array | str | None:
+    past = keys - rows
+    if window is None or keys <= window:
+        return None if rows == 1 else "causal"
+    if rows == 1:
+        return mx.arange(keys) >= keys - window
+    distance = mx.arange(past, keys)[:, None] - mx.arange(keys)[None]
+    return (distance >= 0) & (distance < window)
+
+
+def _capped_attention(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, softcap: float, sinks: mx.array | None, mask: mx.array | str | None
+) -> mx.array:
+    heads, rows, _ = q.shape
+    groups = heads // k.shape[0]
+    queries = q.reshape(k.shape[0], groups, rows, -1)
+    scores = ((queries * scale) @ k[:, None].swapaxes(-1, -2)).astype(mx.float32)
+    scores = softcap * mx.tanh(scores / softcap)
+    if isinstance(mask, str):
+        mask = mx.tril(mx.ones((rows, k.shape[1]), mx.bool_), k.shape[1] - rows)
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf)
+    if sinks is not None:
+        column = mx.broadcast_to(sinks.astype(mx.float32).reshape(k.shape[0], groups, 1, 1), (*scores.shape[:-1], 1))
+        scores = mx.concatenate([scores, column], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., : k.shape[1]].astype(v.dtype)
+    return (weights @ v[:, None]).reshape(heads, rows, -1)

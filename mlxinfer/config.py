@@ -1,0 +1,24 @@
+"""Settings of the engine, frozen, with their defaults in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`max_step_tokens`: rows of one step, the length of a prefill chunk. `max_sequences`: running at once.
+    `max_context`: tokens of one sequence, prompt and answer. `capacity_tokens`: tokens of all running sequences together."""
+
+    max_context: int
+    capacity_tokens: int
+    max_step_tokens: int = 512
+    max_sequences: int = 16
+
+
+def check_kv(kv: str) -> None:
+    """Raises `UnsupportedModelError` unless the cache can hold keys and values in this form."""
+    if kv != "16":
+        raise UnsupportedModelError(f"kv={kv!r} is not available: the cache holds keys and values at 16 bits, kv='16' (unquantized)")

@@ -1,0 +1,195 @@
+"""The loop: schedule, run, read. One step is always submitted before the one before it is read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import mlx.core as mx
+
+from ..cache.paged import PagedCache
+from ..config import EngineConfig
+from ..models.base import Model
+from ..types import FinishReason
+from .runner import Flight, Runner
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that a sequence got: its id, and if asked for its log-probability and the likeliest ones as (id, logprob)."""
+
+    sequence: Sequence
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Logits `[rows, vocab]` float32 of the next rows of a sequence that wants them."""
+
+    sequence: Sequence
+    rows: mx.array
+
+
+Event = Token | Logits
+
+
+class Engine:
+    """Runs sequences to their end. Not thread-safe: one thread owns it."""
+
+    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype) -> None:
+        self.model = model
+        self.config = config
+        self._dtype = dtype
+        self._start()
+
+    def _start(self) -> None:
+        self.cache = PagedCache(
+            self.model.layers, dtype=self._dtype, capacity_tokens=self.config.capacity_tokens, chunk=self.config.max_step_tokens
+        )
+        self.runner = Runner(self.model, self.cache)
+        self.scheduler = Scheduler(
+            max_step_tokens=self.config.max_step_tokens, max_sequences=self.config.max_sequences, fits=self.cache.fits
+        )
+        self._flights: deque[Flight] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self._flights
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit."""
+        forks = self.cache.can_fork and len(sequence.prompt) > 1
+        followers = sequence.followers
+        if not forks:
+            sequence.followers = []
+        for s in (sequence, *([] if forks else followers)):
+            self.scheduler.add(s)
+
+    def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
+        """End a sequence now; what it holds goes back as soon as no step in flight uses it."""
+        for s in (sequence, *sequence.followers):
+            if s.finish_reason is None:
+                s.finish_reason = reason
+            self.scheduler.remove(s)
+            self._release_if_landed(s)
+
+    def step(self) -> list[Event]:
+        """Submit the next step and read the one before it. After any exception, all sequences are cancelled and the engine is fresh."""
+        try:
+            events = self._land_if(self._must_land)
+            self._admit()
+            work = self.scheduler.schedule()
+            if work:
+                self._flights.append(self.runner.launch(work))
+            return events + self._land_if(lambda: len(self._flights) > (1 if work else 0))
+        except BaseException:
+            self._cancel_all()
+            raise
+
+    def _must_land(self) -> bool:
+        """Whether the step in flight has to be finished first: it fills pages, or a sequence has to be computed anew."""
+        return bool(self._flights) and (self._flights[-1].step.needs_commit or any(map(self._outgrown, self.scheduler.running)))
+
+    def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
+        events: list[Event] = []
+        while condition():
+            events += self._land(self._flights.popleft())
+        return events
+
+    def _admit(self) -> None:
+        for sequence in filter(self._outgrown, self.scheduler.running):
+            self._restart(sequence)
+        for leader in self.scheduler.running:
+            if leader.followers and leader.num_computed == leader.fork_point:
+                self._fork(leader)
+        for sequence in self.scheduler.admit():
+            sequence.slot = self.cache.open()
+            sequence.times.started = perf_counter()
+
+    def _outgrown(self, sequence: Sequence) -> bool:
+        """Whether the sequence has crossed the length at which the model rotates every position differently (longrope)."""
+        boundary = self.model.recompute_at
+        return boundary is not None and sequence.total <= boundary < sequence.num_tokens and sequence.remaining > 0
+
+    def _restart(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.cache.release(sequence.slot)
+        sequence.slot = self.cache.open()
+        sequence.num_computed, sequence.total, sequence.unread = 0, sequence.num_tokens, None
+
+    def _fork(self, leader: Sequence) -> None:
+        """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
+        assert leader.slot is not None
+        for follower in list(leader.followers):
+            if len(self.scheduler.running) >= self.config.max_sequences or not self.cache.fits(
+                follower.limit, [s.limit for s in self.scheduler.running]
+            ):
+                self.scheduler.waiting.appendleft(follower)
+                continue
+            follower.slot = self.cache.fork(leader.slot)
+            follower.num_computed = leader.num_computed
+            follower.times.started = leader.times.started
+            self.scheduler.running.append(follower)
+        leader.followers = []
+
+    def _land(self, flight: Flight) -> list[Event]:
+        tokens = flight.sampled.tokens.tolist() if flight.sampled else []
+        now = perf_counter()
+        if flight.step.needs_commit:
+            mx.eval(flight.step.state)
+            self.cache.commit(flight.step)
+        events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
+        for row, (sequence, token) in enumerate(zip(flight.sampling, tokens, strict=True)):
+            if sequence.finish_reason is None:
+                events.append(self._take(flight, row, sequence, token, now))
+        for sequence in flight.logits:
+            if sequence.num_computed == sequence.num_tokens and sequence.finish_reason is None:
+                self.abort(sequence, "stop")
+        for work in flight.work:
+            if work.sequence.finish_reason:
+                self._release_if_landed(work.sequence)
+        return events
+
+    def _take(self, flight: Flight, row: int, sequence: Sequence, token: int, now: float) -> Token:
+        """Append a token to its sequence, and end the sequence if that was its last."""
+        sequence.tokens.append(token)
+        if len(sequence.tokens) == sequence.num_tokens:
+            sequence.unread = None
+        times = sequence.times
+        times.first_token = times.first_token or now
+        times.last_token = now
+        if token in sequence.stop_ids:
+            sequence.finish_reason = "stop"
+        elif len(sequence.tokens) >= sequence.limit:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason:
+            self.scheduler.remove(sequence)
+        return _with_logprobs(flight, row, sequence, token)
+
+    def _release_if_landed(self, sequence: Sequence) -> None:
+        if sequence.slot is not None and not any(w.sequence is sequence for f in self._flights for w in f.work):
+            self.cache.release(sequence.slot)
+            sequence.slot = None
+
+    def _cancel_all(self) -> None:
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            for s in (sequence, *sequence.followers):
+                s.finish_reason = s.finish_reason or "cancelled"
+                s.slot = None
+        self._start()
+
+
+def _with_logprobs(flight: Flight, row: int, sequence: Sequence, token: int) -> Token:
+    wanted = sequence.params.logprobs
+    arrays = flight.sampled.logprobs if flight.sampled else None
+    if wanted is None or arrays is None:
+        return Token(sequence, token)
+    ids = arrays.top_ids[row, :wanted].tolist()
+    values = arrays.top[row, :wanted].tolist()
+    return Token(sequence, token, arrays.chosen[row].item(), tuple(zip(ids, values, strict=True)))

@@ -1,0 +1,69 @@
+"""One sequence being generated: how far it is known, and how far it is computed. There are no phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import mlx.core as mx
+
+from ..types import FinishReason, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens `0 .. num_computed` have their keys and values in the cache (or in a step under way); tokens up to `num_tokens` are
+    known, of which the host has read `tokens` and the device holds at most one more, `unread`.
+    """
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    limit: int
+    """Tokens at which it ends: prompt plus `max_tokens`, within the context."""
+    stop_ids: frozenset[int] = frozenset()
+    index: int = 0
+    wants_logits: bool = False
+    followers: list[Sequence] = field(default_factory=list)
+    """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
+
+    tokens: list[int] = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed: int = 0
+    total: int = field(init=False)
+    """Length that length-dependent rope variants go by: that of the prompt when it was admitted."""
+    unread: mx.array | None = None
+    slot: int | None = None
+    finish_reason: FinishReason | None = None
+    times: Times = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.num_tokens = self.total = len(self.prompt)
+        self.times = Times()
+
+    @property
+    def answer(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens left to compute before the next one can be sampled; none when the last one is already on its way."""
+        if self.finish_reason or (self.num_tokens >= self.limit and not self.wants_logits):
+            return 0
+        return self.num_tokens - self.num_computed
+
+    @property
+    def fork_point(self) -> int:
+        """Where a chunk has to end so that the followers can fork there; 0 if there is no such place."""
+        return len(self.prompt) - 1 if self.followers else 0
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened, in seconds of `perf_counter`."""
+
+    added: float = field(default_factory=perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0

@@ -1,0 +1,137 @@
+"""The next token of every row, in array operations on the device; no row looks at another.
+
+A batch of rows with the same settings step after step is prepared once (`SamplingBatch`); a stage is left out when no row
+needs it. The order is vLLM's: log-probabilities of the plain logits, bias, penalties, temperature, then the cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..types import SamplingParams
+from .logprobs import LogprobArrays, logprobs_of
+from .noise import gumbel, row_keys
+from .penalties import Penalties
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence to sample for: its settings, seed (64 bits), prompt, the answer as far as the host has read it, and the token
+    `[1]` behind that if it is still on the device."""
+
+    params: SamplingParams
+    seed: int
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    unread: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`tokens` uint32 `[R]`, and log-probabilities where a row asked for them. Nothing is evaluated yet."""
+
+    tokens: mx.array
+    logprobs: LogprobArrays | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.tokens] + ([] if self.logprobs is None else self.logprobs.arrays)
+
+
+class SamplingBatch:
+    """The settings of R rows as arrays. Rebuild it when the rows change; `sample` advances it by one token per row."""
+
+    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+        params = [row.params for row in rows]
+        self._seeds = [row.seed for row in rows]
+        self._all_greedy = all(p.greedy for p in params)
+        self._any_greedy = any(p.greedy for p in params)
+        self._greedy = mx.array([p.greedy for p in params])[:, None]
+        self._temperature = _column([p.temperature or 1.0 for p in params])
+        self._cuts = Cuts.of(params, vocab_size)
+        self._bias = _bias(params, vocab_size)
+        self._penalties = Penalties.of(rows, vocab_size)
+        wanted = [p.logprobs for p in params if p.logprobs is not None]
+        self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
+
+    def sample(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
+        """Choose from float32 logits `[R, vocab]`. `positions[r]` is where row r's new token will stand: with the seed it makes
+        the row's noise."""
+        plain = logits
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._penalties is not None:
+            logits = self._penalties.apply(logits)
+        tokens = self._choose(logits, positions)
+        if self._penalties is not None:
+            self._penalties.count(tokens)
+        top = self._top_logprobs
+        return Sampled(tokens, None if top is None else logprobs_of(plain, tokens, top))
+
+    def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
+        if self._all_greedy:
+            return mx.argmax(logits, axis=-1)
+        scaled = logits / self._temperature
+        if self._cuts is not None:
+            scaled = self._cuts.apply(scaled)
+        noisy = scaled + gumbel(row_keys(self._seeds, positions), logits.shape[-1])
+        if self._any_greedy:
+            noisy = mx.where(self._greedy, logits, noisy)
+        return mx.argmax(noisy, axis=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """top-k, then top-p of what is left, and min-p: columns `[R, 1]`, switched off where they cut nothing."""
+
+    top_k: mx.array | None
+    top_p: mx.array | None
+    log_min_p: mx.array | None
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams], vocab_size: int) -> Cuts | None:
+        ks = [p.top_k if p.top_k > 0 else vocab_size for p in params]
+        top_k = _column([min(k, vocab_size) for k in ks]) if any(k < vocab_size for k in ks) else None
+        top_p = _column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None
+        min_p = None
+        if any(p.min_p > 0 for p in params):
+            min_p = _column([np.log(p.min_p) if p.min_p > 0 else -np.inf for p in params])
+        return None if top_k is None and top_p is None and min_p is None else Cuts(top_k, top_p, min_p)
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Logits `[R, vocab]` with everything below the cuts at minus infinity. Tokens tied at a cut stay together."""
+        threshold = mx.full((logits.shape[0], 1), -mx.inf)
+        if self.log_min_p is not None:
+            threshold = mx.max(logits, axis=-1, keepdims=True) + self.log_min_p
+        if self.top_k is not None or self.top_p is not None:
+            threshold = mx.maximum(threshold, self._sorted_threshold(logits))
+        return mx.where(logits < threshold, -mx.inf, logits)
+
+    def _sorted_threshold(self, logits: mx.array) -> mx.array:
+        ordered = -mx.sort(-logits, axis=-1)
+        keep = mx.ones(ordered.shape, mx.bool_)
+        if self.top_k is not None:
+            keep = mx.arange(ordered.shape[-1])[None] < self.top_k
+        if self.top_p is not None:
+            probabilities = mx.softmax(mx.where(keep, ordered, -mx.inf), axis=-1)
+            before = mx.cumsum(probabilities, axis=-1) - probabilities
+            keep = keep & ((before < self.top_p) | (self.top_p >= 1))
+        return mx.min(mx.where(keep, ordered, mx.inf), axis=-1, keepdims=True)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(np.array(values, dtype=np.float32)[:, None])
+
+
+def _bias(params: Sequence[SamplingParams], vocab_size: int) -> mx.array | None:
+    if not any(p.logit_bias for p in params):
+        return None
+    bias = np.zeros((len(params), vocab_size), dtype=np.float32)
+    for row, p in enumerate(params):
+        for token, value in (p.logit_bias or {}).items():
+            bias[row, token] = value
+    return mx.array(bias)
