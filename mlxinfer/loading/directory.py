@@ -1,0 +1,221 @@
+"""A model directory of safetensors, as Hugging Face or MLX tools write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..nn.weights import Dense, Format, Matrix, Quantized
+from .files import read_json
+from .quantization import QuantizationBlock
+from .safetensors import DTYPES, SafetensorsFile, TensorInfo
+
+INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+class SafetensorsCheckpoint:
+    """Implements `Checkpoint`. Opening it reads the config, the index and every header; see `Checkpoint` for the rest."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = read_config(self.path)
+        block = quantization_block(self.config, self.path)
+        listed = _weight_files(self.path)
+        self._files = [SafetensorsFile(self.path / name) for name in listed]
+        self._where = _locate(self.path, self._files, listed)
+        self._formats = self._find_quantized(block)
+        self._names = [name for name in self._where if not self._is_part(name)]
+
+    def names(self) -> Collection[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._info(name).shape
+        if name not in self._formats:
+            return shape
+        return (*shape[:-1], shape[-1] * 32 // self._formats[name].bits)
+
+    def nbytes(self, name: str) -> int:
+        return sum(self._info(part).nbytes for part in self._parts(name))
+
+    def stored(self, name: str) -> Format | mx.Dtype:
+        if name in self._formats:
+            return self._formats[name]
+        info = self._info(name)
+        if info.dtype not in DTYPES:
+            raise UnsupportedModelError(f"{self.path}: tensor {name!r} is stored as {info.dtype}, which cannot be read")
+        return DTYPES[info.dtype]
+
+    def read(self, name: str) -> Matrix:
+        arrays = [self._where[part].read(part) for part in self._parts(name)]
+        return self._matrix(name, arrays)
+
+    def read_rows(self, name: str, first: int, last: int) -> Matrix:
+        """As `read`, of the rows `first .. last` of the first axis only."""
+        arrays = [self._where[part].read_rows(part, first, last) for part in self._parts(name)]
+        return self._matrix(name, arrays)
+
+    def scale_dtype(self, name: str) -> mx.Dtype:
+        """The dtype of a quantized matrix's scales."""
+        return DTYPES[self._info(_base(name) + ".scales").dtype]
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _matrix(self, name: str, arrays: list[mx.array]) -> Matrix:
+        if name not in self._formats:
+            return Dense(arrays[0])
+        return Quantized(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, self._formats[name])
+
+    def _info(self, name: str) -> TensorInfo:
+        return self._where[name].tensors[name]
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        if name not in self._formats:
+            return (name,)
+        parts = (name, _base(name) + ".scales")
+        return (*parts, _base(name) + ".biases") if self._formats[name].mode == "affine" else parts
+
+    def _is_part(self, name: str) -> bool:
+        base, _, last = name.rpartition(".")
+        return last in ("scales", "biases") and name in self._parts(f"{base}.weight")
+
+    def _find_quantized(self, block: QuantizationBlock | None) -> dict[str, Format]:
+        formats = {}
+        for name in self._where:
+            scales = _base(name) + ".scales"
+            if not name.endswith(".weight") or scales not in self._where or self._info(name).dtype != "U32":
+                continue
+            if block is None:
+                raise CheckpointError(f"{self.path}: {name} is quantized, but config.json has no quantization block")
+            formats[name] = self._format(block, name, self._info(scales))
+        return formats
+
+    def _format(self, block: QuantizationBlock, name: str, scales: TensorInfo) -> Format:
+        f = block.format(_base(name), self._info(name).shape, scales.shape, DTYPES.get(scales.dtype, mx.int8))
+        biases = self._where.get(_base(name) + ".biases")
+        if f.mode == "affine" and (biases is None or biases.tensors[_base(name) + ".biases"].shape != scales.shape):
+            raise CheckpointError(f"{self.path}: {_base(name)}.biases is missing or not of the shape of the scales")
+        return f
+
+
+def _base(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The config of a model directory. Refuses what would run code from it; nothing here ever does."""
+    if not (directory / "config.json").exists():
+        raise ModelNotFoundError(f"{directory} has no config.json: give a model directory, a .gguf file or a hub id")
+    config = read_json(directory / "config.json")
+    for key in ("auto_map", "model_file", "trust_remote_code"):
+        if config.get(key):
+            raise UnsupportedModelError(
+                f"{directory}: config.json asks for code from the repository ({key}), which is never run; "
+                f"if the architecture is the standard {config.get('model_type', '?')}, delete that key"
+            )
+    return config
+
+
+def quantization_block(config: dict[str, Any], path: Path) -> QuantizationBlock | None:
+    """MLX's block of a config, if any. Raises `UnsupportedModelError` for checkpoints that other tools have quantized."""
+    text = config.get("text_config")
+    nested = text if isinstance(text, dict) else {}
+    block = config.get("quantization") or config.get("quantization_config") or nested.get("quantization_config")
+    if (path / "hf_quant_config.json").exists() and not config.get("quantization"):
+        block = {"quant_method": "modelopt"}
+    if config.get("compression_config"):
+        block = {"quant_method": "compressed-tensors"}
+    if not block:
+        return None
+    if not isinstance(block, dict):
+        raise CheckpointError(f"{path}: the quantization block of config.json is not an object")
+    method = block.get("quant_method")
+    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+        return None
+    if method is not None or "bits" not in block:
+        raise UnsupportedModelError(
+            f"{path} is quantized with {method or 'an unknown method'}, which is not supported: use the original, "
+            "a GGUF or an MLX version of the model"
+        )
+    return QuantizationBlock(block)
+
+
+def _weight_files(directory: Path) -> dict[str, list[str] | None]:
+    """The files to read, each with the tensors that the index puts there (None: whatever is in it)."""
+    if (directory / INDEX).exists():
+        return dict(_indexed(directory))
+    found = sorted(p.name for p in directory.glob("*.safetensors") if not p.name.startswith("adapter"))
+    if "model.safetensors" in found:
+        return {"model.safetensors": None}
+    if not found:
+        raise _no_weights(directory)
+    shards = [match for name in found if (match := _SHARD.fullmatch(name))]
+    if not shards and len(found) > 1:
+        raise CheckpointError(f"{directory} has {len(found)} safetensors files and no {INDEX} that says which to read")
+    for match in shards:
+        _check_complete(directory, match, found)
+    return dict.fromkeys(found)
+
+
+def _indexed(directory: Path) -> Iterable[tuple[str, list[str]]]:
+    weight_map = read_json(directory / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{directory / INDEX} has no weight_map")
+    tensors: dict[str, list[str]] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{directory / INDEX} puts {name!r} into {shard!r}, which is no safetensors file of the directory")
+        tensors.setdefault(shard, []).append(name)
+    missing = [shard for shard in tensors if not (directory / shard).exists()]
+    if missing:
+        raise CheckpointError(f"{directory} lacks {', '.join(missing[:5])}, listed in its index; download the model again")
+    return tensors.items()
+
+
+def _check_complete(directory: Path, match: re.Match[str], found: list[str]) -> None:
+    stem, total = match[1], int(match[3])
+    names = [f"{stem}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, total + 1)]
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise CheckpointError(f"{directory} lacks {', '.join(missing[:5])}; download the model again")
+
+
+def _no_weights(directory: Path) -> Exception:
+    pickles = sorted(p.name for pattern in _PICKLES for p in directory.glob(pattern))
+    if pickles:
+        return UnsupportedModelError(
+            f"{directory} has pickled weights only ({pickles[0]}), which can run code when they are read; save the model "
+            "with save_pretrained of transformers, or use https://huggingface.co/spaces/safetensors/convert"
+        )
+    if any(directory.glob("adapter*.safetensors")):
+        return UnsupportedModelError(f"{directory} holds an adapter, not a model: merge it into its base model first")
+    return CheckpointError(f"{directory} has no .safetensors file")
+
+
+def _locate(directory: Path, files: list[SafetensorsFile], listed: dict[str, list[str] | None]) -> dict[str, SafetensorsFile]:
+    where: dict[str, SafetensorsFile] = {}
+    for file in files:
+        absent = [name for name in listed[file.path.name] or () if name not in file.tensors]
+        if absent:
+            raise CheckpointError(f"{file.path} lacks the tensor {absent[0]!r}, which the index puts there")
+        where.update(dict.fromkeys(listed[file.path.name] or (), file))
+    for file in files:
+        for name in file.tensors:
+            if where.setdefault(name, file) is not file and listed[file.path.name] is None:
+                raise CheckpointError(f"{directory}: tensor {name!r} is in {where[name].path.name} and in {file.path.name}")
+    return where
+
+
+def total_elements(checkpoint: SafetensorsCheckpoint) -> int:
+    """Parameters of the checkpoint, quantized ones counted by their logical shape."""
+    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
