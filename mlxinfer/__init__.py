@@ -1,9 +1,9 @@
 """Inference for Apple silicon, in MLX.
 
-    from mlxinfer import LLM, SamplingParams
+from mlxinfer import LLM, SamplingParams
 
-    llm = LLM("smollm2")
-    print(llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0)).text)
+llm = LLM("smollm2")
+print(llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0)).text)
 """
 
 from __future__ import annotations

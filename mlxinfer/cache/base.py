@@ -73,15 +73,26 @@ class Step(Protocol):
     positions: mx.array
     """int32 `[T]`: the position of each row in its own sequence."""
 
-    def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float | None = None,
-               sinks: mx.array | None = None) -> mx.array:
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         """Append k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, and attend with q `[T, Hq, Dk]` causally, within the layer's window.
 
         `softcap` c: scores become `c * tanh(scores / c)`. `sinks` `[Hq]`: a logit per head that takes part in the softmax and
         carries no value. Returns `[T, Hq, Dv]`."""
         ...
 
-    def recur(self, layer: int, inputs: mx.array, update: Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]) -> mx.array:
+    def recur(
+        self, layer: int, inputs: mx.array, update: Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
+    ) -> mx.array:
         """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called
         for groups of segments of equal length; the results come back as `[T, D]`."""
         ...

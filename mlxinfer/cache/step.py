@@ -68,9 +68,7 @@ class CacheStep:
             rows = slice(s.start, s.start + s.count)
             fresh = [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)]
             keys, values = self._history(layer, s, table_of[s.slot], fresh)
-            out = attention(
-                q[rows].swapaxes(0, 1), keys, values, scale=scale, window=spec.window, softcap=softcap, sinks=sinks
-            )
+            out = attention(q[rows].swapaxes(0, 1), keys, values, scale=scale, window=spec.window, softcap=softcap, sinks=sinks)
             outputs.append(out.swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
@@ -101,4 +99,8 @@ class CacheStep:
         """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""
         stores = [*self._stores.values(), *self._recurrent.values()]
         opaque = [self._opaque[s.slot] for s in self.segments if s.slot in self._opaque]
-        return [a for s in stores for a in s.arrays] + [a for pair in self.full.values() for a in pair] + [a for o in opaque for a in o.arrays()]
+        return (
+            [a for s in stores for a in s.arrays]
+            + [a for pair in self.full.values() for a in pair]
+            + [a for o in opaque for a in o.arrays()]
+        )

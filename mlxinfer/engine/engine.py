@@ -149,7 +149,7 @@ class Engine:
             if sequence.finish_reason is None:
                 events.append(self._take(flight, row, sequence, token, now))
         for sequence in flight.logits:
-            if sequence.num_computed == sequence.num_tokens and sequence.finish_reason is None:
+            if sequence.num_computed == sequence.num_tokens and not self._flying(sequence):
                 self.abort(sequence, "stop")
         for work in flight.work:
             if work.sequence.finish_reason:
@@ -164,6 +164,7 @@ class Engine:
         times = sequence.times
         times.first_token = times.first_token or now
         times.last_token = now
+        times.peak_memory_bytes = mx.get_peak_memory()
         if token in sequence.stop_ids:
             sequence.finish_reason = "stop"
         elif len(sequence.tokens) >= sequence.limit:
@@ -173,9 +174,12 @@ class Engine:
         return _with_logprobs(flight, row, sequence, token)
 
     def _release_if_landed(self, sequence: Sequence) -> None:
-        if sequence.slot is not None and not any(w.sequence is sequence for f in self._flights for w in f.work):
+        if sequence.slot is not None and not self._flying(sequence):
             self.cache.release(sequence.slot)
             sequence.slot = None
+
+    def _flying(self, sequence: Sequence) -> bool:
+        return any(w.sequence is sequence for f in self._flights for w in f.work)
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):

@@ -34,9 +34,7 @@ class Penalties:
 
     @staticmethod
     def of(rows: Sequence[Row], vocab_size: int) -> Penalties | None:
-        wanted = any(
-            p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in (row.params for row in rows)
-        )
+        wanted = any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in (row.params for row in rows))
         return Penalties(rows, vocab_size) if wanted else None
 
     def count(self, tokens: mx.array) -> None:

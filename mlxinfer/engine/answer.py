@@ -1,0 +1,76 @@
+"""From a sequence's tokens to the text that a person sees: pure, no device."""
+
+from __future__ import annotations
+
+from ..tokenizer.stop import StopStrings
+from ..tokenizer.tokenizer import Tokenizer
+from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
+from .engine import Token
+from .sequence import Sequence
+
+
+class Answer:
+    """Collects one sequence's tokens. Text is held back while it may be half a character or the start of a stop string."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        assert not isinstance(sequence.params.stop, str)
+        self.sequence = sequence
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._stops = StopStrings(sequence.params.stop or ())
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None if sequence.params.logprobs is None else []
+        self._stopped = False
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return "stop" if self._stopped else self.sequence.finish_reason
+
+    def add(self, token: Token) -> Chunk:
+        """The next token, and the text that became certain with it; the last chunk carries the reason and the usage."""
+        self._token_ids.append(token.token_id)
+        logprob = self._logprob(token)
+        if self._logprobs is not None and logprob is not None:
+            self._logprobs.append(logprob)
+        is_end = token.token_id in self.sequence.stop_ids
+        text = ""
+        if not is_end:
+            text, self._stopped = self._stops.add(self._detokenizer.add(token.token_id))
+        if self.finish_reason and not self._stopped:
+            text += self._rest()
+        self._pieces.append(text)
+        usage = self.usage if self.finish_reason else None
+        logprobs = None if logprob is None else [logprob]
+        return Chunk(text, [token.token_id], logprobs, self.finish_reason, usage, self.sequence.index)
+
+    def _rest(self) -> str:
+        text, self._stopped = self._stops.add(self._detokenizer.finish())
+        return text if self._stopped else text + self._stops.finish()
+
+    def _logprob(self, token: Token) -> TokenLogprob | None:
+        if token.logprob is None:
+            return None
+        text_of = self._tokenizer.token_text
+        top = tuple((i, text_of(i), value) for i, value in token.top)
+        return TokenLogprob(token.token_id, text_of(token.token_id), token.logprob, top)
+
+    @property
+    def usage(self) -> Usage:
+        times = self.sequence.times
+        prompt, answer = len(self.sequence.prompt), len(self._token_ids)
+        reading = times.first_token - times.started
+        writing = times.last_token - times.first_token
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=answer,
+            ttft_s=max(times.first_token - times.added, 0.0),
+            prefill_tps=prompt / reading if reading > 0 else 0.0,
+            decode_tps=(answer - 1) / writing if writing > 0 else 0.0,
+            peak_memory_bytes=self.sequence.times.peak_memory_bytes,
+        )
+
+    def completion(self) -> Completion:
+        """What there is so far; "cancelled" if it has not ended by itself."""
+        reason = self.finish_reason or "cancelled"
+        return Completion("".join(self._pieces), self._token_ids, reason, self.usage, self._logprobs, self.sequence.index)
