@@ -48,6 +48,9 @@ class OpaqueSpec:
     make: Callable[[], OpaqueState]
 
 
+RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
+"""`(inputs [B, L, C], states [B, ...]) -> (outputs [B, L, D], states)`: B sequences advance by L tokens."""
+
 LayerSpec = Union[AttentionSpec, RecurrentSpec, OpaqueSpec]
 
 
@@ -90,9 +93,7 @@ class Step(Protocol):
         carries no value. Returns `[T, Hq, Dv]`."""
         ...
 
-    def recur(
-        self, layer: int, inputs: mx.array, update: Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
-    ) -> mx.array:
+    def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called
         for groups of segments of equal length; the results come back as `[T, D]`."""
         ...

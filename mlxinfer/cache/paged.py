@@ -71,9 +71,9 @@ class PagedCache:
     def open(self) -> int:
         """A slot for a new sequence, empty."""
         slot = self._slots.take()
-        for store in self._recurrent.values():
-            store.grow(self._slots.count)
-            store.reset(slot)
+        for recurrent in self._recurrent.values():
+            recurrent.grow(self._slots.count)
+            recurrent.reset(slot)
         for store in self._stores.values():
             store.grow(0, self._slots.count)
         for group in self._groups.values():
@@ -132,8 +132,8 @@ class PagedCache:
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""
-        stores = [*self._stores.values(), *self._recurrent.values()]
-        return sum(a.nbytes for s in stores for a in s.arrays)
+        paged = sum(a.nbytes for s in self._stores.values() for a in s.arrays)
+        return paged + sum(a.nbytes for s in self._recurrent.values() for a in s.arrays)
 
 
 def _room(allocator: PageAllocator) -> int:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 
-from .base import RecurrentSpec, Segment
-
-Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
+from .base import RecurrentSpec, RecurrentUpdate, Segment
 
 
 class RecurrentStore:
@@ -36,7 +32,7 @@ class RecurrentStore:
         for state in self.states:
             state[target] = state[source]
 
-    def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: Update) -> mx.array:
+    def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         """Advance the segments' states over their rows of `inputs` `[T, C]`, equal lengths together. Returns `[T, D]`."""
         outputs: dict[int, mx.array] = {}
         for group in _by_length(segments):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..kernels_metal.paged_attention.reference import attention
-from .base import PAGE, AttentionSpec, LayerSpec, OpaqueState, Segment
+from .base import PAGE, AttentionSpec, LayerSpec, OpaqueState, RecurrentUpdate, Segment
 from .pages import PageAllocator, PageTable
-from .recurrent import RecurrentStore, Update
+from .recurrent import RecurrentStore
 from .store import LayerStore
 
 
@@ -88,7 +88,7 @@ class CacheStep:
             tails = [mx.concatenate([p, t], axis=1) for p, t in zip(past, tails, strict=True)]
         return [t[:, oldest - start :] for t in tails] if oldest > start else tails
 
-    def recur(self, layer: int, inputs: mx.array, update: Update) -> mx.array:
+    def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         return self._recurrent[layer].run(self.segments, inputs, update)
 
     def opaque(self, segment: Segment) -> OpaqueState:
@@ -97,10 +97,10 @@ class CacheStep:
     @property
     def state(self) -> list[mx.array]:
         """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""
-        stores = [*self._stores.values(), *self._recurrent.values()]
-        opaque = [self._opaque[s.slot] for s in self.segments if s.slot in self._opaque]
-        return (
-            [a for s in stores for a in s.arrays]
-            + [a for pair in self.full.values() for a in pair]
-            + [a for o in opaque for a in o.arrays()]
-        )
+        arrays = [a for store in self._stores.values() for a in store.arrays]
+        arrays += [a for store in self._recurrent.values() for a in store.arrays]
+        arrays += [a for pair in self.full.values() for a in pair]
+        for segment in self.segments:
+            if segment.slot in self._opaque:
+                arrays += self._opaque[segment.slot].arrays()
+        return arrays

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import cast
 
 import mlx.core as mx
 
@@ -139,7 +140,7 @@ class Engine:
         leader.followers = []
 
     def _land(self, flight: Flight) -> list[Event]:
-        tokens = flight.sampled.tokens.tolist() if flight.sampled else []
+        tokens = cast("list[int]", flight.sampled.tokens.tolist()) if flight.sampled else []
         now = perf_counter()
         if flight.step.needs_commit:
             mx.eval(flight.step.state)
@@ -194,6 +195,6 @@ def _with_logprobs(flight: Flight, row: int, sequence: Sequence, token: int) -> 
     arrays = flight.sampled.logprobs if flight.sampled else None
     if wanted is None or arrays is None:
         return Token(sequence, token)
-    ids = arrays.top_ids[row, :wanted].tolist()
-    values = arrays.top[row, :wanted].tolist()
-    return Token(sequence, token, arrays.chosen[row].item(), tuple(zip(ids, values, strict=True)))
+    ids = cast("list[int]", arrays.top_ids[row, :wanted].tolist())
+    values = cast("list[float]", arrays.top[row, :wanted].tolist())
+    return Token(sequence, token, cast("float", arrays.chosen[row].item()), tuple(zip(ids, values, strict=True)))

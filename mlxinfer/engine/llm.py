@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Union
+from typing import Any, SupportsIndex, Union
 
 import mlx.core as mx
 
@@ -217,7 +217,7 @@ class LLM:
         checked = self._check_ids(ids)
         if len(checked) >= self.max_context:
             raise PromptError(
-                f"the prompt has {len(checked)} tokens, which leaves no room for an answer in the context of {self.max_context}"
+                f"the prompt has {len(checked)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
             )
         return checked
 
@@ -229,7 +229,7 @@ class LLM:
             raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
         size = self.engine.model.vocab_size
         for i, token in enumerate(ids):
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < size:
+            if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= token < size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {size - 1})")
             ids[i] = index(token)
         return ids

@@ -54,7 +54,9 @@ class Runner:
             sampled = self._sample(sampling, self.model.logits(chosen))
         _advance(work, sampling, sampled)
         self._last = None if sampled is None else (sampling, sampled.tokens)
-        mx.async_eval(step.state, list(logits.values()), [] if sampled is None else sampled.arrays)
+        mx.async_eval(  # type: ignore[no-untyped-call]
+            step.state, list(logits.values()), [] if sampled is None else sampled.arrays
+        )
         return Flight(work, step, sampling, sampled, logits)
 
     def _tokens(self, work: list[Work]) -> mx.array:
