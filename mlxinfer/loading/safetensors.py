@@ -137,7 +137,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse(path: Path, header: dict[str, Any], origin: int, size: int) -> dict[str, TensorInfo]:
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path} is corrupt: its __metadata__ is not a map of strings; download or copy it again")
     tensors = [_entry(path, name, entry, origin) for name, entry in header.items()]
