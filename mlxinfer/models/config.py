@@ -1,0 +1,137 @@
+"""Reading a Hugging Face config so that nothing in it is overlooked.
+
+Every key that a model understands is taken; a key that is left, and is not known to leave the maths alone, is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import UnsupportedModelError
+
+_MISSING = object()
+
+_HARMLESS_KEYS = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures attention_dropout
+    attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    cls_token_id cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty experts_implementation finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
+    is_encoder_decoder is_llama_config label2id length_penalty mask_token_id max_length max_new_tokens min_length model_type
+    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
+    pruned_heads quantization quantization_config remove_invalid_values repetition_penalty resid_pdrop return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+"""
+_HARMLESS = frozenset(_HARMLESS_KEYS.split())
+
+_HARMLESS_WHEN_OFF = frozenset({"rope_interleaved", "rope_traditional", "use_bidirectional_attention", "attention_chunk_size"})
+
+
+class ConfigReader:
+    """Takes typed values out of a config. Every error is an `UnsupportedModelError` that names the key.
+
+    A missing key gives the default. A null is accepted only by the `optional_` forms, which return None for it.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self._taken: set[str] = set()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The raw value."""
+        self._taken.add(key)
+        return self.config.get(key, default)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.config.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        value = self.optional_integer(key, default, low=low)
+        if value is None:
+            raise UnsupportedModelError(f"config.json: {key} is missing")
+        return value
+
+    def optional_integer(self, key: str, default: int | None = None, *, low: int = 1) -> int | None:
+        value = self.take(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+            raise self.bad(key, value, f"a whole number, at least {low}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.optional_number(key, default)
+        if value is None:
+            raise self.bad(key, value, "a number")
+        return value
+
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        value = self.take(key, default)
+        if value is None:
+            return None
+        if not is_number(value):
+            raise self.bad(key, value, "a finite number")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise self.bad(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.take(key, default)
+        if not isinstance(value, str):
+            raise self.bad(key, value, "a string")
+        return value
+
+    def integers(self, key: str) -> list[int] | None:
+        """A list of whole numbers, or None where the key is missing or null."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.bad(key, value, "a list of whole numbers")
+        return value
+
+    def names(self, key: str, known: Sequence[str], count: int) -> list[str] | None:
+        """One of the known names for each of `count` layers, or None where the key is missing or null."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < count:
+            raise self.bad(key, value, f"a list of {count} names")
+        for name in value[:count]:
+            if name not in known:
+                raise self.bad(key, name, f"one of {', '.join(known)}")
+        return value[:count]
+
+    def uniform_layers(self, kind: str) -> None:
+        """Accept `layer_types` only where it says of every layer what holds for this architecture anyway."""
+        for name in self.take("layer_types") or []:
+            if name != kind:
+                raise self.bad("layer_types", name, f"{kind} for every layer of this model")
+
+    def bad(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
+        shown = repr(value)
+        return UnsupportedModelError(f"config.json: {key} is {shown[:60]}, must be {wanted}")
+
+    def finish(self) -> None:
+        """Raise for the first key that was not taken and may change the maths."""
+        for key, value in self.config.items():
+            if key in self._taken or key in _HARMLESS or (key in _HARMLESS_WHEN_OFF and not value):
+                continue
+            shown = repr(value)
+            raise UnsupportedModelError(
+                f"config.json: {key} = {shown[:60]} is not understood by this model ({self.config.get('model_type')})"
+            )
+
+
+def is_number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,42 @@
+"""Parts that several families build alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..cache.base import AttentionSpec
+from ..nn.activations import Gate
+from ..nn.mlp import GatedMLP
+from ..nn.norms import RMSNorm
+from ..nn.weights import Weights
+from .decoder import Block, Layer, Mixer, Norms
+from .sizes import Sizes
+
+
+def attention_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[AttentionSpec, ...]:
+    """Keys and values of every layer, each with its window."""
+    heads = sizes.heads
+    return tuple(AttentionSpec(heads.kv, heads.dim, heads.dim, window) for window in windows)
+
+
+def pre_norm(
+    weights: Weights,
+    name: str,
+    sizes: Sizes,
+    mixer: Mixer,
+    mlp: Layer,
+    *,
+    rope: str | None = "rope",
+    residual: float = 1.0,
+    centred: bool = False,
+) -> Block:
+    """The usual block: a norm before the mixer and one before the MLP."""
+    norms = Norms(
+        before_mixer=RMSNorm(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps, centred=centred),
+        before_mlp=RMSNorm(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps, centred=centred),
+    )
+    return Block(mixer, mlp, norms, rope, residual)
+
+
+def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bool = False) -> GatedMLP:
+    return GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gate, bias=bias)

@@ -1,0 +1,119 @@
+"""Rope parameters out of a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UnsupportedModelError
+from ..nn.frequencies import ROPE_TYPES, make_rope
+from ..nn.rope import Rope
+from .config import ConfigReader, is_number
+
+_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
+_OWN: dict[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "proportional": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+}
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+_POSITIVE = _COMMON.union(*_OWN.values()) - {"rope_type", "type", "truncate", "short_factor", "long_factor"}
+_TRAINED_LENGTH = frozenset({"llama3", "yarn", "longrope"})
+
+
+def read_rope(
+    reader: ConfigReader,
+    head_dim: int,
+    max_positions: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    trained: int | None = None,
+    aliases: Mapping[str, str] | None = None,
+    ignored: frozenset[str] = frozenset(),
+) -> Rope:
+    """The one rope of a model. `theta`, `partial` and `trained` (length) are the family's defaults; a family without a default
+    for `partial` rotates whole heads and accepts nothing else."""
+    scaling, new_style = rope_mapping(reader, "rope_scaling"), rope_mapping(reader, "rope_parameters")
+    own = {
+        "rope_theta": reader.optional_number("rope_theta") or theta,
+        "partial_rotary_factor": reader.optional_number("partial_rotary_factor") or partial or 1.0,
+    }
+    parameters = own | (scaling or new_style)
+    own_trained = reader.optional_integer("original_max_position_embeddings", trained)
+    if own_trained is not None:
+        parameters["original_max_position_embeddings"] = own_trained
+    if partial is None and parameters["partial_rotary_factor"] != 1:
+        raise reader.bad("partial_rotary_factor", parameters["partial_rotary_factor"], "1 for this model")
+    return checked_rope(parameters, head_dim, max_positions, aliases=aliases, ignored=ignored)
+
+
+def checked_rope(
+    parameters: Mapping[str, Any],
+    head_dim: int,
+    max_positions: int,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    ignored: frozenset[str] = frozenset(),
+) -> Rope:
+    """Check the parameters of one rope and make it. Raises `UnsupportedModelError` naming what is not understood."""
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind = (aliases or {}).get(kind, kind)
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModelError(f"config.json: rope type {kind!r} is not supported (known: {', '.join(ROPE_TYPES)})")
+    for key, value in parameters.items():
+        if key not in _COMMON | _OWN[kind] | ignored:
+            raise UnsupportedModelError(f"config.json: rope parameter {key} = {str(value)[:40]} is not understood with type {kind!r}")
+    clean = {"partial_rotary_factor": 1.0} | dict(parameters)
+    if kind in _TRAINED_LENGTH:
+        clean.setdefault("original_max_position_embeddings", max_positions)
+    clean["rope_type"] = kind
+    _check_values(clean, kind)
+    if kind == "longrope":
+        _check_factors(clean, (int(head_dim * clean["partial_rotary_factor"]) + 1) // 2)
+    return make_rope(clean, head_dim, max_positions)
+
+
+def rope_mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
+    """The object under this key without its nulls, or an empty one."""
+    value = reader.take(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise reader.bad(key, value, "an object")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def _check_values(parameters: Mapping[str, Any], kind: str) -> None:
+    for key in _REQUIRED.get(kind, ()):
+        if key not in parameters:
+            raise UnsupportedModelError(f"config.json: rope type {kind!r} needs {key}")
+    for key, value in parameters.items():
+        if key in ("rope_type", "type"):
+            continue
+        if key in ("short_factor", "long_factor"):
+            right = isinstance(value, list) and all(is_number(item) and item > 0 for item in value)
+        elif key == "truncate":
+            right = isinstance(value, bool)
+        else:
+            right = key not in _POSITIVE or (is_number(value) and value > 0)
+        if not right:
+            raise UnsupportedModelError(f"config.json: rope parameter {key} is {str(value)[:40]}, which has no meaning")
+    if not 0 < parameters["partial_rotary_factor"] <= 1:
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor is {parameters['partial_rotary_factor']}, must be above 0 to 1")
+
+
+def _check_factors(parameters: Mapping[str, Any], pairs: int) -> None:
+    for key in ("short_factor", "long_factor"):
+        count = len(parameters[key])
+        if count != pairs:
+            raise UnsupportedModelError(f"config.json: rope parameter {key} has {count} values, this head needs {pairs}")

@@ -1,0 +1,50 @@
+"""The sizes that every family's config has, and what is built from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UnsupportedModelError
+from ..nn.attention import Heads
+from .config import ConfigReader
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Counts and widths of a model."""
+
+    vocab: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: Heads
+    eps: float
+    positions: int
+    activation: str
+
+
+def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any], *, activation_key: str = "hidden_act") -> Sizes:
+    """Read them; a missing key has the family's default, or the one that follows from the others.
+
+    `defaults` holds values of config keys. Without a default for `num_key_value_heads` there are as many as heads, without one for
+    `head_dim` it is `hidden_size / heads`; the same where the key is null.
+    """
+    hidden = reader.integer("hidden_size", defaults["hidden_size"])
+    count = reader.integer("num_attention_heads", defaults["num_attention_heads"])
+    kv = reader.optional_integer("num_key_value_heads", defaults.get("num_key_value_heads")) or count
+    dim = reader.optional_integer("head_dim", defaults.get("head_dim")) or hidden // count
+    if count % kv:
+        raise UnsupportedModelError(f"config.json: {count} attention heads cannot share {kv} key-value heads")
+    reader.take("tie_word_embeddings")
+    return Sizes(
+        vocab=reader.integer("vocab_size", defaults["vocab_size"]),
+        hidden=hidden,
+        inner=reader.integer("intermediate_size", defaults["intermediate_size"]),
+        layers=reader.integer("num_hidden_layers", defaults["num_hidden_layers"]),
+        heads=Heads(hidden, count, kv, dim),
+        eps=reader.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
+        positions=reader.integer("max_position_embeddings", defaults["max_position_embeddings"]),
+        activation=reader.text(activation_key, defaults.get(activation_key, "silu")),
+    )

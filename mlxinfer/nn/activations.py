@@ -1,0 +1,75 @@
+"""Activations by their name in a config, and gated units built on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from ..errors import UnsupportedModelError
+from .fuse import fused
+
+Gate = Callable[[mx.array, mx.array], mx.array]
+"""`(gate, up)`, both `[..., ff]`, to `[..., ff]`."""
+
+
+def silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
+
+
+def gelu(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def quick_gelu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(1.702 * x)
+
+
+def relu(x: mx.array) -> mx.array:
+    return mx.maximum(x, 0)
+
+
+def relu_squared(x: mx.array) -> mx.array:
+    return mx.square(relu(x))
+
+
+_ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_python": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_python_tanh": gelu_tanh,
+    "gelu_new": gelu_tanh,
+    "gelu_accurate": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": relu,
+    "relu2": relu_squared,
+    "sigmoid": mx.sigmoid,
+    "tanh": mx.tanh,
+}
+
+
+def gated(name: str) -> Gate:
+    """`activation(gate) * up` for the activation of this name. Raises `UnsupportedModelError`."""
+    activation = _ACTIVATIONS.get(name)
+    if activation is None:
+        raise UnsupportedModelError(f"activation {name!r} is not supported (known: {', '.join(sorted(_ACTIVATIONS))})")
+    return fused(lambda gate, up: activation(gate) * up)
+
+
+def clamped_swiglu(alpha: float, limit: float) -> Gate:
+    """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, g clamped from above and u on both sides."""
+
+    def gate_and_up(gate: mx.array, up: mx.array) -> mx.array:
+        gate = mx.minimum(gate, limit)
+        up = mx.clip(up, -limit, limit)
+        return gate * mx.sigmoid(alpha * gate) * (up + 1)
+
+    return fused(gate_and_up)

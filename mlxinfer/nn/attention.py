@@ -1,0 +1,109 @@
+"""Softmax attention on a flat row of tokens. Keys and values go to the cache, which also knows who sees whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache.base import Step
+from .linear import JoinedLinear, Linear
+from .rope import Rope, Rotation
+from .weights import Weights
+
+Norm = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of an attention layer: queries `[T, count, dim]`, keys and values `[T, kv, dim]`."""
+
+    hidden: int
+    count: int
+    kv: int
+    dim: int
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.count * self.dim, self.kv * self.dim, self.kv * self.dim]
+
+
+def load_qkv(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> JoinedLinear:
+    """`q_proj`, `k_proj` and `v_proj`, joined."""
+    names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
+    parts = [Linear.load(weights, part, size, heads.hidden, bias=bias) for part, size in zip(names, heads.sizes, strict=True)]
+    return JoinedLinear(parts, heads.sizes)
+
+
+def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> Linear:
+    """`o_proj`."""
+    return Linear.load(weights, f"{name}.o_proj", heads.hidden, heads.count * heads.dim, bias=bias)
+
+
+class Attention:
+    """Attention of one layer. Every option that a family does not use stays at its default and costs nothing.
+
+    `layer` is the index under which the cache knows this layer. Without a `rope` positions are not encoded. `q_norm` and `k_norm`
+    work on each head, or on the whole width with `wide_norms`. `sinks` `[heads]` and `softcap` are as in `Step.attend`.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        heads: Heads,
+        qkv: JoinedLinear,
+        output: Linear,
+        *,
+        rope: Rope | None,
+        scale: float | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        wide_norms: bool = False,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> None:
+        self.layer = layer
+        self.heads = heads
+        self.qkv = qkv
+        self.output = output
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.wide_norms = wide_norms
+        self.softcap = softcap
+        self.sinks = sinks
+        self.rotates = rope is not None
+        self.scale = heads.dim**-0.5 if scale is None else scale
+        self.query_gain: mx.array | None = None
+        if rope is not None and rope.gain != 1.0:
+            self._apply_gain(rope)
+
+    def _apply_gain(self, rope: Rope) -> None:
+        """A rope's gain on queries and keys is its square on the scores; where only some channels rotate, on those of the queries."""
+        if rope.dims == self.heads.dim:
+            self.scale *= rope.gain**2
+        else:
+            gain = np.ones(self.heads.dim, np.float32)
+            gain[: rope.dims] = rope.gain**2
+            self.query_gain = mx.array(gain)
+
+    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+        q, k, v = self.qkv(x)
+        return self.output(self.attend(q, k, v, step, rotation))
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+        """Flat projections `[T, heads * dim]` to the heads' answers `[T, heads * dim]`."""
+        heads, rows = self.heads, q.shape[0]
+        if self.wide_norms and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = q.reshape(rows, heads.count, heads.dim)
+        k = k.reshape(rows, heads.kv, heads.dim)
+        v = v.reshape(rows, heads.kv, heads.dim)
+        if not self.wide_norms and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None and self.rotates:
+            q, k = rotation(q), rotation(k)
+        if self.query_gain is not None:
+            q = q * self.query_gain.astype(q.dtype)
+        y = step.attend(self.layer, q, k, v, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
+        return y.reshape(rows, heads.count * heads.dim)

@@ -1,0 +1,105 @@
+"""Products with plain or packed matrices, and embeddings. Rows of `x` are tokens: `[T, in]` to `[T, out]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+import mlx.core as mx
+
+from .weights import Dense, Format, Matrix, Quantized, Recipe, Weights, concat, map_rows
+
+
+def multiply(x: mx.array, matrix: Matrix) -> mx.array:
+    """`x @ matrix.T`, `[..., in]` to `[..., out]`."""
+    if isinstance(matrix, Dense):
+        return x @ matrix.weight.T
+    f = matrix.format
+    return mx.quantized_matmul(
+        x, matrix.weight, matrix.scales, matrix.biases, transpose=True, group_size=f.group_size, bits=f.bits, mode=f.mode
+    )
+
+
+class Linear:
+    """A matrix `[out, in]` and perhaps a bias `[out]`."""
+
+    def __init__(self, matrix: Matrix, bias: mx.array | None = None) -> None:
+        self.matrix = matrix
+        self.bias = bias
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        name: str,
+        out_dims: int,
+        in_dims: int,
+        *,
+        bias: bool = False,
+        otherwise: Sequence[Recipe] = (),
+        quantizable: bool = True,
+    ) -> Linear:
+        """Ask for `name.weight`, and for `name.bias` where there is one."""
+        matrix = weights.matrix(f"{name}.weight", (out_dims, in_dims), otherwise=otherwise, quantizable=quantizable)
+        return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.bias is None:
+            return multiply(x, self.matrix)
+        if isinstance(self.matrix, Dense):
+            return mx.addmm(self.bias, x, self.matrix.weight.T)
+        return multiply(x, self.matrix) + self.bias
+
+
+class JoinedLinear:
+    """Projections of one input, computed by one product per run of neighbours that are stored alike.
+
+    A call returns one output per projection, in the order given.
+    """
+
+    def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
+        runs = [list(run) for _, run in groupby(zip(parts, sizes, strict=True), key=lambda part: _layout(part[0]))]
+        self.linears = [_join([linear for linear, _ in run]) for run in runs]
+        self.splits = [list(accumulate(size for _, size in run))[:-1] for run in runs]
+
+    @classmethod
+    def fused(cls, linear: Linear, sizes: Sequence[int]) -> JoinedLinear:
+        """One stored matrix whose rows are those of several projections."""
+        joined = cls([linear], [sum(sizes)])
+        joined.splits = [list(accumulate(sizes))[:-1]]
+        return joined
+
+    def __call__(self, x: mx.array) -> list[mx.array]:
+        outputs: list[mx.array] = []
+        for linear, splits in zip(self.linears, self.splits, strict=True):
+            y = linear(x)
+            outputs += mx.split(y, splits, axis=-1) if splits else [y]
+        return outputs
+
+
+def _layout(linear: Linear) -> tuple[Any, ...]:
+    matrix = linear.matrix
+    form: Format | mx.Dtype = matrix.format if isinstance(matrix, Quantized) else matrix.weight.dtype
+    return form, linear.bias is not None
+
+
+def _join(linears: list[Linear]) -> Linear:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    bias = mx.concatenate(biases) if len(biases) > 1 else (biases[0] if biases else None)
+    return Linear(concat([linear.matrix for linear in linears]), bias)
+
+
+class Embedding:
+    """A table `[vocab, dims]`, gathered by token id; where the head is tied it is also the output matrix."""
+
+    def __init__(self, matrix: Matrix, dtype: mx.Dtype) -> None:
+        self.matrix = matrix
+        self.dtype = dtype
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        rows = map_rows(self.matrix, lambda table: table[tokens])
+        return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return multiply(x, self.matrix)

@@ -1,0 +1,28 @@
+"""Gated feed-forward layers."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from .activations import Gate
+from .linear import JoinedLinear, Linear
+from .weights import Weights
+
+
+class GatedMLP:
+    """`down(activation(gate(x)) * up(x))`."""
+
+    def __init__(self, gate_up: JoinedLinear, down: Linear, gate: Gate) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.gate = gate
+
+    @classmethod
+    def load(cls, weights: Weights, name: str, hidden: int, inner: int, gate: Gate, *, bias: bool = False) -> GatedMLP:
+        parts = [Linear.load(weights, f"{name}.{part}", inner, hidden, bias=bias) for part in ("gate_proj", "up_proj")]
+        down = Linear.load(weights, f"{name}.down_proj", hidden, inner, bias=bias)
+        return cls(JoinedLinear(parts, [inner, inner]), down, gate)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = self.gate_up(x)
+        return self.down(self.gate(gate, up))
