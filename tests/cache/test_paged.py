@@ -1,0 +1,172 @@
+"""The cache against plain attention over everything seen so far, however the rows are cut into steps."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
+from mlxinfer.cache.paged import PagedCache
+from mlxinfer.kernels_metal.paged_attention.reference import attention
+
+SPECS = (AttentionSpec(2, 8, 8), AttentionSpec(2, 8, 8, window=70), AttentionSpec(1, 16, 4, window=10))
+HEADS = (6, 2, 3)
+
+
+class Sequence:
+    """Random queries, keys and values of one sequence, and what full attention makes of them."""
+
+    def __init__(self, seed: int, length: int):
+        rng = np.random.default_rng(seed)
+        self.length, self.done = length, 0
+        self.inputs, self.expected = [], []
+        for spec, heads in zip(SPECS, HEADS, strict=True):
+            shapes = [(length, heads, spec.key_dim), (length, spec.kv_heads, spec.key_dim), (length, spec.kv_heads, spec.value_dim)]
+            arrays = [mx.array(rng.standard_normal(s).astype(np.float32)) for s in shapes]
+            self.inputs.append(arrays)
+            whole = attention(*(a.swapaxes(0, 1) for a in arrays), scale=0.3, window=spec.window)
+            self.expected.append(np.array(whole.swapaxes(0, 1)))
+
+
+def new_cache(chunk: int = 512) -> PagedCache:
+    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk)
+
+
+def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
+    """Advance (sequence, slot, count) together, checking every layer's rows."""
+    segments, start = [], 0
+    for sequence, slot, count in parts:
+        segments.append(Segment(slot, start, count, sequence.done, sequence.length))
+        start += count
+    step = cache.begin(segments)
+    assert step.positions.tolist() == [s.past + i for s in segments for i in range(s.count)]
+    for layer in range(len(SPECS)):
+        rows = [mx.concatenate([s.inputs[layer][i][s.done : s.done + n] for s, _, n in parts]) for i in range(3)]
+        got = np.array(step.attend(layer, *rows, scale=0.3))
+        want = np.concatenate([s.expected[layer][s.done : s.done + n] for s, _, n in parts])
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    for sequence, _, count in parts:
+        sequence.done += count
+    if step.needs_commit:
+        mx.eval(step.state)
+        cache.commit(step)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
+def test_any_cut_and_any_neighbours_give_the_same_rows(moves, data):
+    cache = new_cache()
+    sequences = [Sequence(i, 300) for i in range(3)]
+    slots = [cache.open() for _ in sequences]
+    for who, count in moves:
+        together = data.draw(st.booleans())
+        chosen = range(3) if together else [who]
+        parts = [(sequences[i], slots[i], min(count, 300 - sequences[i].done)) for i in chosen]
+        parts = [p for p in parts if p[2]]
+        if parts:
+            run_step(cache, parts)
+
+
+def test_one_token_at_a_time_across_pages():
+    cache, sequence = new_cache(), Sequence(5, 140)
+    slot = cache.open()
+    run_step(cache, [(sequence, slot, 50)])
+    for _ in range(90):
+        run_step(cache, [(sequence, slot, 1)])
+
+
+def test_slots_and_pages_are_reused_without_leaking():
+    cache = new_cache()
+    for seed in range(4):
+        first, second = Sequence(seed, 200), Sequence(seed + 10, 200)
+        slots = cache.open(), cache.open()
+        run_step(cache, [(first, slots[0], 130), (second, slots[1], 65)])
+        cache.release(slots[0])
+        third, slot = Sequence(seed + 20, 200), cache.open()
+        run_step(cache, [(second, slots[1], 80), (third, slot, 100)])
+        cache.release(slots[1])
+        cache.release(slot)
+    assert cache.fits(PAGE * 64, ())
+
+
+def test_fork_shares_the_past_and_then_parts():
+    cache, sequence = new_cache(), Sequence(1, 200)
+    slot = cache.open()
+    run_step(cache, [(sequence, slot, 100)])
+    twin = Sequence(1, 200)
+    twin.done = sequence.done
+    other = cache.fork(slot)
+    run_step(cache, [(sequence, slot, 40)])
+    cache.release(slot)
+    run_step(cache, [(twin, other, 1)])
+    run_step(cache, [(twin, other, 99)])
+
+
+def test_window_pages_are_freed():
+    cache, sequence = new_cache(chunk=64), Sequence(2, 1000)
+    slot = cache.open()
+    while sequence.done < 1000:
+        run_step(cache, [(sequence, slot, min(64, 1000 - sequence.done))])
+    held = {window: len(group.tables[slot].pages) for window, group in cache._groups.items()}
+    assert held[None] == 1000 // PAGE
+    assert held[70] <= 3
+    assert held[10] <= 1
+
+
+def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
+    """A step replaces open pages; the pool is written in place, and only when a page is full."""
+    cache = PagedCache([AttentionSpec(4, 64, 64)], dtype=mx.float32, capacity_tokens=PAGE * 200, chunk=512)
+    slot = cache.open()
+    peaks = []
+    for past in (0, PAGE * 100):
+        rows = mx.zeros((PAGE * 100 - 1, 4, 64))
+        step = cache.begin([Segment(slot, 0, rows.shape[0], past, past)])
+        step.attend(0, rows, rows, rows, scale=1.0)
+        mx.eval(step.state)
+        cache.commit(step)
+        del step, rows
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        one = mx.zeros((1, 4, 64))
+        step = cache.begin([Segment(slot, 0, 1, past + PAGE * 100 - 1, 0)])
+        step.attend(0, one, one, one, scale=1.0)
+        mx.eval(step.state)
+        cache.commit(step)
+        peaks.append(mx.get_peak_memory() - before)
+    assert peaks[1] <= peaks[0] + 4 * PAGE * 64 * 4
+
+
+@pytest.mark.parametrize("tokens", [PAGE * 64, PAGE * 65])
+def test_fits_counts_what_others_have_reserved(tokens):
+    cache = new_cache()
+    assert cache.fits(tokens, ()) == (tokens <= PAGE * 64)
+    assert not cache.fits(PAGE * 40, [PAGE * 30])
+    assert cache.fits(PAGE * 30, [PAGE * 30])
+
+
+def test_recurrent_states_follow_their_sequences():
+    cache = PagedCache([RecurrentSpec(((3,),))], dtype=mx.float32, capacity_tokens=640, chunk=64)
+
+    def running_sum(x, states):
+        total = states[0][:, None] + mx.cumsum(x, axis=1)
+        return total, (total[:, -1],)
+
+    rng = np.random.default_rng(0)
+    data = [mx.array(rng.standard_normal((40, 3)).astype(np.float32)) for _ in range(3)]
+    slots, done = [cache.open() for _ in data], [0, 0, 0]
+    for counts in ((5, 5, 2), (1, 1, 1), (7, 3, 7), (1, 0, 2)):
+        segments, start = [], 0
+        for i, count in enumerate(counts):
+            if count:
+                segments.append(Segment(slots[i], start, count, done[i], 40))
+                start += count
+        step = cache.begin(segments)
+        live = [i for i, c in enumerate(counts) if c]
+        inputs = mx.concatenate([data[i][done[i] : done[i] + counts[i]] for i in live])
+        got = np.array(step.recur(0, inputs, running_sum))
+        want = np.concatenate([np.cumsum(np.array(data[i]), 0)[done[i] : done[i] + counts[i]] for i in live])
+        np.testing.assert_allclose(got, want, atol=1e-5)
+        done = [d + c for d, c in zip(done, counts, strict=True)]
+    cache.release(slots[0])
+    assert np.array(cache._recurrent[0].states[0][cache.open()]).tolist() == [0, 0, 0]
