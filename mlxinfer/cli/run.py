@@ -1,0 +1,130 @@
+"""Answer one prompt: the answer goes to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import PromptError
+from ..types import Completion, SamplingParams, Usage
+from .opening import opened
+from .options import model_argument, model_options, sampling, sampling_options, split
+from .text import logprob_table, printable, usage_line
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+_PATIENCE_S = 2.0
+
+
+@click.command()
+@model_argument
+@click.argument("prompt", required=False)
+@click.option("--system", metavar="TEXT", help="The system message.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--quiet", "-q", is_flag=True, help="No statistics on standard error.")
+@sampling_options
+@click.option("--n", type=int, help="Answers to the same prompt.")
+@click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
+@model_options
+def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Answer PROMPT, and whatever comes on standard input, with MODEL.
+
+    The model's chat template is applied if it has one. The answer alone goes to standard output.
+    """
+    text = _read_prompt(prompt)
+    model_settings, given = split(options)
+    sampling(given)
+    with opened(model, model_settings) as llm:
+        ids, params = _token_ids(llm, text, system, raw), sampling(given, llm.default_params)
+        if as_json:
+            click.echo(json.dumps(_as_object(llm.generate([ids], params)), ensure_ascii=False))
+        else:
+            _report(_print_answers(llm, ids, params), params, quiet)
+
+
+def _read_prompt(argument: str | None) -> str:
+    """The argument, then standard input. "-", or no argument at all, reads standard input even from a terminal."""
+    typed = None if argument in (None, "-") else argument
+    piped = ""
+    if typed is None or not sys.stdin.isatty():
+        _tell_if_it_waits()
+        piped = sys.stdin.buffer.read().decode("utf-8", "replace").strip("\n")
+    text = "\n\n".join(part for part in (typed, piped) if part)
+    if not text.strip():
+        raise PromptError("the prompt is empty: give it as an argument or on standard input")
+    return text
+
+
+def _tell_if_it_waits() -> None:
+    try:
+        waits = not select.select([sys.stdin], [], [], 0 if sys.stdin.isatty() else _PATIENCE_S)[0]
+    except (OSError, ValueError):
+        return
+    if waits:
+        click.secho("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)", err=True, dim=True)
+
+
+def _token_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
+    templated = not raw and llm.tokenizer.chat_template is not None
+    if not templated:
+        if system is not None:
+            raise PromptError("--system needs a chat template, and there is none in use here")
+        return llm.tokenizer.encode(text)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+
+
+def _print_answers(llm: LLM, ids: list[int], params: SamplingParams) -> list[Completion]:
+    """Stream the answer, or print several below one another when they are done."""
+    if params.n > 1:
+        completions = llm.generate([ids], params)
+        click.echo("\n\n".join(_shown(completion.text) for completion in completions))
+        return completions
+    pieces, logprobs = [], []
+    with closing(llm.stream(ids, params)) as chunks:
+        for chunk in chunks:
+            pieces.append(chunk.text)
+            logprobs += chunk.logprobs or []
+            click.echo(_shown(chunk.text), nl=False)
+    text = "".join(pieces)
+    click.echo("", nl=not text.endswith("\n"))
+    return [Completion(text, [], chunk.finish_reason or "stop", chunk.usage or Usage(len(ids), 0), logprobs)]
+
+
+def _shown(text: str) -> str:
+    return printable(text) if sys.stdout.isatty() else text
+
+
+def _report(completions: list[Completion], params: SamplingParams, quiet: bool) -> None:
+    for completion in completions:
+        if params.logprobs is not None and completion.logprobs:
+            click.echo(logprob_table(completion.logprobs), err=True)
+    if quiet:
+        return
+    click.secho(usage_line(completions[-1].usage), err=True, dim=True)
+    if any(completion.finish_reason == "length" for completion in completions):
+        click.secho("stopped for length (--max-tokens, or the end of the context)", err=True, dim=True)
+
+
+def _as_object(completions: list[Completion]) -> dict[str, Any]:
+    """The first answer, with its usage; all of them under `choices` if there are several."""
+    first = _choice(completions[0])
+    usage = asdict(completions[0].usage)
+    if len(completions) > 1:
+        return {**first, **usage, "choices": [{"index": c.index, **_choice(c), **asdict(c.usage)} for c in completions]}
+    return {**first, **usage}
+
+
+def _choice(completion: Completion) -> dict[str, Any]:
+    choice: dict[str, Any] = {"text": completion.text, "finish_reason": completion.finish_reason}
+    if completion.logprobs is not None:
+        choice["logprobs"] = [asdict(logprob) for logprob in completion.logprobs]
+    return choice

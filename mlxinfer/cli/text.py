@@ -1,0 +1,43 @@
+"""How numbers and foreign text are shown."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from ..types import TokenLogprob, Usage
+
+
+def human_bytes(count: float) -> str:
+    """4_200_000 -> "4.2 MB": decimal units, as file managers on a Mac show them."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+
+
+def printable(text: str) -> str:
+    """The text without control characters: what a model writes must not steer the terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def usage_line(usage: Usage) -> str:
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", f"first after {usage.ttft_s:.2f} s"]
+    if usage.prefill_tps:
+        parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
+    if usage.decode_tps:
+        parts.append(f"decode {usage.decode_tps:.1f} tok/s")
+    if usage.peak_memory_bytes:
+        parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
+    return " · ".join(parts)
+
+
+def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
+    """One line a token: its log-probability, and the likeliest alternatives."""
+    lines = []
+    for token in logprobs:
+        others = "  ".join(f"{text!r} {logprob:.2f}" for _, text, logprob in token.top)
+        lines.append(f"{token.text!r:<16} {token.logprob:7.3f}   {others}".rstrip())
+    return "\n".join(lines)
