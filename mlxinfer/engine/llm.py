@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Many
 from operator import index
 from pathlib import Path
@@ -93,7 +93,7 @@ class LLM:
             self._cancel(answers)
         return [answer.completion() for answer in answers]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk, None, None]:
         """The answer in pieces. Closing the iterator cancels the request. `n` must be 1."""
         params = params or self.default_params
         if params.n != 1:
@@ -119,7 +119,7 @@ class LLM:
         *,
         tools: Many[Mapping[str, Any]] | None = None,
         **template_vars: Any,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """`chat` in pieces."""
         return self.stream(self.tokenizer.encode_chat(messages, tools=tools, **template_vars), params)
 
@@ -165,14 +165,14 @@ class LLM:
             self._chunks[answer.sequence] = []
         return answers
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
+    def _stream(self, ids: list[int], params: SamplingParams) -> Generator[Chunk, None, None]:
         answers = self._submit(ids, params)
         try:
             yield from self._drain(answers[0])
         finally:
             self._cancel(answers)
 
-    def _drain(self, answer: Answer) -> Iterator[Chunk]:
+    def _drain(self, answer: Answer) -> Generator[Chunk, None, None]:
         """An answer's chunks to its end; every step that this takes serves the other answers as well."""
         chunks = self._chunks[answer.sequence]
         while True:
