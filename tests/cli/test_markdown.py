@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxinfer.cli.repl.inline import LONGEST_SPAN, Piece, pieces
+from mlxinfer.cli.repl.markdown import MarkdownStream
+
+BOLD, CODE, RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+
+
+def rendered(text: str, width: int = 60, cut: int | None = None) -> str:
+    stream = MarkdownStream(width)
+    size = cut or len(text) or 1
+    return "".join(stream.feed(text[i : i + size]) for i in range(0, len(text), size)) + stream.close()
+
+
+def plain(text: str, width: int = 60) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", rendered(text, width))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a **b** c", [("a ", ()), ("b", ("bold",)), (" c", ())]),
+        ("*a* _b_ __c__ ~~d~~ ", [("a", ("italic",)), (" ", ()), ("b", ("italic",)), (" ", ()), ("c", ("bold",)), (" ", ()), ("d", ("strike",)), (" ", ())]),
+        ("***a***", [("a", ("bold", "italic"))]),
+        ("**a `b` c**", [("a ", ("bold",)), ("b", ("bold", "code")), (" c", ("bold",))]),
+        ("`a * b` `` c`d ``", [("a * b", ("code",)), (" ", ()), ("c`d", ("code",))]),
+        ("snake_case_name 2*3*4 2 * 3 * 4", [("snake_case_name 2*3*4 2 * 3 * 4", ())]),
+        ("*args and **kwargs", [("*args and **kwargs", ())]),
+        (r"\*a\* \d", [(r"*a* \d", ())]),
+        ("**bold*", [("**bold*", ())]),
+    ],
+)  # fmt: skip
+def test_inline(text: str, expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    assert pieces(text, final=True) == ([Piece(part, frozenset(styles)) for part, styles in expected], "")
+
+
+def test_open_emphasis_is_held_until_it_closes_or_grows_too_long() -> None:
+    assert pieces("a **b c ", final=False) == ([Piece("a ", frozenset())], "**b c ")
+    long = "**" + "x " * LONGEST_SPAN
+    assert pieces(long, final=False) == ([Piece(long, frozenset())], "")
+
+
+def test_words_come_out_as_soon_as_they_end() -> None:
+    stream = MarkdownStream(60)
+    assert stream.feed("Par") == ""
+    assert stream.feed("is is ") == "Paris is "
+    assert stream.feed("**the cap") == ""
+    assert stream.feed("ital** ") == f"{BOLD}the{RESET}{BOLD} {RESET}{BOLD}capital{RESET} "
+    assert stream.feed("of") + stream.close() == "of\n"
+
+
+def test_long_lines_wrap_under_their_own_text() -> None:
+    assert plain("- aaaaaaaa bbbbbbbb cccccccc", 20).split("\n") == ["• aaaaaaaa bbbbbbbb ", "  cccccccc", ""]
+    assert plain("> aaaaaaaa bbbbbbbb cccccccc", 20).split("\n") == ["▌ aaaaaaaa bbbbbbbb ", "▌ cccccccc", ""]
+
+
+def test_scripts_without_spaces_stream_and_wrap() -> None:
+    stream = MarkdownStream(20)
+    assert stream.feed("日本") == "日本"
+    assert plain("日本語" * 5, 20) == "日本語日本語日本語日\n本語日本語\n"
+
+
+def test_blocks() -> None:
+    assert rendered("## T `x`\ntext") == f"\x1b[1;4mT{RESET}\x1b[1;4m {RESET}\x1b[1;36;4mx{RESET}\ntext\n".replace("1;36;4", "1;4;36")
+    assert plain("a\n\n\n\nb\n***\n1. c") == "a\n\nb\n" + "─" * 40 + "\n1. c\n"
+    assert plain("#hashtag\n**b**\n---x") == "#hashtag\nb\n---x\n"
+
+
+def test_code_keeps_every_character_and_colours_strings_over_lines() -> None:
+    code = 'def f():\n    """a\n    b * c * d"""\n\n    return "**x**"'
+    text = f"```python\n{code}\n```\nafter"
+    assert plain(text) == "".join(f"  {line}\n" for line in code.split("\n")) + "after\n"
+    second = rendered(text).split("\n")[2]
+    assert "\x1b[" in second.split("b * c")[0]
+    assert plain("```\na\n``` b\n") == "  a\n  ``` b\n"
+    assert plain("~~~nosuchlanguage\n`a`\n~~~") == "  `a`\n"
+
+
+def test_a_table_comes_out_whole_when_it_is_complete() -> None:
+    stream = MarkdownStream(40)
+    assert stream.feed("| a | b |\n|---|---|\n| 1 | **2** |\n") == ""
+    out = stream.feed("\n")
+    assert "1" in out
+    assert "**" not in out
+    assert out.endswith("\n\n")
+
+
+MARKUP = st.text(st.sampled_from("ab *_`~#-|>1. \n\\語\t"), max_size=80)
+
+
+@given(MARKUP, st.integers(1, 9))
+def test_the_result_does_not_depend_on_how_the_text_was_cut(text: str, cut: int) -> None:
+    assert rendered(text, 30, cut) == rendered(text, 30)
+
+
+@given(st.text(st.sampled_from("abcdefgh \n"), max_size=200))
+def test_no_word_is_lost_or_changed(text: str) -> None:
+    assert plain(text, 20).split() == text.split()
+
+
+@given(MARKUP)
+def test_letters_survive_every_markup(text: str) -> None:
+    kept = [c for c in plain(text, 200) if c in "ab語"]
+    if "```" not in text and "~~~" not in text and "|" not in text:
+        assert kept == [c for c in text if c in "ab語"]
