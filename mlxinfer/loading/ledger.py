@@ -15,6 +15,7 @@ import mlx.core as mx
 from ..errors import WeightsError
 from ..nn.weights import Format, Recipe
 from .checkpoint import Checkpoint
+from .dtypes import dtype_name
 
 Kind = Literal["matrix", "vector"]
 _LISTED = 12
@@ -128,8 +129,3 @@ def _reason_to_skip(name: str, config: dict[str, Any]) -> str | None:
     if layer and config.get("num_nextn_predict_layers") and isinstance(depth, int) and int(layer[1]) >= depth:
         return "layer that predicts several tokens, not used"
     return next((reason for pattern, reason in _SKIPPED if pattern.search(name)), None)
-
-
-def dtype_name(dtype: mx.Dtype) -> str:
-    """`mlx.core.bfloat16` to `bfloat16`."""
-    return str(dtype).rpartition(".")[2]

@@ -9,12 +9,11 @@ import mlx.core as mx
 from ..nn.tree import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized, Recipe
 from .checkpoint import Checkpoint
-from .ledger import Kind, Ledger, Request, dtype_name
+from .dtypes import dtype_name, loses_precision
+from .ledger import Kind, Ledger, Request
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are done."""
-
-_MANTISSA = {mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
 
 
 class CheckpointWeights:
@@ -101,11 +100,6 @@ def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
     if matrix.biases is None:
         return matrix
     return Quantized(matrix.weight, matrix.scales.astype(dtype), matrix.biases.astype(dtype), matrix.format)
-
-
-def loses_precision(stored: mx.Dtype, target: mx.Dtype) -> bool:
-    """Whether casting this floating dtype may round; float16 and bfloat16 lose either way (precision or range)."""
-    return stored in _MANTISSA and target in _MANTISSA and stored != target and target != mx.float32
 
 
 def can_quantize(shape: tuple[int, ...], form: Format) -> bool:
