@@ -1,0 +1,35 @@
+"""A complete tiny model directory: weights of a golden architecture, a tokenizer of 96 characters, and a chat template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import string
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
+
+CHARACTERS = ["<pad>", "<s>", "</s>", *sorted(set(string.printable) - set("\t\r\x0b\x0c"))][:96]
+
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True) -> Path:
+    """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(GOLDEN / architecture / name, target / name)
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(CHARACTERS)}, merges=[], unk_token="<pad>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(target / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "pad_token": "<pad>"}
+    settings |= {"eos_token": "</s>"} if eos else {}
+    settings |= {"chat_template": CHAT_TEMPLATE} if chat else {}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    if not eos:
+        config = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    return target
