@@ -1,0 +1,65 @@
+"""A GGUF file as a `Checkpoint`: config and names as if it were a converted directory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...nn.weights import Dense, Format, Matrix, Quantized
+from .config import architecture, rebuild_config
+from .names import logical_tensors
+from .split import GGUFFiles
+
+
+class GGUFCheckpoint:
+    """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
+
+    Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
+    float32. Reading undoes llama.cpp's reorderings. A tensor that the architecture does not have keeps llama.cpp's name.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._files = GGUFFiles(self.path)
+        try:
+            self.config: dict[str, Any] = rebuild_config(self._files)
+            name = architecture(self._files)
+            blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
+            self._tensors = logical_tensors(self._files.tensors, name, self.config, blocks)
+        except BaseException:
+            self._files.close()
+            raise
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """GGUF key to value: `str`, `int`, `float`, `bool`, `list[str]`, or a numpy array of numbers."""
+        return self._files.metadata
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def nbytes(self, name: str) -> int:
+        return self._tensors[name].nbytes
+
+    def stored(self, name: str) -> Format | mx.Dtype:
+        return self._tensors[name].stored
+
+    def read(self, name: str) -> Matrix:
+        tensor = self._tensors[name]
+        matrix = tensor.make([self._files.read(source) for source in tensor.sources])
+        if isinstance(matrix, Quantized):
+            matrix = matrix.each(mx.contiguous)
+            mx.eval(matrix.weight, matrix.scales, *([] if matrix.biases is None else [matrix.biases]))
+            return matrix
+        weight = mx.contiguous(matrix.weight)
+        mx.eval(weight)
+        return Dense(weight)
+
+    def close(self) -> None:
+        self._files.close()

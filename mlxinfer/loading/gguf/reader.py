@@ -1,0 +1,280 @@
+"""The header of one GGUF file, read from a memory map without trusting a single number in it.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Every count and length is
+checked against what is left of the file before anything is allocated, so a corrupt file costs one `CheckpointError`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError, UnsupportedModelError
+from .types import TensorType, tensor_type
+
+MAGIC = b"GGUF"
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+MAX_NESTING = 4
+MAX_NAME = 1 << 16
+
+_SCALARS: dict[int, struct.Struct] = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<B"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_DTYPES = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_ARRAY_HEADER = struct.Struct("<IQ")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies in its file. `shape` is row-major, as numpy and Hugging Face write it; `offset` is from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    offset: int
+    nbytes: int
+
+
+class GGUFFile:
+    """One GGUF file, header parsed: `metadata` and `tensors` by name. The data stays on disk until `data` maps it.
+
+    Raises `CheckpointError` for a file that is cut or corrupt, `UnsupportedModelError` for a version, byte order or tensor type
+    that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise CheckpointError(f"{path}: the file is empty; download it again") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        try:
+            header = _Header(self._map, path)
+            self.metadata: Mapping[str, Any] = header.metadata
+            self.tensors: Mapping[str, TensorInfo] = header.tensors
+        except BaseException:
+            self._map.close()
+            raise
+
+    def data(self, info: TensorInfo) -> np.ndarray:
+        """The tensor's bytes, uint8 `[nbytes]`, a view of the map: drop it before `release` or `close`."""
+        return np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
+
+    def release(self, info: TensorInfo) -> None:
+        """Let the system forget the tensor's pages, so that reading a model does not hold the file in resident memory."""
+        page = mmap.PAGESIZE
+        start = -(-info.offset // page) * page
+        length = (info.offset + info.nbytes) // page * page - start
+        if length > 0 and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class _Header:
+    """A cursor over the map, and what it found."""
+
+    def __init__(self, buffer: mmap.mmap, path: Path) -> None:
+        self._buffer, self._path = buffer, path
+        self._size = len(buffer)
+        self._at = 0
+        self._part = "the header"
+        tensor_count, key_count = self._counts()
+        self.metadata = self._read_metadata(key_count)
+        infos = self._read_tensor_infos(tensor_count)
+        self.tensors = self._place(infos)
+
+    def _fail(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: {what}; the file is cut or corrupt, download it again")
+
+    def _take(self, count: int) -> int:
+        """Move on by `count` bytes and return where they start."""
+        at = self._at
+        if count > self._size - at:
+            raise CheckpointError(f"{self._path}: the file ends within {self._part}; it is cut or corrupt, download it again")
+        self._at = at + count
+        return at
+
+    def _counts(self) -> tuple[int, int]:
+        if self._buffer[: len(MAGIC)] != MAGIC[: self._size]:
+            raise CheckpointError(f"{self._path}: not a GGUF file (it does not begin with GGUF)")
+        self._take(len(MAGIC))
+        version = self._u32()
+        if version & 0xFFFF == 0 and version:
+            raise UnsupportedModelError(
+                f"{self._path}: a big-endian GGUF; convert it with gguf's gguf-convert-endian, or get a little-endian one"
+            )
+        if version not in (2, 3):
+            raise UnsupportedModelError(f"{self._path}: GGUF version {version} is not supported, only 2 and 3; convert the model again")
+        tensors, keys = self._u64(), self._u64()
+        left = self._size - self._at
+        if tensors > left // 24 or keys > left // 13:
+            raise self._fail(f"it claims {tensors} tensors and {keys} metadata keys, more than its {self._size} bytes can hold")
+        return tensors, keys
+
+    def _u32(self) -> int:
+        return int(_U32.unpack_from(self._buffer, self._take(4))[0])
+
+    def _u64(self) -> int:
+        return int(_U64.unpack_from(self._buffer, self._take(8))[0])
+
+    def _string(self) -> str:
+        length = self._u64()
+        start = self._take(length)
+        try:
+            return self._buffer[start : start + length].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._fail(f"{self._part} is not UTF-8 text") from None
+
+    def _name(self, kind: str) -> str:
+        self._part = kind
+        name = self._string()
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise self._fail(f"{kind} is {name[:40]!r}")
+        return name
+
+    def _read_metadata(self, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for index in range(count):
+            key = self._name(f"the name of metadata key {index}")
+            if key in metadata:
+                raise self._fail(f"metadata key {key} occurs twice")
+            self._part = f"metadata key {key}"
+            metadata[key] = self._value(self._u32(), 0)
+        return metadata
+
+    def _value(self, kind: int, depth: int) -> Any:
+        scalar = _SCALARS.get(kind)
+        if scalar is not None:
+            value = scalar.unpack_from(self._buffer, self._take(scalar.size))[0]
+            return bool(value) if kind == _BOOL else value
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array(depth)
+        raise self._fail(f"{self._part} has the unknown value type {kind}")
+
+    def _array(self, depth: int) -> Any:
+        kind, count = _ARRAY_HEADER.unpack_from(self._buffer, self._take(_ARRAY_HEADER.size))
+        if kind == _STRING:
+            return self._strings(count)
+        if kind == _ARRAY:
+            if depth == MAX_NESTING:
+                raise self._fail(f"{self._part} nests arrays deeper than {MAX_NESTING}")
+            if count > (self._size - self._at) // _ARRAY_HEADER.size:
+                raise self._fail(f"{self._part} claims {count} elements")
+            return [self._array(depth + 1) for _ in range(count)]
+        if kind not in _DTYPES:
+            raise self._fail(f"{self._part} holds the unknown value type {kind}")
+        dtype = np.dtype(_DTYPES[kind])
+        start = self._take(count * dtype.itemsize)
+        values = np.frombuffer(self._buffer, dtype, count, start)
+        return values != 0 if kind == _BOOL else values.astype(dtype.newbyteorder("="))
+
+    def _strings(self, count: int) -> list[str]:
+        """Vocabularies have hundreds of thousands of entries: the inner loop has no calls but the decoding itself."""
+        buffer, at, size = self._buffer, self._at, self._size
+        if count > (size - at) // 8:
+            raise self._fail(f"{self._part} claims {count} strings")
+        unpack, last = _U64.unpack_from, size - 8
+        strings: list[str] = []
+        append = strings.append
+        try:
+            for _ in range(count):
+                if at > last:
+                    break
+                end = at + 8 + unpack(buffer, at)[0]
+                if end > size:
+                    break
+                append(buffer[at + 8 : end].decode())
+                at = end
+        except UnicodeDecodeError:
+            raise self._fail(f"entry {len(strings)} of {self._part} is not UTF-8 text") from None
+        self._at = at
+        if len(strings) != count:
+            self._take(size)
+        return strings
+
+    def _read_tensor_infos(self, count: int) -> list[TensorInfo]:
+        infos: list[TensorInfo] = []
+        for index in range(count):
+            name = self._name(f"the name of tensor {index}")
+            self._part = f"the description of tensor {name}"
+            dimensions = self._u32()
+            if dimensions > MAX_DIMENSIONS:
+                raise self._fail(f"tensor {name} has {dimensions} dimensions")
+            shape = tuple(self._u64() for _ in range(dimensions))[::-1]
+            kind = tensor_type(self._u32(), name, self._path)
+            infos.append(TensorInfo(name, shape, kind, self._u64(), self._nbytes(name, shape, kind)))
+        return infos
+
+    def _nbytes(self, name: str, shape: tuple[int, ...], kind: TensorType) -> int:
+        """Python's integers cannot overflow; what does not fit in the file is refused by `_place`."""
+        if not all(shape):
+            raise self._fail(f"tensor {name} has the empty shape {list(shape)}")
+        row = shape[-1] if shape else 1
+        if row % kind.block:
+            raise self._fail(f"rows of {row} in tensor {name} are not whole {kind.name} blocks of {kind.block}")
+        return math.prod(shape) // kind.block * kind.block_bytes
+
+    def _alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            raise self._fail(f"general.alignment is {alignment!r}, not a power of two")
+        return alignment
+
+    def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:
+        """Turn offsets within the data into offsets within the file, and see that every tensor has bytes of its own."""
+        alignment = self._alignment()
+        base = -(-self._at // alignment) * alignment
+        placed: dict[str, TensorInfo] = {}
+        end, before = base, "the header"
+        for info in sorted(infos, key=lambda info: info.offset):
+            start = base + info.offset
+            if info.name in placed:
+                raise self._fail(f"tensor {info.name} occurs twice")
+            if info.offset % alignment:
+                raise self._fail(f"tensor {info.name} starts at {info.offset}, which is not a multiple of the alignment {alignment}")
+            if start < end:
+                raise self._fail(f"tensor {info.name} overlaps {before}")
+            end, before = start + info.nbytes, info.name
+            if end > self._size:
+                raise self._fail(f"tensor {info.name} ends at byte {end}, the file at {self._size}")
+            placed[info.name] = TensorInfo(info.name, info.shape, info.type, start, info.nbytes)
+        return {info.name: placed[info.name] for info in infos}

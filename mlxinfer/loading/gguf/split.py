@@ -1,0 +1,98 @@
+"""One model in one GGUF file, or in several: `name-00001-of-00003.gguf` and its siblings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import CheckpointError, ModelNotFoundError
+from ...nn.weights import Matrix, Quantized
+from .reader import GGUFFile
+from .tensors import decode
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
+
+
+class GGUFFiles:
+    """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: list[GGUFFile] = []
+        try:
+            for part in part_paths(path):
+                self._files.append(GGUFFile(part))
+            self.metadata: Mapping[str, Any] = self._files[0].metadata
+            self._check_parts()
+            self._where = self._locate()
+            self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, name: str) -> Matrix:
+        """The tensor as it is stored; see `tensors.decode`."""
+        file, info = self._where[name], self.tensors[name]
+        data = file.data(info)
+        try:
+            return decode(info, data)
+        finally:
+            del data
+            file.release(info)
+
+    def floats(self, name: str) -> list[float]:
+        """The values of a small vector."""
+        matrix = self.read(name)
+        values = matrix.dequantize(mx.float32) if isinstance(matrix, Quantized) else matrix.weight.astype(mx.float32)
+        return [float(value) for value in np.array(values).reshape(-1)]
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _check_parts(self) -> None:
+        count = self.metadata.get(_COUNT) or 1
+        if count not in (1, len(self._files)):
+            raise CheckpointError(
+                f"{self.path}: one of {count} parts of a model; keep their names as they were, NAME-00001-of-{count:05}.gguf and so on"
+            )
+        for index, file in enumerate(self._files):
+            if file.metadata.get(_NUMBER, index) != index or (file.metadata.get(_COUNT) or 1) != count:
+                raise CheckpointError(f"{file.path}: does not hold part {index + 1} of {count}; the parts were mixed up")
+
+    def _locate(self) -> dict[str, GGUFFile]:
+        where: dict[str, GGUFFile] = {}
+        for file in self._files:
+            for name in file.tensors:
+                if name in where:
+                    raise CheckpointError(f"{file.path}: tensor {name} is also in {where[name].path.name}; the parts were mixed up")
+                where[name] = file
+        expected = self.metadata.get(_TENSORS) or len(where)
+        if expected != len(where):
+            raise CheckpointError(f"{self.path}: the parts hold {len(where)} tensors, their header says {expected}; download them again")
+        return where
+
+
+def part_paths(path: Path) -> list[Path]:
+    """The files of the model that this one belongs to, in order. Raises `ModelNotFoundError` naming the first that is missing."""
+    match = _PART.fullmatch(path.name)
+    if not match:
+        parts = [path]
+    else:
+        count = int(match[3])
+        if not 1 <= int(match[2]) <= count:
+            raise CheckpointError(f"{path}: part {match[2]} of {match[3]} makes no sense; give the file its old name back")
+        parts = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            if part.is_dir():
+                raise ModelNotFoundError(f"{part}: is a folder, not a GGUF file")
+            of = f", one of the {len(parts)} parts of this model" if len(parts) > 1 else ""
+            raise ModelNotFoundError(f"{part}: no such file{of}")
+    return parts
