@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -214,8 +213,3 @@ def _locate(directory: Path, files: list[SafetensorsFile], listed: dict[str, lis
             if where.setdefault(name, file) is not file and listed[file.path.name] is None:
                 raise CheckpointError(f"{directory}: tensor {name!r} is in {where[name].path.name} and in {file.path.name}")
     return where
-
-
-def total_elements(checkpoint: SafetensorsCheckpoint) -> int:
-    """Parameters of the checkpoint, quantized ones counted by their logical shape."""
-    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())

@@ -1,0 +1,131 @@
+"""The models on this machine: what there is, what it is, and how to be rid of it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import MLXInferError, ModelNotFoundError, UnsupportedModelError
+from ..models import build
+from ..nn.weights import Format
+from .aliases import ALIASES
+from .checkpoint import Checkpoint
+from .dtypes import dtype_name
+from .hub import cached_models, delete_cached
+from .load import open_checkpoint
+from .paths import models_dir
+from .planned import PlannedWeights
+from .resolve import resolve
+
+Kind = Literal["alias", "hub", "converted"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that can be loaded without a download, by its name. `nbytes` counts its files."""
+
+    name: str
+    kind: Kind
+    path: Path
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the headers of a checkpoint tell. `stored` counts tensors by how they are stored."""
+
+    name: str
+    path: Path
+    architecture: str
+    parameters: int
+    nbytes: int
+    stored: dict[str, int]
+    max_context: int | None
+    """None where this program has no graph of the architecture."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.nbytes * 8 / self.parameters if self.parameters else 0.0
+
+
+def local_models() -> list[LocalModel]:
+    """Aliases whose packages are installed, models in the hub's cache, and those converted into the models directory."""
+    found = []
+    for name, alias in ALIASES.items():
+        files = alias.installed()
+        if len(files) == len(alias.parts):
+            found.append(LocalModel(name, "alias", files[0].parent, sum(file.stat().st_size for file in files)))
+    found += [LocalModel(repo.repo, "hub", repo.path, repo.nbytes) for repo in cached_models()]
+    for config in sorted(models_dir().glob("*/config.json")):
+        directory = config.parent
+        size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+        found.append(LocalModel(directory.name, "converted", directory, size))
+    return found
+
+
+def remove_model(name: str) -> int:
+    """Delete a model of `local_models` and return the bytes freed. Files that pip installed are left to pip. Raises `MLXInferError`."""
+    if name in ALIASES:
+        return _remove_assembled(name)
+    for repo in cached_models():
+        if repo.repo == name:
+            return delete_cached(repo)
+    for model in local_models():
+        if model.kind == "converted" and model.name == name:
+            _delete_directory(model.path)
+            return model.nbytes
+    raise ModelNotFoundError(f"there is no model {name!r} to remove: see mlxinfer models list")
+
+
+def _delete_directory(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise MLXInferError(f"cannot delete {path}: {error.strerror or error}") from None
+
+
+def _remove_assembled(name: str) -> int:
+    alias = ALIASES[name]
+    file = alias.assembled_path()
+    if file is None or not file.exists():
+        raise MLXInferError(f"{name} belongs to a Python package: pip uninstall {alias.distribution}")
+    size = file.stat().st_size
+    file.unlink()
+    return size
+
+
+def describe(what: str | Path) -> Summary:
+    """Read the headers of a model. A hub id is downloaded if need be. Raises `MLXInferError`."""
+    found = resolve(what)
+    checkpoint = open_checkpoint(found.path)
+    try:
+        names = list(checkpoint.names())
+        return Summary(
+            name=found.name,
+            path=found.path,
+            architecture=str(checkpoint.config.get("model_type")),
+            parameters=sum(math.prod(checkpoint.shape(name)) for name in names),
+            nbytes=sum(checkpoint.nbytes(name) for name in names),
+            stored=dict(Counter(_form(checkpoint, name) for name in names).most_common()),
+            max_context=_max_context(checkpoint),
+        )
+    finally:
+        checkpoint.close()
+
+
+def _form(checkpoint: Checkpoint, name: str) -> str:
+    stored = checkpoint.stored(name)
+    if not isinstance(stored, Format):
+        return dtype_name(stored)
+    return f"{stored.bits}-bit {stored.mode}, groups of {stored.group_size}"
+
+
+def _max_context(checkpoint: Checkpoint) -> int | None:
+    try:
+        return build(checkpoint.config, PlannedWeights(checkpoint)).max_context
+    except UnsupportedModelError:
+        return None

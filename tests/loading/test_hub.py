@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxinfer.loading.hub import HubId
+
+from .hub_server import hub
+
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"x",
+    "modeling.py": b"raise SystemExit",
+    "pytorch_model.bin": b"\x80",
+    "original/consolidated.safetensors": b"x" * 100,
+    "consolidated.safetensors": b"x" * 100,
+}
+REPOS = {
+    "org/model": FILES,
+    "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"\x80"},
+    "org/ggufs": {"a.gguf": b"GGUF", "b.gguf": b"GGUF"},
+}
+SCRIPT = """
+import sys
+from mlxinfer.errors import MLXInferError
+from mlxinfer.loading.resolve import resolve
+try:
+    print(resolve(sys.argv[1]).path)
+except MLXInferError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, list[str]]]:
+    with hub(REPOS) as served:
+        yield served
+
+
+def ask(what: str, home: Path, endpoint: str, **environment: str) -> str:
+    """The hub's settings are read when its client is imported, hence a process of its own."""
+    settings = {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "MLXINFER_HOME": str(home),
+        **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", SCRIPT, what], env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_ids() -> None:
+    assert HubId.parse("org/name") == HubId("org/name")
+    assert HubId.parse("org/name@v1.0") == HubId("org/name", None, "v1.0")
+    assert HubId.parse("org/name/sub/x.gguf") == HubId("org/name", "sub/x.gguf")
+    for text in ("name", "a/b/c", "a/../b.gguf", "/a/b", "a b/c", "", "a/b@"):
+        assert HubId.parse(text) is None
+
+
+def test_only_what_is_needed_is_downloaded_and_once(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    endpoint, requests = server
+    directory = Path(ask("org/model", tmp_path, endpoint))
+    assert {p.name for p in directory.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert (directory / "config.json").read_bytes() == FILES["config.json"]
+    before = len(requests)
+    assert Path(ask("org/model", tmp_path, endpoint)) == directory
+    assert not [line for line in requests[before:] if "/resolve/" in line]
+    assert Path(ask("org/model", tmp_path, "http://127.0.0.1:9")) == directory
+    assert Path(ask("org/model", tmp_path, endpoint, HF_HUB_OFFLINE="1")) == directory
+
+
+def test_one_gguf_of_many(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    path = Path(ask("org/ggufs/b.gguf", tmp_path, server[0]))
+    assert path.name == "b.gguf"
+    assert not (path.parent / "a.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "hint"),
+    [
+        ("org/none", "ModelNotFoundError", "no path here"),
+        ("org/gated", "HubError", "accept its terms"),
+        ("org/model@v9", "HubError", "no revision 'v9'"),
+        ("org/pickles", "UnsupportedModelError", "no safetensors"),
+        ("org/ggufs", "UnsupportedModelError", "org/ggufs/FILE.gguf"),
+        ("org/ggufs/c.gguf", "ModelNotFoundError", "c.gguf"),
+        ("org/broken", "HubError", "org/broken"),
+        ("-bad-/--name--", "ModelNotFoundError", "hub id"),
+    ],
+)
+def test_refusals(tmp_path: Path, server: tuple[str, list[str]], what: str, kind: str, hint: str) -> None:
+    said = ask(what, tmp_path, server[0])
+    assert said.startswith(kind)
+    assert hint in said
+    assert "\n" not in said
+
+
+def test_no_network_and_offline(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    assert "cannot be reached" in ask("org/model", tmp_path, "http://127.0.0.1:9")
+    said = ask("org/model", tmp_path, server[0], HF_HUB_OFFLINE="1")
+    assert said.startswith("HubError")
+    assert "HF_HUB_OFFLINE is set" in said
