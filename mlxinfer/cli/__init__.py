@@ -20,7 +20,7 @@ class _Commands(click.Group):
     """A group whose commands are the modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "chat", "convert", "models", "doctor", "completion"]
+        return ["run", "chat", "models", "doctor", "completion"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = _complain(str(error), error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "mlxinfer"
-        code = _complain(f"{error.format_message()} (see '{path} --help')", error.exit_code)
+        code = _complain(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)
     except click.ClickException as error:
         code = _complain(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):

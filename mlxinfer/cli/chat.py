@@ -10,7 +10,7 @@ from .opening import opened
 from .options import model_argument, model_options, sampling, sampling_options, split
 
 
-@click.command()
+@click.command(short_help="Talk with a model.")
 @model_argument
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options

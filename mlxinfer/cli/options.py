@@ -45,9 +45,7 @@ _SAMPLING = [
     click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and answer become less likely."),
     click.option("--presence-penalty", type=float, help="Subtracted once for every token of the answer so far."),
     click.option("--frequency-penalty", type=float, help="Subtracted for every time a token was used in the answer."),
-    click.option(
-        "--logit-bias", multiple=True, metavar="ID:BIAS", callback=_biases, help="Added to a token's logit; repeatable."
-    ),
+    click.option("--logit-bias", multiple=True, metavar="ID:BIAS", callback=_biases, help="Added to a token's logit; repeatable."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Do not stop at the end of the turn."),
 ]
 _MODEL = [

