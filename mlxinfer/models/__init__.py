@@ -11,16 +11,26 @@ from ..nn.weights import Weights
 from .base import Model
 from .decoder import Decoder, keep_lazy
 
-__all__ = ["FAMILIES", "Model", "build", "is_unused", "supports"]
+__all__ = ["FAMILIES", "Model", "build", "supports"]
 
 FAMILIES = {
     "llama": "llama",
     "mistral": "llama",
+    "granite": "llama",
+    "smollm3": "llama",
+    "qwen2": "qwen",
+    "qwen3": "qwen",
+    "qwen3_moe": "qwen",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "mixtral": "mixtral",
+    "gpt_oss": "gpt_oss",
+    "qwen3_next": "qwen_hybrid",
+    "qwen3_5_text": "qwen_hybrid",
 }
 """`model_type` to the module under `families` that has a function of that name."""
-
-_UNUSED_ENDINGS = (".rotary_emb.inv_freq", ".masked_bias")
-_UNUSED_STARTS: dict[str, tuple[str, ...]] = {}
 
 
 def supports(model_type: str) -> bool:
@@ -39,8 +49,3 @@ def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], No
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
     family = import_module(f".families.{FAMILIES[model_type]}", __package__)
     return Decoder(model_type, getattr(family, model_type)(config), weights, ready)
-
-
-def is_unused(model_type: str, name: str) -> bool:
-    """Whether a tensor is known to have no part in inference, so that a checkpoint may hold it although no model asks for it."""
-    return name.endswith(_UNUSED_ENDINGS) or name.startswith(_UNUSED_STARTS.get(model_type, ("\0",)))

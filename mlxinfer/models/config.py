@@ -29,7 +29,8 @@ _HARMLESS_KEYS = """
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 
-_HARMLESS_WHEN_OFF = frozenset({"rope_interleaved", "rope_traditional", "use_bidirectional_attention", "attention_chunk_size"})
+_FALSE_KEYS = "attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_sliding_window"
+_HARMLESS_WHEN_FALSE = frozenset(_FALSE_KEYS.split())
 
 
 class ConfigReader:
@@ -46,6 +47,16 @@ class ConfigReader:
         """The raw value."""
         self._taken.add(key)
         return self.config.get(key, default)
+
+    def skip(self, *keys: str) -> None:
+        """Keys that this architecture is known not to read."""
+        self._taken.update(keys)
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Accept a key only with these values: those under which it changes nothing."""
+        value = self.take(key)
+        if value is not None and value not in allowed:
+            raise self.bad(key, value, " or ".join(repr(item) for item in allowed))
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -71,6 +82,12 @@ class ConfigReader:
             raise self.bad(key, value, "a number")
         return value
 
+    def nonzero(self, key: str, default: float) -> float:
+        value = self.number(key, default)
+        if value == 0:
+            raise self.bad(key, value, "a number other than 0")
+        return value
+
     def optional_number(self, key: str, default: float | None = None) -> float | None:
         value = self.take(key, default)
         if value is None:
@@ -91,13 +108,13 @@ class ConfigReader:
             raise self.bad(key, value, "a string")
         return value
 
-    def integers(self, key: str) -> list[int] | None:
-        """A list of whole numbers, or None where the key is missing or null."""
+    def integers(self, key: str, count: int = 0) -> list[int] | None:
+        """A list of at least `count` whole numbers, or None where the key is missing or null."""
         value = self.take(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise self.bad(key, value, "a list of whole numbers")
+        if not isinstance(value, list) or len(value) < count or not all(isinstance(item, int) for item in value):
+            raise self.bad(key, value, f"a list of {count} whole numbers" if count else "a list of whole numbers")
         return value
 
     def names(self, key: str, known: Sequence[str], count: int) -> list[str] | None:
@@ -125,7 +142,7 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise for the first key that was not taken and may change the maths."""
         for key, value in self.config.items():
-            if key in self._taken or key in _HARMLESS or (key in _HARMLESS_WHEN_OFF and not value):
+            if value is None or key in self._taken or key in _HARMLESS or (key in _HARMLESS_WHEN_FALSE and value is False):
                 continue
             shown = repr(value)
             raise UnsupportedModelError(

@@ -99,7 +99,7 @@ class Decoder:
         self.logit_scale = plan.logit_scale
         self.logit_cap = plan.logit_cap
 
-        make_norm = plan.final_norm or (lambda w: RMSNorm(w, "model.norm", sizes.hidden, sizes.eps))
+        make_norm = plan.final_norm or (lambda w: RMSNorm.load(w, "model.norm", sizes.hidden, sizes.eps))
         self.norm = make_norm(weights)
         table = weights.matrix("model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
         self.embedding = Embedding(table, self.norm.weight.dtype)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..cache.base import AttentionSpec
 from ..nn.activations import Gate
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..nn.weights import Weights
+from .config import ConfigReader
 from .decoder import Block, Layer, Mixer, Norms
 from .sizes import Sizes
 
@@ -32,11 +33,18 @@ def pre_norm(
 ) -> Block:
     """The usual block: a norm before the mixer and one before the MLP."""
     norms = Norms(
-        before_mixer=RMSNorm(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps, centred=centred),
-        before_mlp=RMSNorm(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps, centred=centred),
+        before_mixer=RMSNorm.load(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps, centred=centred),
+        before_mlp=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps, centred=centred),
     )
     return Block(mixer, mlp, norms, rope, residual)
 
 
 def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bool = False) -> GatedMLP:
     return GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gate, bias=bias)
+
+
+def is_sparse_layer(reader: ConfigReader, experts: int) -> Callable[[int], bool]:
+    """Which layers have experts, by `decoder_sparse_step` and `mlp_only_layers`."""
+    interval = reader.integer("decoder_sparse_step", 1)
+    dense = reader.integers("mlp_only_layers") or []
+    return lambda layer: experts > 0 and layer not in dense and (layer + 1) % interval == 0

@@ -38,23 +38,42 @@ def read_rope(
     theta: float = 10000.0,
     partial: float | None = None,
     trained: int | None = None,
+    otherwise: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> Rope:
-    """The one rope of a model. `theta`, `partial` and `trained` (length) are the family's defaults; a family without a default
-    for `partial` rotates whole heads and accepts nothing else."""
+    """The one rope of a model. `theta`, `partial` and `trained` (length) are the family's defaults, `otherwise` the parameters of a
+    config that has none; a family without a default for `partial` rotates whole heads and accepts nothing else."""
     scaling, new_style = rope_mapping(reader, "rope_scaling"), rope_mapping(reader, "rope_parameters")
     own = {
         "rope_theta": reader.optional_number("rope_theta") or theta,
         "partial_rotary_factor": reader.optional_number("partial_rotary_factor") or partial or 1.0,
     }
-    parameters = own | (scaling or new_style)
+    parameters = own | dict(scaling or new_style or otherwise or {})
     own_trained = reader.optional_integer("original_max_position_embeddings", trained)
     if own_trained is not None:
         parameters["original_max_position_embeddings"] = own_trained
     if partial is None and parameters["partial_rotary_factor"] != 1:
         raise reader.bad("partial_rotary_factor", parameters["partial_rotary_factor"], "1 for this model")
     return checked_rope(parameters, head_dim, max_positions, aliases=aliases, ignored=ignored)
+
+
+def read_rope_by_layer(
+    reader: ConfigReader, head_dim: int, max_positions: int, *, theta: Mapping[str, tuple[str, float]], scaled: str
+) -> dict[str, Rope]:
+    """One rope for each kind of layer. `theta` gives, of each kind, the old style's key and the default; the old style's scaling is
+    that of the kind `scaled`."""
+    by_kind = rope_mapping(reader, "rope_parameters")
+    for kind, given in by_kind.items():
+        if kind not in theta or not isinstance(given, dict):
+            raise reader.bad(f"rope_parameters.{kind}", given, f"one of {', '.join(theta)}, each with an object")
+    by_kind[scaled] = by_kind.get(scaled, {}) | rope_mapping(reader, "rope_scaling")
+    ropes = {}
+    for kind, (key, default) in theta.items():
+        own = {"rope_theta": reader.optional_number(key) or default}
+        given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
+        ropes[kind] = checked_rope(own | given, head_dim, max_positions)
+    return ropes
 
 
 def checked_rope(

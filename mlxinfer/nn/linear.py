@@ -55,7 +55,7 @@ class Linear:
 class JoinedLinear:
     """Projections of one input, computed by one product per run of neighbours that are stored alike.
 
-    A call returns one output per projection, in the order given.
+    A call returns one output per projection, in the order given. Further arguments go to the products (the chosen experts).
     """
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
@@ -70,10 +70,10 @@ class JoinedLinear:
         joined.splits = [list(accumulate(sizes))[:-1]]
         return joined
 
-    def __call__(self, x: mx.array) -> list[mx.array]:
+    def __call__(self, x: mx.array, *chosen: Any) -> list[mx.array]:
         outputs: list[mx.array] = []
         for linear, splits in zip(self.linears, self.splits, strict=True):
-            y = linear(x)
+            y = linear(x, *chosen)
             outputs += mx.split(y, splits, axis=-1) if splits else [y]
         return outputs
 
@@ -85,9 +85,11 @@ def _layout(linear: Linear) -> tuple[Any, ...]:
 
 
 def _join(linears: list[Linear]) -> Linear:
+    if len(linears) == 1:
+        return linears[0]
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    bias = mx.concatenate(biases) if len(biases) > 1 else (biases[0] if biases else None)
-    return Linear(concat([linear.matrix for linear in linears]), bias)
+    bias = mx.concatenate(biases, axis=-1) if biases else None
+    return type(linears[0])(concat([linear.matrix for linear in linears]), bias)
 
 
 class Embedding:

@@ -10,10 +10,14 @@ from .weights import Weights
 class RMSNorm:
     """`x / rms(x) * weight` along the last axis; `centred` norms (Gemma) store their weight around zero and add one."""
 
-    def __init__(self, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> None:
-        weight = weights.vector(f"{name}.weight", (size,))
-        self.weight = 1 + weight if centred else weight
+    def __init__(self, weight: mx.array, eps: float) -> None:
+        self.weight = weight
         self.eps = eps
+
+    @classmethod
+    def load(cls, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> RMSNorm:
+        weight = weights.vector(f"{name}.weight", (size,))
+        return cls(1 + weight if centred else weight, eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.weight, self.eps)

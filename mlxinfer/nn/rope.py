@@ -25,7 +25,7 @@ class Rotation(Protocol):
     def __call__(self, x: mx.array) -> mx.array: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rope:
     """How heads are rotated. `frequencies(length)` are those of a sequence of that length; `regime(length)` is equal for lengths
     that share them. `gain` multiplies the rotated channels of queries and keys alike (yarn, longrope). `context` is how many
@@ -37,25 +37,27 @@ class Rope:
     regime: Callable[[int], int]
     gain: float = 1.0
     boundary: int | None = None
+    _last: tuple[int, mx.array] | None = None
 
     def at(self, step: Step) -> Rotation:
         """The rotation for the rows of a step."""
         regimes = {self.regime(_length(segment)) for segment in step.segments}
         if len(regimes) <= 1:
-            frequencies = self.frequencies(regimes.pop() if regimes else 0)
-            return _OneRegime(self.dims, step.positions, _periods(frequencies))
+            return _OneRegime(self.dims, step.positions, self._periods(regimes.pop() if regimes else 0))
         rows = [np.broadcast_to(self.frequencies(_length(s)), (s.count, self.dims // 2)) for s in step.segments]
         angles = step.positions[:, None] * mx.array(np.concatenate(rows).astype(np.float32))
         return _PerRow(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
 
+    def _periods(self, regime: int) -> mx.array:
+        """Positions per radian. Nearly every step has the regime of the one before."""
+        if self._last is None or self._last[0] != regime:
+            with np.errstate(divide="ignore"):
+                self._last = regime, mx.array((1 / self.frequencies(regime)).astype(np.float32))
+        return self._last[1]
+
 
 def _length(segment: Segment) -> int:
     return max(segment.total, segment.past + segment.count)
-
-
-def _periods(frequencies: Frequencies) -> mx.array:
-    with np.errstate(divide="ignore"):
-        return mx.array((1 / frequencies).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""Experts in the layouts that checkpoints keep them in.
+
+The graph's own layout is mlx-lm's: one matrix `[experts, out, in]` for each of gate, up and down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+
+from ..nn.activations import Gate
+from ..nn.linear import JoinedLinear
+from ..nn.moe import ExpertLinear, Experts
+from ..nn.weights import Dense, Format, Matrix, Quantized, Recipe, Weights, map_rows, stack
+from .config import ConfigReader
+
+MXFP4 = Format(4, 32, "mxfp4")
+PROJECTIONS = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
+
+Shape = tuple[int, int, int]
+
+
+def read_expert_count(reader: ConfigReader, default: int) -> int:
+    """`num_experts`, which transformers 5 writes as `num_local_experts`."""
+    old, new = reader.optional_integer("num_experts", low=0), reader.optional_integer("num_local_experts", low=0)
+    if old is not None and new is not None and old != new:
+        raise reader.bad("num_local_experts", new, f"num_experts, {old}")
+    return next((count for count in (old, new) if count is not None), default)
+
+
+def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: Gate, parts: Mapping[str, str] = PROJECTIONS) -> Experts:
+    """Experts asked for under `name`. `shape` is (experts, inner, hidden).
+
+    They may also be stored one by one as `source.0.<part>.weight`, `parts` giving the names there, or with gate and up in one tensor,
+    as transformers 5 has them in memory.
+    """
+    count, inner, hidden = shape
+    shapes = {"gate_proj": (count, inner, hidden), "up_proj": (count, inner, hidden), "down_proj": (count, hidden, inner)}
+
+    def load(part: str) -> ExpertLinear:
+        single = tuple(f"{source}.{expert}.{parts[part]}.weight" for expert in range(count))
+        recipes = [Recipe(single, (shapes[part][1:],) * count, stack), _in_one_tensor(source, part, shape)]
+        return ExpertLinear.load_experts(weights, f"{name}.{part}", shapes[part], otherwise=recipes)
+
+    return Experts(JoinedLinear([load("gate_proj"), load("up_proj")], [inner, inner]), load("down_proj"), gate)
+
+
+def _in_one_tensor(source: str, part: str, shape: Shape) -> Recipe:
+    count, inner, hidden = shape
+    if part == "down_proj":
+        return Recipe((f"{source}.down_proj",), ((count, hidden, inner),), lambda sources: sources[0])
+    rows = slice(0, inner) if part == "gate_proj" else slice(inner, None)
+    return Recipe((f"{source}.gate_up_proj",), ((count, 2 * inner, hidden),), lambda sources: map_rows(sources[0], lambda a: a[:, rows]))
+
+
+def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Gate) -> Experts:
+    """gpt-oss: gate and up are alternate rows of one tensor, which is either transposed and plain or packed as MXFP4; with biases."""
+    count, inner, hidden = shape
+
+    def gate_or_up(part: str, first: int) -> ExpertLinear:
+        bias = Recipe((f"{name}.gate_up_proj_bias",), ((count, 2 * inner),), lambda s: _dense(s, lambda a: a[:, first::2]))
+        recipes = _stored(f"{name}.gate_up_proj", (count, 2 * inner, hidden), lambda a: a[:, first::2])
+        return ExpertLinear.load_experts(weights, f"{name}.{part}", (count, inner, hidden), bias=[bias], otherwise=recipes)
+
+    bias = Recipe((f"{name}.down_proj_bias",), ((count, hidden),), lambda sources: sources[0])
+    recipes = _stored(f"{name}.down_proj", (count, hidden, inner), lambda a: a)
+    down = ExpertLinear.load_experts(weights, f"{name}.down_proj", (count, hidden, inner), bias=[bias], otherwise=recipes)
+    return Experts(JoinedLinear([gate_or_up("gate_proj", 0), gate_or_up("up_proj", 1)], [inner, inner]), down, gate)
+
+
+def _dense(sources: list[Matrix], operation: Callable[[mx.array], mx.array]) -> Matrix:
+    return map_rows(sources[0], operation)
+
+
+def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> list[Recipe]:
+    """The two forms in which gpt-oss keeps a tensor of this `shape`, and the rows to pick of it."""
+    count, out_dims, in_dims = shape
+
+    def unpack(sources: list[Matrix]) -> Matrix:
+        blocks, scales = (_plain(source) for source in sources)
+        return Quantized(pick(blocks.view(mx.uint32).flatten(-2)), pick(scales), None, MXFP4)
+
+    def transpose(sources: list[Matrix]) -> Matrix:
+        return Dense(pick(_plain(sources[0]).swapaxes(1, 2)))
+
+    packed = (count, out_dims, in_dims // 32, 16), (count, out_dims, in_dims // 32)
+    return [
+        Recipe((f"{name}_blocks", f"{name}_scales"), packed, unpack),
+        Recipe((name,), ((count, in_dims, out_dims),), transpose),
+    ]
+
+
+def _plain(matrix: Matrix) -> mx.array:
+    if isinstance(matrix, Quantized):
+        raise ValueError("it is quantized already")
+    return matrix.weight

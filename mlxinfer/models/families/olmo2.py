@@ -1,0 +1,57 @@
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and on the whole width of queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...nn.activations import gated
+from ...nn.attention import Attention, load_output, load_qkv
+from ...nn.norms import RMSNorm
+from ...nn.weights import Weights
+from ..config import ConfigReader
+from ..decoder import Architecture, Block, Norms
+from ..layer_types import FULL
+from ..parts import attention_specs, gated_mlp
+from ..rope_config import read_rope
+from ..sizes import read_sizes
+
+OLMO2 = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def olmo2(config: dict[str, Any]) -> Architecture:
+    reader = ConfigReader(config)
+    sizes = read_sizes(reader, OLMO2)
+    heads = sizes.heads
+    reader.uniform_layers(FULL)
+    bias = reader.boolean("attention_bias", False)
+    rope = read_rope(reader, heads.dim, sizes.positions)
+    reader.finish()
+    gate = gated(sizes.activation)
+
+    def block(weights: Weights, layer: int) -> Block:
+        name = f"model.layers.{layer}"
+        attention = Attention(
+            layer,
+            heads,
+            load_qkv(weights, f"{name}.self_attn", heads, bias=bias),
+            load_output(weights, f"{name}.self_attn", heads, bias=bias),
+            rope=rope,
+            q_norm=RMSNorm.load(weights, f"{name}.self_attn.q_norm", heads.count * heads.dim, sizes.eps),
+            k_norm=RMSNorm.load(weights, f"{name}.self_attn.k_norm", heads.kv * heads.dim, sizes.eps),
+            wide_norms=True,
+        )
+        norms = Norms(
+            after_mixer=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps),
+            after_mlp=RMSNorm.load(weights, f"{name}.post_feedforward_layernorm", sizes.hidden, sizes.eps),
+        )
+        return Block(attention, gated_mlp(weights, name, sizes, gate), norms)
+
+    return Architecture(sizes, attention_specs(sizes, [None] * sizes.layers), {"rope": rope}, block)

@@ -1,0 +1,217 @@
+"""Qwen3-Next and the text model of Qwen3.5: mostly gated delta nets, every few layers gated attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...cache.base import AttentionSpec, LayerSpec, Step
+from ...nn.activations import gated
+from ...nn.attention import Attention, load_output
+from ...nn.gated_delta import DeltaSizes, GatedDelta
+from ...nn.linear import JoinedLinear, Linear
+from ...nn.mlp import GatedMLP
+from ...nn.moe import MixtureOfExperts, SharedExpert, softmax_then_top
+from ...nn.norms import RMSNorm
+from ...nn.rope import Rope, Rotation
+from ...nn.weights import Matrix, Recipe, Weights, map_rows
+from ..config import ConfigReader
+from ..decoder import Architecture, Block, Layer, Mixer, Norms
+from ..experts import load_experts, read_expert_count
+from ..layer_types import FULL, LINEAR, every, read_layer_types
+from ..parts import gated_mlp, is_sparse_layer
+from ..rope_config import read_rope
+from ..sizes import Sizes, read_sizes
+
+QWEN3_NEXT = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+}
+QWEN3_5 = QWEN3_NEXT | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+}
+
+LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
+LoadMLP = Callable[[Weights, int], Layer]
+
+
+def qwen3_next(config: dict[str, Any]) -> Architecture:
+    """Experts with a shared one; the delta net's inputs come in two matrices, interleaved by key head."""
+    reader = ConfigReader(config)
+    sizes = read_sizes(reader, QWEN3_NEXT)
+    gate = gated(sizes.activation)
+    count = read_expert_count(reader, 512)
+    shape = (count, reader.integer("moe_intermediate_size", 512), sizes.hidden)
+    shared = reader.integer("shared_expert_intermediate_size", 512)
+    route = softmax_then_top(reader.integer("num_experts_per_tok", 10), normalized=reader.boolean("norm_topk_prob", True))
+    sparse = is_sparse_layer(reader, count)
+
+    def mlp(weights: Weights, layer: int) -> Layer:
+        name = f"model.layers.{layer}.mlp"
+        if not sparse(layer):
+            return gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
+        router = Linear.load(weights, f"{name}.gate", count, sizes.hidden, quantizable=False)
+        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", shape, gate)
+        shared_gate = Linear.load(weights, f"{name}.shared_expert_gate", 1, sizes.hidden, quantizable=False)
+        shared_mlp = GatedMLP.load(weights, f"{name}.shared_expert", sizes.hidden, shared, gate)
+        return MixtureOfExperts(router, route, experts, SharedExpert(shared_mlp, shared_gate))
+
+    return _architecture(reader, sizes, mlp, _interleaved_inputs)
+
+
+def qwen3_5_text(config: dict[str, Any]) -> Architecture:
+    """Dense; the delta net's inputs come in a matrix each."""
+    reader = ConfigReader(config)
+    sizes = read_sizes(reader, QWEN3_5)
+    gate = gated(sizes.activation)
+    reader.only("attn_output_gate", True)
+    reader.only("mamba_ssm_dtype", "float32")
+    reader.skip("mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    return _architecture(reader, sizes, lambda weights, layer: gated_mlp(weights, f"model.layers.{layer}", sizes, gate), _separate_inputs)
+
+
+def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs: LoadInputs) -> Architecture:
+    delta = DeltaSizes(
+        sizes.hidden,
+        key_heads=reader.integer("linear_num_key_heads", 16),
+        value_heads=reader.integer("linear_num_value_heads", 32),
+        key_dim=reader.integer("linear_key_head_dim", 128),
+        value_dim=reader.integer("linear_value_head_dim", 128),
+        taps=reader.integer("linear_conv_kernel_dim", 4, low=2),
+    )
+    if delta.value_heads % delta.key_heads:
+        raise reader.bad("linear_num_value_heads", delta.value_heads, f"a multiple of linear_num_key_heads, {delta.key_heads}")
+    reader.only("hidden_act", "silu", "swish")
+    interval = reader.integer("full_attention_interval", 4)
+    types = read_layer_types(reader, (FULL, LINEAR), sizes.layers, every(interval, FULL, LINEAR))
+    ignored = frozenset({"mrope_section", "mrope_interleaved"})
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, ignored=ignored)
+    bias = reader.boolean("attention_bias", False)
+    reader.finish()
+    norms = _Norms(sizes.eps, delta, f"model.layers.{types.index(LINEAR)}.linear_attn.conv1d.weight" if LINEAR in types else None)
+
+    def block(weights: Weights, layer: int) -> Block:
+        name = f"model.layers.{layer}"
+        mixer: Mixer
+        if types[layer] == LINEAR:
+            mixer = _load_delta(weights, f"{name}.linear_attn", layer, sizes, delta, load_inputs)
+        else:
+            mixer = GatedAttention.load(weights, f"{name}.self_attn", layer, sizes, rope, norms, bias=bias)
+        both = Norms(
+            before_mixer=norms.load(weights, f"{name}.input_layernorm", sizes.hidden),
+            before_mlp=norms.load(weights, f"{name}.post_attention_layernorm", sizes.hidden),
+        )
+        return Block(mixer, mlp(weights, layer), both)
+
+    heads = sizes.heads
+    full = AttentionSpec(heads.kv, heads.dim, heads.dim)
+    specs: tuple[LayerSpec, ...] = tuple(delta.spec if kind == LINEAR else full for kind in types)
+    return Architecture(sizes, specs, {"rope": rope}, block, final_norm=lambda weights: norms.load(weights, "model.norm", sizes.hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """Norms that Hugging Face stores around zero and mlx-lm around one, under the same name. Which of the two it is shows in the
+    axes of a convolution, `witness`, that the same conversion turns."""
+
+    eps: float
+    delta: DeltaSizes
+    witness: str | None
+
+    def load(self, weights: Weights, name: str, size: int) -> RMSNorm:
+        recipes = []
+        if self.witness:
+            sources = (f"{name}.weight", self.witness)
+            recipes = [Recipe(sources, ((size,), (self.delta.channels, 1, self.delta.taps)), _add_one)]
+        return RMSNorm(weights.vector(f"{name}.weight", (size,), otherwise=recipes), self.eps)
+
+
+def _add_one(sources: list[Matrix]) -> Matrix:
+    return map_rows(sources[0], lambda weight: 1 + weight.astype(mx.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttention:
+    """Attention whose answer is weighed, channel by channel, by a sigmoid of a second half of the query projection."""
+
+    attention: Attention
+    inputs: JoinedLinear
+
+    @classmethod
+    def load(cls, weights: Weights, name: str, layer: int, sizes: Sizes, rope: Rope, norms: _Norms, *, bias: bool) -> GatedAttention:
+        heads = sizes.heads
+        wide = [2 * heads.sizes[0], *heads.sizes[1:]]
+        names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
+        parts = [Linear.load(weights, part, size, sizes.hidden, bias=bias) for part, size in zip(names, wide, strict=True)]
+        q_norm = norms.load(weights, f"{name}.q_norm", heads.dim)
+        k_norm = norms.load(weights, f"{name}.k_norm", heads.dim)
+        inputs, output = JoinedLinear(parts, wide), load_output(weights, name, heads, bias=bias)
+        return cls(Attention(layer, heads, inputs, output, rope=rope, q_norm=q_norm, k_norm=k_norm), inputs)
+
+    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+        heads = self.attention.heads
+        both, k, v = self.inputs(x)
+        q, gate = mx.split(both.reshape(-1, heads.count, 2 * heads.dim), 2, axis=-1)
+        y = self.attention.attend(q, k, v, step, rotation)
+        return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)))
+
+
+def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: DeltaSizes, load_inputs: LoadInputs) -> GatedDelta:
+    stored = Recipe((f"{name}.conv1d.weight",), ((delta.channels, 1, delta.taps),), _move_taps)
+    parts = load_inputs(weights, name, delta)
+    return GatedDelta(
+        layer,
+        delta,
+        JoinedLinear(parts, [delta.channels, delta.value_heads, delta.value_heads, delta.values]),
+        Linear.load(weights, f"{name}.out_proj", sizes.hidden, delta.values),
+        convolution=weights.vector(f"{name}.conv1d.weight", (delta.channels, delta.taps, 1), otherwise=[stored]),
+        decay=weights.vector(f"{name}.A_log", (delta.value_heads,), dtype=mx.float32),
+        decay_bias=weights.vector(f"{name}.dt_bias", (delta.value_heads,), dtype=mx.float32),
+        norm=weights.vector(f"{name}.norm.weight", (delta.value_dim,)),
+        eps=sizes.eps,
+    )
+
+
+def _move_taps(sources: list[Matrix]) -> Matrix:
+    return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))
+
+
+def _separate_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:
+    sizes = {"qkv": delta.channels, "b": delta.value_heads, "a": delta.value_heads, "z": delta.values}
+    return [Linear.load(weights, f"{name}.in_proj_{part}", size, delta.hidden) for part, size in sizes.items()]
+
+
+def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:
+    """Of each key head in turn: its query, key, values and gates; and its betas and decays."""
+    qkvz = weights.matrix(f"{name}.in_proj_qkvz.weight", (delta.channels + delta.values, delta.hidden))
+    ba = weights.matrix(f"{name}.in_proj_ba.weight", (2 * delta.value_heads, delta.hidden))
+    each = delta.value_heads // delta.key_heads
+    q, k, v, z = _rows_by_part(delta.key_heads, [delta.key_dim, delta.key_dim, each * delta.value_dim, each * delta.value_dim])
+    beta, decay = _rows_by_part(delta.key_heads, [each, each])
+    rows = [(qkvz, np.concatenate([q, k, v])), (ba, beta), (ba, decay), (qkvz, z)]
+    return [Linear(_pick(matrix, wanted)) for matrix, wanted in rows]
+
+
+def _rows_by_part(heads: int, widths: list[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Row numbers of each part, where the parts of one head follow each other and the heads one another."""
+    rows = np.arange(heads * sum(widths)).reshape(heads, -1)
+    return [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], axis=1)]
+
+
+def _pick(matrix: Matrix, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Matrix:
+    wanted = mx.array(rows)
+    return map_rows(matrix, lambda array: array[wanted])

@@ -1,0 +1,103 @@
+"""The gated delta net (arXiv:2412.06464) as Qwen3-Next has it: a short causal convolution and a recurrence with a decaying state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..cache.base import RecurrentSpec, Step
+from .activations import silu
+from .fuse import fused
+from .linear import JoinedLinear, Linear
+from .rope import Rotation
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """Heads and widths. Each key head serves `value_heads / key_heads` neighbouring value heads."""
+
+    hidden: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution runs over: queries, keys, values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def spec(self) -> RecurrentSpec:
+        """The convolution's last inputs, and the state of the recurrence."""
+        return RecurrentSpec(((self.taps - 1, self.channels), (self.value_heads, self.value_dim, self.key_dim)))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """One layer. `inputs` gives, of hidden states `[T, hidden]`, what the recurrence reads (q, k, v `[T, channels]`, then beta and
+    decay `[T, value_heads]` each) and the output gate `[T, values]`. `convolution` is `[channels, taps, 1]`, `decay` (its logarithm)
+    and `decay_bias` `[value_heads]` float32, `norm` `[value_dim]`."""
+
+    layer: int
+    sizes: DeltaSizes
+    inputs: JoinedLinear
+    output: Linear
+    convolution: mx.array
+    decay: mx.array
+    decay_bias: mx.array
+    norm: mx.array
+    eps: float
+
+    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+        sizes = self.sizes
+        qkv, beta, decay, gate = self.inputs(x)
+        y = step.recur(self.layer, mx.concatenate([qkv, beta, decay], axis=-1), self.update)
+        heads = mx.fast.rms_norm(y.reshape(-1, sizes.value_heads, sizes.value_dim), self.norm, self.eps)
+        return self.output(_gated(heads.reshape(-1, sizes.values), gate))
+
+    def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Advance: x `[B, L, channels + 2 * value_heads]`, states as in `DeltaSizes.spec`, to `[B, L, values]`."""
+        sizes, (window, state) = self.sizes, states
+        batch, length = x.shape[:2]
+        qkv, beta, decay = mx.split(x, [sizes.channels, sizes.channels + sizes.value_heads], axis=-1)
+        row = mx.concatenate([window.astype(qkv.dtype), qkv], axis=1)
+        qkv = silu(mx.conv1d(row, self.convolution, groups=sizes.channels))
+        q, k, v = mx.split(qkv, [sizes.keys, 2 * sizes.keys], axis=-1)
+        q = _unit(q.reshape(batch, length, sizes.key_heads, sizes.key_dim)) * sizes.key_dim**-0.5
+        k = _unit(k.reshape(batch, length, sizes.key_heads, sizes.key_dim))
+        v = v.reshape(batch, length, sizes.value_heads, sizes.value_dim)
+        kept = _kept(decay, self.decay_bias, self.decay)
+        y, state = mx.fast.gated_delta_update(q, k, v, kept, mx.sigmoid(beta.astype(mx.float32)), state)
+        return y.reshape(batch, length, sizes.values), (row[:, length:].astype(mx.float32), state)
+
+
+def _unit(x: mx.array) -> mx.array:
+    """`x / sqrt(sum(x^2) + eps)`, by the norm that divides by the mean instead of the sum."""
+    dims = x.shape[-1]
+    normed: mx.array = mx.fast.rms_norm(x, None, _EPS / dims)
+    return normed * dims**-0.5
+
+
+@fused
+def _kept(decay: mx.array, bias: mx.array, logarithm: mx.array) -> mx.array:
+    """The share of the state that a token keeps, in float32."""
+    rate = mx.logaddexp(decay.astype(mx.float32) + bias, mx.zeros((), mx.float32))
+    return mx.exp(-mx.exp(logarithm) * rate)
+
+
+@fused
+def _gated(x: mx.array, gate: mx.array) -> mx.array:
+    return (x.astype(mx.float32) * silu(gate.astype(mx.float32))).astype(gate.dtype)

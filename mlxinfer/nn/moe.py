@@ -1,0 +1,131 @@
+"""Mixtures of experts: each token goes through the few experts that a router chooses for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .activations import Gate
+from .linear import JoinedLinear, Linear
+from .weights import Dense, Recipe, Weights
+
+Route = Callable[[mx.array], tuple[mx.array, mx.array]]
+"""Router logits `[T, experts]` to the chosen experts `[T, k]` and their weights `[T, k]` float32."""
+
+SORT_FROM = 64
+"""Rows from which on sorting them by expert pays: each expert's matrix is then read once."""
+
+
+class ExpertLinear(Linear):
+    """A matrix `[experts, out, in]`, and perhaps biases `[experts, out]`. Rows of `x` `[..., 1, in]` choose by `experts` `[...]`."""
+
+    @classmethod
+    def load_experts(
+        cls,
+        weights: Weights,
+        name: str,
+        shape: tuple[int, int, int],
+        *,
+        bias: Sequence[Recipe] | None = None,
+        otherwise: Sequence[Recipe] = (),
+    ) -> ExpertLinear:
+        """Ask for `name.weight`, and where `bias` is not None for `name.bias`, with the ways in which either can be made."""
+        matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
+        return cls(matrix, None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias))
+
+    def __call__(self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
+        matrix = self.matrix
+        if isinstance(matrix, Dense):
+            y = mx.gather_mm(x, matrix.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=is_sorted)
+        else:
+            f = matrix.format
+            y = mx.gather_qmm(
+                x,
+                matrix.weight,
+                matrix.scales,
+                matrix.biases,
+                rhs_indices=experts,
+                transpose=True,
+                group_size=f.group_size,
+                bits=f.bits,
+                mode=f.mode,
+                sorted_indices=is_sorted,
+            )
+        return y if self.bias is None else y + self.bias[experts][..., None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The gated feed-forward layers of all experts."""
+
+    gate_up: JoinedLinear
+    down: ExpertLinear
+    gate: Gate
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """`[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
+        chosen, rows, back = experts, x[:, None, None], None
+        if experts.size >= SORT_FROM:
+            order = mx.argsort(experts.flatten())
+            back = mx.argsort(order)
+            chosen = experts.flatten()[order]
+            rows = x[order // experts.shape[-1]][:, None]
+        gate, up = self.gate_up(rows, chosen, back is not None)
+        y = self.down(self.gate(gate, up), chosen, back is not None).squeeze(-2)
+        return y if back is None else y[back].reshape(*experts.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A feed-forward layer that every token takes, weighed by a sigmoid of its own gate `[1, hidden]`."""
+
+    mlp: Callable[[mx.array], mx.array]
+    gate: Linear
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.sigmoid(self.gate(x)) * self.mlp(x)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts:
+    """Router, experts, and perhaps one that is shared: `[T, hidden]` to the same."""
+
+    router: Linear
+    route: Route
+    experts: Experts
+    shared: SharedExpert | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        experts, shares = self.route(self.router(x))
+        y = (self.experts(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        return y if self.shared is None else y + self.shared(x)
+
+
+def softmax_then_top(count: int, *, normalized: bool) -> Route:
+    """Probabilities over all experts, then the best `count`; `normalized` makes those sum to one."""
+
+    def route(logits: mx.array) -> tuple[mx.array, mx.array]:
+        shares = mx.softmax(logits.astype(mx.float32), axis=-1)
+        best = _top(shares, count)
+        shares = mx.take_along_axis(shares, best, axis=-1)
+        return best, shares / shares.sum(axis=-1, keepdims=True) if normalized else shares
+
+    return route
+
+
+def top_then_softmax(count: int) -> Route:
+    """The best `count` experts, then probabilities over those."""
+
+    def route(logits: mx.array) -> tuple[mx.array, mx.array]:
+        best = _top(logits, count)
+        return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
+
+    return route
+
+
+def _top(scores: mx.array, count: int) -> mx.array:
+    if count >= scores.shape[-1]:
+        return mx.broadcast_to(mx.arange(scores.shape[-1], dtype=mx.uint32), scores.shape)
+    return mx.argpartition(scores, kth=-count, axis=-1)[..., -count:]
