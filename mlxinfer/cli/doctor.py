@@ -11,7 +11,7 @@ import click
 @click.command(short_help="What this machine has, and what it lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> None:
-    """Show the device, how its memory will be used, versions, models, and what is missing and what that costs."""
+    """Show the device, how its memory will be used, versions, models, and what is missing."""
     from .diagnosis import diagnose
 
     found = diagnose()

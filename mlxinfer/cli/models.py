@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import click
 
-from ..errors import MLXInferError
 from .options import model_argument
 from .text import human_bytes
 
@@ -20,16 +19,18 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_models(as_json: bool) -> None:
-    """List aliases, converted models, and those in the hub's cache."""
-    from .catalog import entries
+    """List installed models, converted ones, and those in the hub's cache."""
+    from ..loading.catalog import local_models
 
-    found = entries()
+    found = local_models()
     if as_json:
-        click.echo(json.dumps([asdict(entry) for entry in found], default=str))
+        click.echo(json.dumps([asdict(model) for model in found], default=str))
         return
-    for entry in found:
-        size = human_bytes(entry.nbytes) if entry.nbytes is not None else "-"
-        click.echo(f"{entry.name:<44} {entry.source:<10} {size:>9}  {entry.path or f'not here: mlxinfer models pull {entry.name}'}")
+    width = max((len(model.name) for model in found), default=0)
+    for model in found:
+        click.echo(f"{model.name:<{width}}  {model.kind:<9}  {human_bytes(model.nbytes):>8}  {model.path}")
+    if not found:
+        click.echo("no models here: mlxinfer models pull, or mlxinfer doctor for the demonstration models", err=True)
 
 
 @models.command()
@@ -37,22 +38,23 @@ def list_models(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, as_json: bool) -> None:
     """Show what MODEL is, from its headers alone."""
-    from .catalog import local_path
-    from .facts import facts
+    from ..loading.catalog import describe
 
-    found = facts(local_path(model))
+    found = describe(model)
     if as_json:
-        click.echo(json.dumps(found, default=str))
+        click.echo(json.dumps({**asdict(found), "bits_per_weight": found.bits_per_weight}, default=str))
         return
-    for name, value in found.items():
-        shown = human_bytes(value) if name == "bytes" else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        click.echo(f"{name:<16} {shown}")
+    click.echo(f"{found.name}  {found.path}\n")
+    click.echo(f"architecture     {found.architecture}\nparameters       {found.parameters:,}")
+    click.echo(f"size             {human_bytes(found.nbytes)}, {found.bits_per_weight:.2f} bits per weight")
+    click.echo(f"stored as        {', '.join(f'{form} ({count} tensors)' for form, count in found.stored.items())}")
+    click.echo(f"context          {found.max_context or 'known when it is loaded: runs through mlx-lm'}")
 
 
 @models.command()
 @model_argument
 def pull(model: str) -> None:
-    """Fetch MODEL from the hub, and print where it is."""
+    """Fetch MODEL from the hub if it is not here, and print where it is."""
     from ..loading.resolve import resolve
 
     click.echo(resolve(model).path)
@@ -63,11 +65,8 @@ def pull(model: str) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(model: str, yes: bool) -> None:
     """Remove a converted or a cached MODEL from this machine."""
-    from .catalog import local_path, remove
+    from ..loading.catalog import remove_model
 
     if not yes:
-        click.confirm(f"remove {model} ({local_path(model)})?", abort=True, err=True)
-    try:
-        click.echo(f"{human_bytes(remove(model))} freed")
-    except OSError as error:
-        raise MLXInferError(f"cannot remove {model}: {error.strerror}") from error
+        click.confirm(f"remove {model}?", abort=True, err=True)
+    click.echo(f"{human_bytes(remove_model(model))} freed")

@@ -34,10 +34,10 @@ CONFIG = {
 }
 
 
-def write_chat_model(directory: Path, *, template: str | None = TEMPLATE) -> Path:
+def write_chat_model(directory: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
     """Its greedy answers go on for ever: the end of the turn has a logit of zero, below the largest of the others."""
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": context}))
     mx.save_safetensors(str(directory / "model.safetensors"), _weights(np.random.default_rng(0)), {"format": "pt"})
     _tokenizer().save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
@@ -59,8 +59,13 @@ def _weights(rng: np.random.Generator) -> dict[str, mx.array]:
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     for i in range(CONFIG["num_hidden_layers"]):
         layer = f"model.layers.{i}"
-        shapes |= {f"{layer}.self_attn.{n}_proj.weight": s for n, s in (("q", (64, hidden)), ("k", (kv, hidden)), ("v", (kv, hidden)), ("o", (hidden, 64)))}
-        shapes |= {f"{layer}.mlp.{n}_proj.weight": s for n, s in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner)))}
+        shapes |= {
+            f"{layer}.self_attn.{n}_proj.weight": s
+            for n, s in (("q", (64, hidden)), ("k", (kv, hidden)), ("v", (kv, hidden)), ("o", (hidden, 64)))
+        }
+        shapes |= {
+            f"{layer}.mlp.{n}_proj.weight": s for n, s in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner)))
+        }
         shapes |= {f"{layer}.{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
     weights = {name: rng.standard_normal(shape).astype(np.float32) * (0.3 if len(shape) > 1 else 0.1) for name, shape in shapes.items()}
     embedding = weights["model.embed_tokens.weight"]

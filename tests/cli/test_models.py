@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def converted(chat_model: str, own_home: Path) -> Path:
+    """A model where converted ones are kept, named "mine"."""
+    return Path(shutil.copytree(chat_model, own_home / "models" / "mine"))
+
+
+def test_list(call, converted):
+    found = {model["name"]: model for model in json.loads(call("models", "list", "--json").out)}
+    assert found["mine"]["kind"] == "converted"
+    assert found["mine"]["nbytes"] == sum(file.stat().st_size for file in converted.iterdir())
+    line = next(line for line in call("models", "list").out.splitlines() if line.startswith("mine"))
+    assert line.split()[-1] == str(converted)
+
+
+def test_show_reads_the_headers(call, converted):
+    found = json.loads(call("models", "show", "mine", "--json").out)
+    assert (found["architecture"], found["max_context"], found["bits_per_weight"]) == ("llama", 512, 32.0)
+    assert f"{found['parameters']:,}" in call("models", "show", str(converted)).out
+
+
+def test_pull_tells_where_a_model_is(call, converted):
+    assert call("models", "pull", "mine").out == f"{converted}\n"
+
+
+def test_remove_asks_first(call, converted):
+    assert call("models", "rm", "mine", stdin="n\n").code == 130
+    assert converted.exists()
+    assert call("models", "rm", "mine", stdin="y\n").out.endswith("freed\n")
+    assert not converted.exists()
+    assert call("models", "rm", "mine", "--yes").code == 2
+
+
+def test_remove_leaves_alone_what_is_not_its_own(call, chat_model):
+    for name in (chat_model, "..", "smollm2", "../models/x"):
+        result = call("models", "rm", name, "--yes")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+    assert Path(chat_model).exists()
+
+
+@pytest.mark.parametrize("arguments", [["show", "org/none"], ["show", "none"], ["pull", "org/none"], ["fly"], ["show"], []], ids=" ".join)
+def test_bad_input(call, arguments):
+    result = call("models", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

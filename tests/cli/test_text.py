@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxinfer.cli.text import human_bytes, printable, usage_line
+from mlxinfer.types import Usage
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (98_362_432, "98.4 MB"), (253_113_024, "253 MB"), (999_600, "1.0 MB"), (2e15, "2000 TB")],
+)
+def test_human_bytes(count, text):
+    assert human_bytes(count) == text
+
+
+@given(st.text())
+def test_no_control_character_reaches_the_terminal(text):
+    assert not set(printable(text)) & {chr(i) for i in [*range(32), *range(127, 160)] if chr(i) not in "\n\t"}
+    assert printable(text) == text or not text.isprintable()
+
+
+def test_usage_line_leaves_out_what_is_not_known():
+    assert usage_line(Usage(3, 1, ttft_s=0.5)) == "3 + 1 tokens · first after 0.50 s"
+    line = usage_line(Usage(3, 20, 0.5, 6.0, 5.26, 812_000_000))
+    assert line == "3 + 20 tokens · first after 0.50 s · prefill 6.0 tok/s · decode 5.3 tok/s · peak 812 MB"
