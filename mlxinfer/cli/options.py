@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_MAX_TOKENS = 1024
 
 
-def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from ..loading.resolve import ALIASES
 
     return [CompletionItem(alias) for alias in ALIASES if alias.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
@@ -58,7 +58,7 @@ _MODEL = [
 
 
 def model_argument(command: Command) -> Command:
-    return click.argument("model", shell_complete=_complete_model)(command)
+    return click.argument("model", shell_complete=complete_model)(command)
 
 
 def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:

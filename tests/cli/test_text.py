@@ -10,7 +10,15 @@ from mlxinfer.types import Usage
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (98_362_432, "98.4 MB"), (253_113_024, "253 MB"), (999_600, "1.0 MB"), (2e15, "2000 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (98_362_432, "98.4 MB"),
+        (253_113_024, "253 MB"),
+        (999_600, "1.0 MB"),
+        (2e15, "2000 TB"),
+    ],
 )
 def test_human_bytes(count, text):
     assert human_bytes(count) == text

@@ -106,17 +106,19 @@ class Conversation:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in content["messages"]]
-            system, saved = content["system"], dict(content["params"])
+            system, params = content["system"], _params(dict(content["params"]))
+            if not isinstance(system, (str, type(None))):
+                raise TypeError("the system message is no text")
         except OSError as error:
             raise MLXInferError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise MLXInferError(f"{path} is not a saved conversation") from error
-        if saved.get("logit_bias"):
-            saved["logit_bias"] = {int(key): bias for key, bias in saved["logit_bias"].items()}
-        try:
-            params = SamplingParams(**saved)
-        except TypeError as error:
-            raise MLXInferError(f"{path} is not a saved conversation: {error}") from error
+        used = len(self._llm.tokenizer.encode_chat([*([{"role": "system", "content": system}] if system else []), *turns])) if turns else 0
         self.reset()
-        self.turns, self.system, self.params = turns, system, params
-        self.context_used = len(self._llm.tokenizer.encode_chat(self.messages)) if turns else 0
+        self.turns, self.system, self.params, self.context_used = turns, system, params, used
+
+
+def _params(saved: dict[str, Any]) -> SamplingParams:
+    if saved.get("logit_bias"):
+        saved["logit_bias"] = {int(key): bias for key, bias in saved["logit_bias"].items()}
+    return SamplingParams(**saved)

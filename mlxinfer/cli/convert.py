@@ -1,0 +1,49 @@
+"""Convert a checkpoint into a quantized MLX directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .opening import byte_bar
+from .options import complete_model
+from .text import human_bytes
+
+if TYPE_CHECKING:
+    from ..convert.report import Report
+
+
+@click.command(short_help="Convert a checkpoint, and quantize it.")
+@click.argument("source", metavar="SRC", shell_complete=complete_model)
+@click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
+@click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode has]")
+@click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
+@click.option("--dtype", help="What is not quantized is stored in this: float32, bfloat16 or float16.  [default: as it is]")
+def convert(source: str, destination: Path, **settings: Any) -> None:
+    """Write SRC (a directory, a GGUF file, a hub id or an alias) as an MLX directory DST, which mlx-lm loads as well.
+
+    Tensor by tensor: memory is bounded by the largest one. DST appears when all of it is written and verified.
+    """
+    from ..convert import convert as convert_checkpoint
+
+    with byte_bar(f"converting {source}") as progress:
+        report = convert_checkpoint(source, destination, progress=progress, **settings)
+    click.echo("\n".join(_lines(report)))
+
+
+def _lines(report: Report) -> list[str]:
+    lines = [f"{report.destination}", f"{human_bytes(report.nbytes)}, {report.bits_per_weight:.2f} bits per weight"]
+    lines[1] += f" (from {human_bytes(report.source_nbytes)})"
+    lines.append(", ".join(f"{count} tensors {action}" for action, count in report.actions.items()))
+    worst = max(report.tensors, key=lambda tensor: tensor.error, default=None)
+    if worst and worst.error:
+        lines.append(f"largest relative error {worst.error:.4f} ({worst.name})")
+    if report.quality:
+        kl, top1 = report.quality.kl, report.quality.top1
+        lines.append(f"against the source: KL {kl:.4f} nats, same likeliest token {top1:.1%}, on {report.quality.tokens} tokens")
+    if report.skipped:
+        lines.append(f"{len(report.skipped)} tensors left out: {'; '.join(sorted(set(report.skipped.values())))}")
+    return lines + [f"note: {note}" for note in report.notes]

@@ -1,0 +1,100 @@
+"""The chat on a real terminal: keys in, screen out."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from support.chat_model import write_chat_model
+
+CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+PROMPT = "> "
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000))
+
+
+@pytest.fixture
+def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]:
+    started = []
+
+    def start(*arguments: str, **environment: str) -> pexpect.spawn:
+        # A terminal that answers no questions about itself: the line editor must not wait for replies.
+        variables = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | environment
+        command = ["-m", "mlxinfer", "chat", endless, "--temperature", "0", *arguments]
+        child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(24, 80), timeout=60)
+        started.append(child)
+        child.expect("/help lists the commands")
+        return child
+
+    yield start
+    for child in started:
+        child.close(force=True)
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
+    child = chat("--max-tokens", "90000")
+    child.expect("0 / 100000 tokens")
+    child.send("hello\r")
+    child.expect(r"\S{40}")
+    child.send(CTRL_C)
+    child.expect("stopped")
+    child.send("/set max_tokens 5\r")
+    child.expect("max_tokens +5")
+    child.send("again\r")
+    child.expect("stopped for length")
+    child.send(CTRL_D)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    history = own_home / "mlxinfer" / "history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert re.findall(r"^\+(.*)", history.read_text(), re.MULTILINE) == ["hello", "/set max_tokens 5", "again"]
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(chat):
+    child = chat()
+    child.send(CTRL_C)
+    child.expect("Ctrl-C again")
+    child.send(CTRL_C)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 130
+
+
+def test_lines_can_be_continued(chat, tmp_path):
+    child = chat("--max-tokens", "3")
+    for text in (f"a{ALT_ENTER}b\r", "c\\\rd\r", '"""e\rf"""\r'):
+        child.send(text)
+        child.expect("stopped for length")
+    child.send(f"/save {tmp_path}/talk.json\r")
+    child.expect("saved to")
+    child.send("/exit\r")
+    child.expect(pexpect.EOF)
+    import json
+
+    said = [turn["content"] for turn in json.loads((tmp_path / "talk.json").read_text())["messages"] if turn["role"] == "user"]
+    assert said == ["a\nb", "c\nd", "e\nf"]
+
+
+def test_commands_are_completed(chat):
+    child = chat()
+    child.send("/st")
+    child.expect("/stats")
+    child.send("\t\r")
+    child.expect("context 0 of 100000")
+
+
+def test_no_color_writes_no_colour_into_answers(chat):
+    child = chat("--max-tokens", "12", NO_COLOR="1")
+    child.send("hello\r")
+    child.expect("reading|\\S{12}")
+    assert child.after != "reading"
