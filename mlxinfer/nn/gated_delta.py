@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -88,7 +89,7 @@ def _unit(x: mx.array) -> mx.array:
     """`x / sqrt(sum(x^2) + eps)`, by the norm that divides by the mean instead of the sum."""
     dims = x.shape[-1]
     normed: mx.array = mx.fast.rms_norm(x, None, _EPS / dims)
-    return normed * dims**-0.5
+    return normed / math.sqrt(dims)
 
 
 @fused

@@ -1,74 +1,72 @@
-"""A tiny real model (random weights, 96 tokens) and an engine over it."""
+"""Tiny random models: written by transformers, or run by this project, for comparison."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine, Logits, Token
-from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
 from mlxinfer.models.base import Model
-from mlxinfer.sampling import sample_seed
-from mlxinfer.types import SamplingParams
 
 from .plain_step import PlainCache
 from .plain_weights import PlainWeights
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
+VOCAB = 96
 
 
-@cache
-def tiny_model(name: str = "llama") -> Model:
-    folder = GOLDEN / name
-    config = json.loads((folder / "config.json").read_text())
-    return build(config, PlainWeights.open(folder / "model.safetensors"))
+def write_with_transformers(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Any:
+    """A float32 checkpoint with random weights in `folder`; returns the torch model. Needs torch and transformers."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, 0.12)
+            elif "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            else:
+                parameter.normal_(0, 0.1)
+    model.save_pretrained(folder)
+    return model
 
 
-def tiny_engine(name: str = "llama", **settings: int) -> Engine:
-    values = {"max_context": 256, "capacity_tokens": 4096, "max_step_tokens": 64, "max_sequences": 8} | settings
-    return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32)
+def transformers_logits(model: Any, tokens: list[int]) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    return logits
 
 
-def request(prompt: list[int], limit: int = 40, index: int = 0, **params: object) -> Sequence:
-    params.setdefault("temperature", 0.0)
-    settings = SamplingParams(**params)
-    return Sequence(prompt, settings, sample_seed(settings.seed or 0, index), len(prompt) + limit, index=index)
+def open_model(folder: Path, **changes: Any) -> Model:
+    """The checkpoint of a folder by this project's graphs, its config changed where asked."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
+    weights = PlainWeights.open(folder / "model.safetensors")
+    model = build(config, weights)
+    unused = set(weights.tensors) - weights.used
+    assert not unused, f"nobody asked for {sorted(unused)}"
+    return model
 
 
-def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
-    """Add all, run to the end, and check that events tell the same as the sequences."""
-    for sequence in sequences:
-        engine.add(sequence)
-    seen: dict[Sequence, list[int]] = {}
-    while not engine.idle:
-        for event in engine.step():
-            assert isinstance(event, Token)
-            seen.setdefault(event.sequence, []).append(event.token_id)
-    for sequence, tokens in seen.items():
-        assert sequence.answer == tokens
-    return [s.answer for s in sequences]
-
-
-def greedy(prompt: list[int], count: int, name: str = "llama") -> list[int]:
-    """What plain recomputation of everything at each token gives: no cache, no engine."""
-    model, tokens = tiny_model(name), list(prompt)
-    for _ in range(count):
-        step = PlainCache(model.layers).step([(0, len(tokens))])
-        hidden = model.hidden(mx.array(tokens, dtype=mx.int32), step)
-        tokens.append(int(np.argmax(np.array(model.logits(hidden[-1:])))))
-    return tokens[len(prompt) :]
-
-
-def all_logits(engine: Engine, tokens: list[int]) -> np.ndarray:
-    sequence = Sequence(tokens, SamplingParams(), 0, len(tokens), wants_logits=True)
-    engine.add(sequence)
-    rows: list[mx.array] = []
-    while not engine.idle:
-        rows += [e.rows for e in engine.step() if isinstance(e, Logits) and e.sequence is sequence]
+def logits_of(model: Model, tokens: list[int], chunks: list[int] | None = None) -> np.ndarray:
+    """float32 `[T, vocab]` of one sequence, in steps of these many tokens."""
+    cache = PlainCache(model.layers)
+    rows, start = [], 0
+    for count in chunks or [len(tokens)]:
+        step = cache.step([(0, count)], {0: len(tokens)})
+        rows.append(model.logits(model.hidden(mx.array(tokens[start : start + count], mx.int32), step)))
+        start += count
+    assert start == len(tokens)
     return np.array(mx.concatenate(rows))
+
+
+def random_tokens(count: int, seed: int = 11, vocab: int = VOCAB) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, vocab, count)]
