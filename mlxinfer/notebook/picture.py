@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from io import BytesIO
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,19 @@ if TYPE_CHECKING:
 MOST_TOKENS = 64
 
 
-def logprobs_picture(completion: Completion) -> Figure:
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A matplotlib `figure` that shows itself as the result of a cell, without pyplot's global state."""
+
+    figure: Figure
+
+    def _repr_png_(self) -> bytes:
+        png = BytesIO()
+        self.figure.savefig(png, format="png", dpi=110)
+        return png.getvalue()
+
+
+def logprobs_picture(completion: Completion) -> Picture:
     """A bar per generated token (the first 64): the probability the model gave it, and below the likeliest token it did not take.
 
     The completion must have been made with `SamplingParams(logprobs=1)` or more.
@@ -38,7 +52,7 @@ def logprobs_picture(completion: Completion) -> Figure:
     axes.set_ylabel("probability")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("each token, and (the likeliest other one)", fontsize=9, loc="left")
-    return figure
+    return Picture(figure)
 
 
 def _runner_up(token: TokenLogprob) -> str:

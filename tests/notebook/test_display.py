@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+from support.chat_model import write_chat_model
+
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.errors import PromptError
+from mlxinfer.notebook import stream
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12)
+HELLO = [{"role": "user", "content": "hello"}]
+ENDLESS = "SamplingParams(temperature=0, max_tokens=90_000, logprobs=1)"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000))
+
+
+def test_outside_of_a_notebook_it_prints(model, capsys):
+    with LLM(model) as llm:
+        for prompt, expected in ((HELLO, llm.chat(HELLO, PARAMS)), ("hello", llm.generate("hello", PARAMS)[0])):
+            completion = stream(llm, prompt, PARAMS)
+            assert (completion.text, completion.token_ids, completion.finish_reason) == (expected.text, expected.token_ids, "length")
+            assert capsys.readouterr().out == expected.text + "\n"
+
+
+def test_errors_are_those_of_the_library(model):
+    with LLM(model) as llm, pytest.raises(PromptError):
+        stream(llm, "", PARAMS)
+
+
+class Cell:
+    """Runs code in a kernel and collects what the front end would see."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+        self.displays: dict[str, dict[str, str]] = {}
+        self.printed = ""
+
+    def run(self, code: str, interrupt_after: int | None = None) -> str:
+        """Execute, interrupting once a display has so many characters. Returns what was printed; a traceback fails."""
+        self.printed, sent = "", False
+        request = self.client.execute(code)
+        while True:
+            message = self.client.get_iopub_msg(timeout=60)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            assert kind != "error", "\n".join(content["traceback"])
+            if kind == "stream":
+                self.printed += content["text"]
+            if kind in ("display_data", "update_display_data"):
+                self.displays[content["transient"]["display_id"]] = content["data"]
+                if interrupt_after is not None and not sent and len(content["data"]["text/plain"]) >= interrupt_after:
+                    self.manager.interrupt_kernel()
+                    sent = True
+            if kind == "status" and content["execution_state"] == "idle":
+                return self.printed.strip()
+
+    @property
+    def last_display(self) -> dict[str, str]:
+        return list(self.displays.values())[-1]
+
+
+@pytest.fixture(scope="module")
+def cell(model: str) -> Iterator[Cell]:
+    manager, client = start_new_kernel()
+    cell = Cell(manager, client)
+    cell.run(f"from mlxinfer import LLM, SamplingParams\nfrom mlxinfer.notebook import stream\nllm = LLM({model!r})\nhello = {HELLO!r}")
+    yield cell
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_the_display_ends_with_the_whole_text(cell):
+    text = cell.run("c = stream(llm, hello, SamplingParams(temperature=0, max_tokens=12)); print(c.text)")
+    assert cell.last_display["text/plain"] == text
+    assert "12 tokens" in cell.last_display["text/html"]
+
+
+def test_interrupting_the_cell_stops_the_answer_and_keeps_its_text(cell):
+    cell.run(f"c = stream(llm, hello, {ENDLESS})", interrupt_after=20)
+    told = cell.run("print(c.finish_reason, len(c.token_ids), c.usage.completion_tokens, len(c.logprobs), llm.engine.idle); print(c.text)")
+    facts, text = told.split("\n")
+    reason, count, used, logprobs, idle = facts.split()
+    assert (reason, idle) == ("cancelled", "True")
+    assert 20 <= int(count) == int(used) == int(logprobs) < 90_000
+    assert len(text) >= 20
+    assert cell.last_display["text/plain"] == text
+    assert "stopped" in cell.last_display["text/html"]
+
+
+def test_after_an_interrupt_the_next_cell_answers_as_before(cell):
+    greedy = "SamplingParams(temperature=0, max_tokens=12)"
+    before = cell.run(f"print(stream(llm, hello, {greedy}).token_ids)")
+    cell.run(f"stream(llm, hello, {ENDLESS});", interrupt_after=1)
+    assert cell.run(f"print(stream(llm, hello, {greedy}).token_ids)") == before
+
+
+def test_text_is_shown_as_text(cell):
+    """What a model writes is no HTML."""
+    cell.run("from mlxinfer.notebook.display import _Cell; from mlxinfer import Completion, Usage")
+    cell.run("shown = _Cell(); shown.show('<script>x</script>'); shown.end(Completion('', [], 'stop', Usage(1, 1)))")
+    assert "&lt;script&gt;" in cell.last_display["text/html"]
+    assert "<script>" not in cell.last_display["text/html"]

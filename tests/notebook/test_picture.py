@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from math import exp, log
+
+import pytest
+
+from mlxinfer.errors import MLXInferError
+from mlxinfer.notebook import logprobs_picture
+from mlxinfer.notebook.picture import MOST_TOKENS
+from mlxinfer.types import Completion, TokenLogprob, Usage
+
+TOKENS = [
+    TokenLogprob(5, " Paris", log(0.9), ((5, " Paris", log(0.9)), (7, "\n", log(0.05)))),
+    TokenLogprob(9, "$x_1$", log(0.05), ((7, "$", log(0.6)), (9, "$x_1$", log(0.05)))),
+]
+
+
+def completion(logprobs: list[TokenLogprob] | None) -> Completion:
+    return Completion("", [], "stop", Usage(1, 1), logprobs)
+
+
+def test_a_bar_per_token():
+    picture = logprobs_picture(completion(TOKENS))
+    axes = picture.figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([exp(token.logprob) for token in TOKENS])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["␣Paris\n(⏎)", "\\$x_1\\$\n(\\$)"]
+    png = picture._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5000
+
+
+def test_a_long_answer_is_cut():
+    assert len(logprobs_picture(completion(TOKENS * MOST_TOKENS)).figure.axes[0].patches) == MOST_TOKENS
+
+
+def test_without_logprobs_it_says_how_to_get_them():
+    with pytest.raises(MLXInferError, match="logprobs=3"):
+        logprobs_picture(completion(None))
