@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny import GOLDEN, all_logits, greedy, request, run, tiny_engine
+from support.tiny_engine import GOLDEN, all_logits, greedy, request, run, tiny_engine
 
 from mlxinfer.errors import MemoryPlanError
 

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny import GOLDEN, greedy
+from support.tiny_engine import GOLDEN, greedy
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, MLXInferError, SamplingParams

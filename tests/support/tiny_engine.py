@@ -1,0 +1,74 @@
+"""A tiny real model (random weights, 96 tokens) and an engine over it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine, Logits, Token
+from mlxinfer.engine.sequence import Sequence
+from mlxinfer.models import build
+from mlxinfer.models.base import Model
+from mlxinfer.sampling import sample_seed
+from mlxinfer.types import SamplingParams
+
+from .plain_step import PlainCache
+from .plain_weights import PlainWeights
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
+
+
+@cache
+def tiny_model(name: str = "llama") -> Model:
+    folder = GOLDEN / name
+    config = json.loads((folder / "config.json").read_text())
+    return build(config, PlainWeights.open(folder / "model.safetensors"))
+
+
+def tiny_engine(name: str = "llama", **settings: int) -> Engine:
+    values = {"max_context": 256, "capacity_tokens": 4096, "max_step_tokens": 64, "max_sequences": 8} | settings
+    return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32)
+
+
+def request(prompt: list[int], limit: int = 40, index: int = 0, **params: object) -> Sequence:
+    params.setdefault("temperature", 0.0)
+    settings = SamplingParams(**params)
+    return Sequence(prompt, settings, sample_seed(settings.seed or 0, index), len(prompt) + limit, index=index)
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
+    """Add all, run to the end, and check that events tell the same as the sequences."""
+    for sequence in sequences:
+        engine.add(sequence)
+    seen: dict[Sequence, list[int]] = {}
+    while not engine.idle:
+        for event in engine.step():
+            assert isinstance(event, Token)
+            seen.setdefault(event.sequence, []).append(event.token_id)
+    for sequence, tokens in seen.items():
+        assert sequence.answer == tokens
+    return [s.answer for s in sequences]
+
+
+def greedy(prompt: list[int], count: int, name: str = "llama") -> list[int]:
+    """What plain recomputation of everything at each token gives: no cache, no engine."""
+    model, tokens = tiny_model(name), list(prompt)
+    for _ in range(count):
+        step = PlainCache(model.layers).step([(0, len(tokens))])
+        hidden = model.hidden(mx.array(tokens, dtype=mx.int32), step)
+        tokens.append(int(np.argmax(np.array(model.logits(hidden[-1:])))))
+    return tokens[len(prompt) :]
+
+
+def all_logits(engine: Engine, tokens: list[int]) -> np.ndarray:
+    sequence = Sequence(tokens, SamplingParams(), 0, len(tokens), wants_logits=True)
+    engine.add(sequence)
+    rows: list[mx.array] = []
+    while not engine.idle:
+        rows += [e.rows for e in engine.step() if isinstance(e, Logits) and e.sequence is sequence]
+    return np.array(mx.concatenate(rows))
