@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import MLXInferError, ModelNotFoundError, UnsupportedModelError
-from ..models import build
+from ..errors import MLXInferError, ModelNotFoundError
+from ..models import build, supports
 from ..nn.weights import Format
 from .aliases import ALIASES
 from .checkpoint import Checkpoint
@@ -125,7 +125,6 @@ def _form(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _max_context(checkpoint: Checkpoint) -> int | None:
-    try:
-        return build(checkpoint.config, PlannedWeights(checkpoint)).max_context
-    except UnsupportedModelError:
+    if not supports(str(checkpoint.config.get("model_type"))):
         return None
+    return build(checkpoint.config, PlannedWeights(checkpoint)).max_context

@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
 from .dtypes import compute_dtype, dtype_name
 from .files import read_json_if_there
+from .gguf import GGUFCheckpoint
 from .memory import check_memory
 from .no_tokenizer import NoTokenizer, has_tokenizer
 from .planned import PlannedWeights
@@ -86,16 +87,12 @@ def load(
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`."""
-    if path.is_dir():
-        return SafetensorsCheckpoint(path)
-    from .gguf import GGUFCheckpoint
-
-    return GGUFCheckpoint(path)
+    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer beside the weights, or in the GGUF file. Raises `TokenizerError`."""
-    if not isinstance(checkpoint, SafetensorsCheckpoint):
+    if isinstance(checkpoint, GGUFCheckpoint):
         return tokenizers.from_gguf(checkpoint.metadata)
     if not has_tokenizer(checkpoint.path):
         return NoTokenizer(checkpoint.path, checkpoint.config)

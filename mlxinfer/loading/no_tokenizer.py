@@ -27,7 +27,10 @@ class NoTokenizer(Tokenizer):
         self.bos_token_id = None
         eos = config.get("eos_token_id")
         self.eos_token_ids = frozenset(i for i in (eos if isinstance(eos, list) else [eos]) if type(i) is int)
-        self.chat_template = None
+
+    @property
+    def chat_template(self) -> str | None:
+        return None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise self._missing()
@@ -69,6 +72,9 @@ class NoTokenizer(Tokenizer):
 
 
 class _Silent(Detokenizer):
+    def __init__(self) -> None:
+        pass
+
     def add(self, token_id: int) -> str:
         return ""
 

@@ -1,0 +1,36 @@
+"""The config of the destination: in the style that mlx-lm reads, with the quantization of every layer that has its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..loading.dtypes import dtype_name
+from ..models.old_style import to_old_style
+from ..nn.weights import Format
+from .mapper import Plan
+
+_DROPPED = ("_name_or_path", "dtype", "quantization", "quantization_config", "vision_config", "audio_config")
+
+
+def destination_config(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Its keys in order of the alphabet are what `loading.files.to_json` writes."""
+    written = {key: value for key, value in to_old_style(config).items() if key not in _DROPPED}
+    names = {output.request.name for output in plan.outputs}
+    written["tie_word_embeddings"] = "lm_head.weight" not in names
+    written["torch_dtype"] = dtype_name(plan.dtype)
+    if plan.default:
+        written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
+    return written
+
+
+def _quantization(plan: Plan, default: Format) -> dict[str, Any]:
+    block: dict[str, Any] = _entry(default)
+    for output in plan.outputs:
+        if output.request.kind == "matrix" and output.target != default:
+            path = output.request.name.removesuffix(".weight")
+            block[path] = _entry(output.target) if isinstance(output.target, Format) else False
+    return block
+
+
+def _entry(form: Format) -> dict[str, Any]:
+    return {"group_size": form.group_size, "bits": form.bits, "mode": form.mode}

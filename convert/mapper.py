@@ -1,0 +1,165 @@
+"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before a weight is read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..errors import ConversionError
+from ..loading.checkpoint import Checkpoint
+from ..loading.dtypes import dtype_name, main_dtype
+from ..loading.ledger import Request
+from ..loading.planned import Planned, PlannedWeights
+from ..loading.quantization import AFFINE_GROUPS, packed_shapes
+from ..loading.weights import can_quantize
+from ..models import build, supports
+from ..nn.weights import Format
+from .report import Action
+
+_ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of the destination's safetensors, `dtype` named as in its header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor of the graph, as it comes (`stored`) and as it is to be written (`target`); `dtype` is that of its floating parts."""
+
+    request: Request
+    stored: Format | mx.Dtype
+    target: Format | mx.Dtype
+    dtype: mx.Dtype
+
+    @property
+    def action(self) -> Action:
+        if isinstance(self.target, Format):
+            if not isinstance(self.stored, Format):
+                return "quantized"
+            return "kept" if self.stored == self.target else "requantized"
+        if isinstance(self.stored, Format):
+            return "dequantized"
+        if self.stored != self.target:
+            return "cast"
+        return "kept" if self.request.recipe is None else "made"
+
+    def parts(self) -> list[Part]:
+        shape = self.request.shape
+        if not isinstance(self.target, Format):
+            return [_part(self.request.name, self.target, shape)]
+        packed, groups = packed_shapes(shape, self.target)
+        base = self.request.name.removesuffix("weight")
+        if self.target.mode != "affine":
+            return [_part(self.request.name, mx.uint32, packed), _part(base + "scales", mx.uint8, groups)]
+        scales = [_part(base + name, self.dtype, groups) for name in ("scales", "biases")]
+        return [_part(self.request.name, mx.uint32, packed), *scales]
+
+
+def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
+    return Part(name, _ST_NAMES[dtype], shape, math.prod(shape) * dtype.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a conversion will write. `default` is the format of the config's quantization block, if there is any quantization."""
+
+    outputs: tuple[Output, ...]
+    skipped: dict[str, str]
+    dtype: mx.Dtype
+    default: Format | None
+    notes: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for output in self.outputs for part in output.parts())
+
+
+def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
+    """Raises `MLXInferError` for whatever cannot be converted. With `any_group`, matrices that are stored in the bits and mode asked
+    for keep their own group size."""
+    model_type = str(checkpoint.config.get("model_type"))
+    if not supports(model_type):
+        raise ConversionError(f"{model_type!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
+    planned = PlannedWeights(checkpoint)
+    build(checkpoint.config, planned)
+    planned.finish()
+    dtype = dtype or _natural_dtype(checkpoint, planned)
+    outputs = tuple(_output(tensor, asked, any_group, dtype) for tensor in planned.tensors.values())
+    return Plan(outputs, planned.skipped, dtype, asked or _commonest(outputs), tuple(_notes(outputs, asked)))
+
+
+def _natural_dtype(checkpoint: Checkpoint, planned: PlannedWeights) -> mx.Dtype:
+    """The stored one. Where plain tensors are in float32 only because the others are quantized, one of 16 bits: float16 as the scales
+    have, but bfloat16 for Gemma, whose activations leave float16's range."""
+    main = main_dtype(checkpoint)
+    quantized = any(isinstance(tensor.stored, Format) for tensor in planned.tensors.values())
+    if main in (mx.float16, mx.bfloat16) or not (quantized or checkpoint.path.is_file()):
+        return main or mx.bfloat16
+    return mx.bfloat16 if str(checkpoint.config.get("model_type")).startswith("gemma") else mx.float16
+
+
+def _output(tensor: Planned, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
+    request, stored = tensor.request, tensor.stored
+    if isinstance(stored, Format):
+        keep = asked is None or _as_good(stored, asked, any_group)
+        target = stored if keep else _fitting(request, asked) or stored
+        return Output(request, stored, target, dtype)
+    own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
+    return Output(request, stored, _fitting(request, asked) or own, dtype)
+
+
+def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
+    """More bits than are stored would add bytes and no precision."""
+    if stored.mode != asked.mode or stored.bits > asked.bits:
+        return False
+    return stored.bits < asked.bits or any_group or stored.group_size == asked.group_size
+
+
+def _fitting(request: Request, asked: Format | None) -> Format | None:
+    """The format asked for, or the same in smaller groups where the rows cannot be divided into groups of that size."""
+    if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
+        return None
+    if can_quantize(request.shape, asked):
+        return asked
+    smaller = [Format(asked.bits, g) for g in sorted(AFFINE_GROUPS, reverse=True) if g < asked.group_size and asked.mode == "affine"]
+    return next((form for form in smaller if can_quantize(request.shape, form)), None)
+
+
+def _commonest(outputs: tuple[Output, ...]) -> Format | None:
+    formats = [output.target for output in outputs if isinstance(output.target, Format)]
+    return max(formats, key=formats.count, default=None)
+
+
+def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
+    kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
+    again = [o for o in outputs if o.action == "requantized"]
+    notes = [f"{count} matrices kept exactly as they are: {form}" for form, count in _counted(kept)]
+    notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
+    if asked:
+        plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]
+        smaller = [o for o in outputs if o.action == "quantized" and o.target != asked]
+        why = f"their rows cannot be divided into groups of {asked.group_size}"
+        notes += [f"{len(plain)} matrices stay unquantized: {why}"] if plain else []
+        notes += [f"{len(smaller)} matrices have smaller groups: {why}"] if smaller else []
+    return notes
+
+
+def _counted(outputs: list[Output]) -> list[tuple[str, int]]:
+    return Counter(str_format(output.stored) for output in outputs).most_common()
+
+
+def str_format(stored: Format | mx.Dtype) -> str:
+    """In words, for notes and reports."""
+    if isinstance(stored, Format):
+        return f"{stored.bits}-bit {stored.mode} in groups of {stored.group_size}"
+    return dtype_name(stored)

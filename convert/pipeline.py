@@ -1,0 +1,119 @@
+"""Reader, mapper, quantizer, writer, verifier: a tensor at a time, so that memory is bounded by the largest one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..loading.checkpoint import Checkpoint
+from ..loading.dtypes import parse_dtype
+from ..loading.files import to_json
+from ..loading.gguf import GGUFCheckpoint
+from ..loading.load import load_tokenizer, open_checkpoint
+from ..loading.no_tokenizer import NoTokenizer
+from ..loading.quantization import check_format
+from ..loading.resolve import resolve
+from ..tokenizer.tokenizer import Tokenizer
+from .config import destination_config
+from .destination import check_destination, staged
+from .mapper import Output, Plan, plan, str_format
+from .quality import LEAST_TOKENS, compare, tokens_to_measure
+from .quantizer import Quantizer
+from .reader import blocks
+from .report import Report, TensorReport
+from .sidecars import copy_sidecars, sidecars
+from .verifier import verify
+from .writer import SHARD_BYTES, Writer, write_synced
+
+Progress = Callable[[int, int], None]
+
+
+def convert(
+    src: str | Path,
+    dst: str | Path,
+    *,
+    bits: int | None = None,
+    group_size: int | None = None,
+    mode: str = "affine",
+    dtype: str | mx.Dtype | None = None,
+    progress: Progress | None = None,
+    measure: bool | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Report:
+    """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
+
+    Without `bits` (and with mode "affine") nothing is quantized, and formats that MLX shares with the source are kept exactly.
+    `dtype` is that of what is not quantized; by default it stays. `progress` is told bytes written, of how many. `measure` says
+    whether a lossy result is compared with its source on a text; by default if that takes seconds. Everything that can be wrong is
+    found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    """
+    asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
+    target_dtype = None if dtype is None else parse_dtype(dtype)
+    destination = Path(os.path.abspath(os.path.expanduser(dst)))
+    checkpoint = open_checkpoint(resolve(src).path)
+    try:
+        planned = plan(checkpoint, asked, group_size is None, target_dtype)
+        check_destination(destination, planned.nbytes)
+        tokenizer = load_tokenizer(checkpoint)
+        report = Report(checkpoint.path, destination, skipped=planned.skipped, notes=list(planned.notes))
+        report.source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
+        with staged(destination) as directory:
+            _write_small_files(checkpoint, tokenizer, planned, directory, report)
+            _write_tensors(
+                checkpoint, planned, report, Writer(directory, [o.parts() for o in planned.outputs], shard_bytes=shard_bytes), progress
+            )
+            verify(directory, planned)
+    finally:
+        checkpoint.close()
+    if any(tensor.error for tensor in report.tensors) and measure is not False:
+        _measure(report, tokenizer, required=measure is True)
+    return report
+
+
+def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Plan, directory: Path, report: Report) -> None:
+    config = directory / "config.json"
+    write_synced(config, to_json(destination_config(checkpoint.config, planned)).encode())
+    if isinstance(checkpoint, GGUFCheckpoint):
+        tokenizer.save(directory)
+        report.copied = sorted(path.name for path in directory.iterdir() if path != config)
+        return
+    files, left = sidecars(checkpoint.path)
+    report.copied = copy_sidecars(files, checkpoint.path, directory)
+    report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
+
+
+def _write_tensors(checkpoint: Checkpoint, planned: Plan, report: Report, writer: Writer, progress: Progress | None) -> None:
+    report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    try:
+        for output in planned.outputs:
+            report.tensors.append(_write_tensor(checkpoint, output, writer))
+            report.nbytes += report.tensors[-1].nbytes
+            mx.clear_cache()
+            if progress:
+                progress(report.nbytes, planned.nbytes)
+        writer.finish(report.parameters)
+    finally:
+        writer.abandon()
+
+
+def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> TensorReport:
+    quantizer, parts = Quantizer(output), output.parts()
+    for block in blocks(checkpoint, output.request):
+        for part, array in zip(parts, quantizer(block), strict=True):
+            writer.append(part, array)
+    request = output.request
+    nbytes = sum(part.nbytes for part in parts)
+    return TensorReport(request.name, request.sources, request.shape, output.action, str_format(output.target), nbytes, quantizer.error)
+
+
+def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:
+    count = tokens_to_measure(report.parameters) or (LEAST_TOKENS if required else 0)
+    if isinstance(tokenizer, NoTokenizer) or not count:
+        why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
+        report.notes.append(f"not compared with the source on a text: {why}")
+        return
+    report.quality = compare(report.source, report.destination, tokenizer, count)

@@ -1,0 +1,67 @@
+"""Blocks of a tensor brought into the form they are written in, and how far that moved the weights."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from ..errors import WeightsError
+from ..loading.weights import cast, is_finite, quantize, settle
+from ..nn.weights import Dense, Format, Matrix, Quantized
+from .mapper import Output
+
+
+class Quantizer:
+    """Transforms the blocks of one output, and sums up the error."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._changes = _changes(output)
+        self._squared_error = 0.0
+        self._squared_norm = 0.0
+
+    @property
+    def error(self) -> float:
+        """Relative, of the blocks so far; 0 where nothing is rounded."""
+        return math.sqrt(self._squared_error / self._squared_norm) if self._squared_norm else 0.0
+
+    def __call__(self, block: Matrix) -> list[mx.array]:
+        """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
+        if not is_finite(block):
+            raise WeightsError(f"{self._output.request.name} holds NaN or infinite values")
+        written = settle(_transform(block, self._output))
+        if not is_finite(written):
+            raise WeightsError(f"{self._output.request.name} leaves the range of the dtype it is written in: choose another with --dtype")
+        if self._changes:
+            self._measure(block, written)
+        if isinstance(written, Dense):
+            return [written.weight]
+        return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
+
+    def _measure(self, block: Matrix, written: Matrix) -> None:
+        before, after = _numbers(block), _numbers(written)
+        self._squared_error += _squares(before - after)
+        self._squared_norm += _squares(before)
+
+
+def _squares(array: mx.array) -> float:
+    return float(mx.sum(mx.square(array)).item())  # type: ignore[arg-type]
+
+
+def _changes(output: Output) -> bool:
+    """Whether a value can differ from the source's. Scales that keep their format may still be cast, so those are measured."""
+    return isinstance(output.target, Format) or isinstance(output.stored, Format) or output.stored != output.target
+
+
+def _transform(block: Matrix, output: Output) -> Matrix:
+    target = output.target
+    if isinstance(target, Format):
+        if isinstance(block, Quantized) and block.format == target:
+            return cast(block, output.dtype)
+        return quantize(_numbers(block).astype(output.dtype), target)
+    return Dense(_numbers(block).astype(target)) if isinstance(block, Quantized) else Dense(block.weight.astype(target))
+
+
+def _numbers(matrix: Matrix) -> mx.array:
+    return matrix.dequantize(mx.float32) if isinstance(matrix, Quantized) else matrix.weight.astype(mx.float32)

@@ -1,0 +1,52 @@
+"""The source of a conversion, read in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import mlx.core as mx
+
+from ..loading.checkpoint import Checkpoint
+from ..loading.directory import SafetensorsCheckpoint
+from ..loading.ledger import Request
+from ..loading.weights import settle
+from ..nn.weights import Matrix, map_rows
+
+BLOCK = 1 << 24
+"""Elements of a block; a single row, or expert, may be larger."""
+
+
+def blocks(checkpoint: Checkpoint, request: Request) -> Iterator[Matrix]:
+    """The tensor in blocks `[rows, in]` (one axis for a vector), in order.
+
+    Of a plain safetensors tensor only one block is in memory at a time; what is made by a recipe, or stored otherwise, is read whole.
+    """
+    if request.recipe is None and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
+        for first, last in _ranges(request.shape[0], math.prod(request.shape[1:])):
+            yield _flat(checkpoint.read_rows(request.name, first, last))
+        return
+    matrix = _whole(checkpoint, request)
+    rows = matrix.shape[0] if matrix.shape else 1
+    for first, last in _ranges(rows, math.prod(matrix.shape[1:])):
+        yield map_rows(matrix, partial(_rows, first=first, last=last))
+
+
+def _rows(array: mx.array, first: int, last: int) -> mx.array:
+    return array[first:last] if array.ndim else array
+
+
+def _whole(checkpoint: Checkpoint, request: Request) -> Matrix:
+    sources = [checkpoint.read(source) for source in request.sources]
+    matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
+    return _flat(settle(matrix))
+
+
+def _flat(matrix: Matrix) -> Matrix:
+    return map_rows(matrix, lambda array: array.reshape(-1, array.shape[-1])) if len(matrix.shape) > 2 else matrix
+
+
+def _ranges(rows: int, row: int) -> Iterator[tuple[int, int]]:
+    step = max(1, BLOCK // max(row, 1))
+    return ((first, min(first + step, rows)) for first in range(0, rows, step))

@@ -1,0 +1,39 @@
+"""The written directory, opened again like any other model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ConversionError, MLXInferError
+from ..loading.directory import SafetensorsCheckpoint
+from ..loading.planned import PlannedWeights
+from ..models import build
+from .mapper import Plan, str_format
+
+
+def verify(directory: Path, plan: Plan) -> None:
+    """Check that the directory builds the same graph from its headers, and that every tensor is stored as planned.
+
+    Raises `ConversionError`: what is found here is a fault of the conversion, and nothing is published.
+    """
+    try:
+        checkpoint = SafetensorsCheckpoint(directory)
+        try:
+            weights = PlannedWeights(checkpoint)
+            build(checkpoint.config, weights)
+            weights.finish()
+        finally:
+            checkpoint.close()
+    except MLXInferError as error:
+        raise ConversionError(f"the converted model cannot be opened: {error}") from error
+    expected = {output.request.name: output for output in plan.outputs}
+    for name, tensor in weights.tensors.items():
+        output = expected.pop(name, None)
+        if output is None or tensor.request.shape != output.request.shape or _stored_as(weights, name) != output.target:
+            raise ConversionError(f"{name} was not written as planned ({str_format(output.target) if output else 'not at all'})")
+    if expected:
+        raise ConversionError(f"{next(iter(expected))} was written, but no graph asks for it")
+
+
+def _stored_as(weights: PlannedWeights, name: str) -> object:
+    return weights.ledger.checkpoint.stored(name) if weights.has(name) else None
