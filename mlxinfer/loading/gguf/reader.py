@@ -256,7 +256,7 @@ class _Header:
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
-            raise self._fail(f"general.alignment is {alignment!r}, not a power of two")
+            raise self._fail("general.alignment is not a power of two")
         return alignment
 
     def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:
