@@ -22,8 +22,9 @@ def _of_gguf(kind: TensorType) -> Callable[[np.ndarray], np.ndarray]:
     from gguf.quants import dequantize as gguf_dequantize
 
     def decode(blocks: np.ndarray) -> np.ndarray:
+        row = blocks.reshape(1, -1)  # the package goes through 16 rows at a time: one long row saves most of its time
         try:
-            return np.asarray(gguf_dequantize(blocks, GGMLQuantizationType(kind.id)), np.float32)
+            return np.asarray(gguf_dequantize(row, GGMLQuantizationType(kind.id)), np.float32).reshape(len(blocks), -1)
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"GGUF tensors of type {kind.name} cannot be decoded; use another quantization of the model"
