@@ -170,8 +170,10 @@ def _hybrid(source: Source, model_type: str) -> Config:
     layers = config["num_hidden_layers"]
     period = hyper.integer("full_attention_interval", 4)
     recurrent = hyper.flags("attention.recurrent_layers", layers) or [(layer + 1) % period != 0 for layer in range(layers)]
-    value_heads = hyper.integer("ssm.time_step_rank")
+    key_heads, value_heads = hyper.integer("ssm.group_count"), hyper.integer("ssm.time_step_rank")
     inner = hyper.integer("ssm.inner_size")
+    if value_heads % key_heads:
+        raise hyper.bad("ssm.time_step_rank", f"is {value_heads}, not a multiple of the {key_heads} key heads")
     if inner % value_heads:
         raise hyper.bad("ssm.inner_size", f"is {inner}, not a multiple of the {value_heads} heads")
     return config | {
@@ -182,7 +184,7 @@ def _hybrid(source: Source, model_type: str) -> Config:
         "layer_types": ["linear_attention" if flag else "full_attention" for flag in recurrent],
         "linear_conv_kernel_dim": hyper.integer("ssm.conv_kernel"),
         "linear_key_head_dim": hyper.integer("ssm.state_size"),
-        "linear_num_key_heads": hyper.integer("ssm.group_count"),
+        "linear_num_key_heads": key_heads,
         "linear_num_value_heads": value_heads,
         "linear_value_head_dim": inner // value_heads,
     }

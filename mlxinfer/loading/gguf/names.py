@@ -201,7 +201,7 @@ class _Mapper:
     def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, Logical]]:
         """Queries, keys and values in one tensor; with a gate beside it those of a recurrent layer."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
-        if qkv is not None and gate is not None:
+        if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
             if stem == "attn_qkv":
                 yield f"{target}linear_attn.in_proj_qkvz.weight", interleaved_qkvz(qkv, gate, self._config)
         elif stem == "attn_qkv":

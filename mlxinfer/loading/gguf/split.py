@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import CheckpointError, ModelNotFoundError
 from ...nn.weights import Matrix, Quantized
 from .reader import GGUFFile
-from .tensors import decode
+from .tensors import decode, rows_at_a_time
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -39,12 +39,7 @@ class GGUFFiles:
     def read(self, name: str) -> Matrix:
         """The tensor as it is stored; see `tensors.decode`."""
         file, info = self._where[name], self.tensors[name]
-        data = file.data(info)
-        try:
-            return decode(info, data)
-        finally:
-            del data
-            file.release(info)
+        return decode(info, file.pieces(info, rows_at_a_time(info)))
 
     def floats(self, name: str) -> list[float]:
         """The values of a small vector."""

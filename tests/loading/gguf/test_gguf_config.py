@@ -12,8 +12,7 @@ from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelErro
 from mlxinfer.loading.gguf.config import rebuild_config
 from mlxinfer.loading.gguf.hyper import short_float
 from mlxinfer.loading.gguf.split import GGUFFiles
-
-from .encode import Tensor, Typed, array_tensor, write
+from tests.support.gguf_file import Tensor, Typed, array_tensor, write
 
 LLAMA = {
     "block_count": 2,
@@ -252,6 +251,14 @@ def test_senseless_values_are_named(tmp_path: Path, changes: dict[str, Any], mes
         config_of(tmp_path, changes=changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "message"), [("ssm.time_step_rank", "not a multiple of the 2 key heads"), ("ssm.inner_size", "of the 4 heads")]
+)
+def test_heads_that_do_not_divide(tmp_path: Path, key: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        config_of(tmp_path, "qwen35", RECURRENT | {key: 5})
+
+
 @pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 0.0, 1.0], [1.0, 2.0, float("nan"), 1.0]])
 def test_bad_divisors(tmp_path: Path, values: list[float]) -> None:
     with pytest.raises(CheckpointError, match=r"rope_freqs\.weight must hold 4 positive divisors"):
@@ -270,7 +277,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
         rebuild_config(GGUFFiles(write(tmp_path / "z.gguf", metadata, [*TENSORS[1:], array_tensor("a", np.zeros(1))])))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_value_of_any_key_is_taken_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CASES)))
