@@ -15,6 +15,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.dtypes import dtype_name, main_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.ledger import Request
+from ..loading.load import model_type
 from ..loading.planned import Planned, PlannedWeights
 from ..loading.quantization import AFFINE_GROUPS, packed_shapes
 from ..loading.weights import can_quantize
@@ -102,15 +103,15 @@ class Plan:
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
     """Raises `MLXInferError` for whatever cannot be converted. With `any_group`, matrices that are stored in the bits and mode asked
     for keep their own group size."""
-    model_type = str(checkpoint.config.get("model_type"))
-    if not supports(model_type):
-        raise ConversionError(f"{model_type!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
+    architecture = model_type(checkpoint)
+    if not supports(architecture):
+        raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
     planned = PlannedWeights(checkpoint)
     build(checkpoint.config, planned)
     planned.finish()
     dtype = dtype or _natural_dtype(checkpoint)
     outputs = tuple(_output(tensor, asked, any_group, dtype) for tensor in planned.tensors.values())
-    config = text_config(checkpoint.config) if model_type in TEXT_MODELS else checkpoint.config
+    config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
     lost = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
     return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), (*_notes(outputs, asked), *lost))
 
@@ -121,7 +122,7 @@ def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
     main = main_dtype(checkpoint) or mx.bfloat16
     if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
         return main
-    return mx.bfloat16 if str(checkpoint.config.get("model_type")).startswith("gemma") else mx.float16
+    return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
 def _output(tensor: Planned, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
