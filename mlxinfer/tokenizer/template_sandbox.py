@@ -75,7 +75,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals = dict(FUNCTIONS)
         filters: dict[str, Callable[..., Any]] = {**self.filters, **FILTERS}
         self.filters = {name: _counted(function) for name, function in filters.items() if name not in DROPPED_FILTERS}
-        self.tests = {name: _counted(function) for name, function in self.tests.items()}
+        tests: dict[str, Any] = {**self.tests}
+        self.tests = {name: _counted(function) for name, function in tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > _MAX_SOURCE:

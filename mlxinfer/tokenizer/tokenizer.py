@@ -27,9 +27,10 @@ class Tokenizer:
     """Every id that ends a turn."""
 
     def __init__(self, parts: TokenizerParts) -> None:
-        with tokenizer_errors("reading the vocabulary"):
+        with tokenizer_errors("setting up the tokenizer"):
             parts.backend.no_truncation()
             parts.backend.no_padding()
+            parts.backend.encode("")
             self._pieces = Pieces(parts.backend)
             self.vocab_size = max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._parts = parts
