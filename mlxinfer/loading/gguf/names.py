@@ -202,7 +202,9 @@ class _Mapper:
         """Queries, keys and values in one tensor; with a gate beside it those of a recurrent layer."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
         if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
-            if stem == "attn_qkv":
+            if self._scale_of(f"{source}attn_qkv") or self._scale_of(f"{source}attn_gate"):
+                yield info.name, unchanged(info)
+            elif stem == "attn_qkv":
                 yield f"{target}linear_attn.in_proj_qkvz.weight", interleaved_qkvz(qkv, gate, self._config)
         elif stem == "attn_qkv":
             heads, kv = self._config["num_attention_heads"], self._config["num_key_value_heads"]

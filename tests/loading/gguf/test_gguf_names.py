@@ -201,6 +201,16 @@ def test_the_joint_projection_of_qwen3next(tmp_path: Path, kinds: tuple[Kind, Ki
     assert not any("attn_gate" in name for name in opened.names())
 
 
+def test_scales_of_the_joint_projection_are_not_overlooked(tmp_path: Path) -> None:
+    shapes = {
+        "attn_qkv.weight": (2 * KEYS * 16 + VALUES * DIM, HIDDEN),
+        "attn_gate.weight": (VALUES * DIM, HIDDEN),
+        "attn_gate.scale": (1,),
+    }
+    opened = checkpoint(tmp_path, "qwen3next", [array_tensor(f"blk.0.{name}", random(*shape)) for name, shape in shapes.items()], NEXT)
+    assert {"blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"} < set(opened.names())
+
+
 def test_weight_scales_are_multiplied_in(tmp_path: Path) -> None:
     up, experts = random(64, HIDDEN), random(4, 32, HIDDEN)
     q = random(HEADS * DIM, HIDDEN)
