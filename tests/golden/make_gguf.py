@@ -113,7 +113,7 @@ def write_vocabulary(converter: Any) -> None:
     writer = converter.gguf_writer
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([chr(33 + i) if i < 94 else f"<t{i}>" for i in range(VOCAB)])
+    writer.add_token_list([*(chr(33 + i) for i in range(VOCAB - 3)), '!"', "<a>", "<b>"])
     writer.add_token_types([1] * VOCAB)
     writer.add_token_merges(['! "'])
     writer.add_bos_token_id(1)
