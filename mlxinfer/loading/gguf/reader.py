@@ -10,6 +10,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,9 @@ class GGUFFile:
                 forgotten = end
 
     def close(self) -> None:
-        self._map.close()
+        # A view in the traceback of an error keeps the map open; it is closed with that view then.
+        with suppress(BufferError):
+            self._map.close()
 
 
 class _Header:

@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxinfer.errors import CheckpointError
+from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.nn.weights import Dense, Format, Quantized
 from tests.support.gguf_file import Tensor, array_tensor, write
@@ -230,6 +230,16 @@ def test_weight_scales_are_multiplied_in(tmp_path: Path) -> None:
     factors = np.array([1, 2, 4, 8], np.float32)[:, None, None]
     assert np.array_equal(read(opened, f"{prefix}.block_sparse_moe.switch_mlp.up_proj.weight"), exact(experts, Kind.Q8_0) * factors)
     assert not any(name.endswith("scale") for name in opened.names())
+
+
+def test_a_damaged_tensor_is_named_and_the_file_closes(tmp_path: Path) -> None:
+    data = bytearray(64 * 17)
+    data[17 * 5] = 255
+    opened = checkpoint(tmp_path, "llama", [Tensor("blk.0.attn_v.weight", (32, 64), bytes(data), int(Kind.MXFP4))])
+    with pytest.raises(WeightsError, match=r"tensor blk\.0\.attn_v\.weight: a scale is not a number") as caught:
+        opened.read("model.layers.0.self_attn.v_proj.weight")
+    assert caught.traceback
+    opened.close()
 
 
 def test_experts_of_early_mixtral_files(tmp_path: Path) -> None:
