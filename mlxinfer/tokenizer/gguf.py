@@ -118,6 +118,7 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     frame_texts(backend, first, last)
     return TokenizerParts(
         backend,
+        len(vocabulary.tokens),
         bos,
         frozenset(_end_of_turn(keys, vocabulary, eos)),
         {_TEMPLATE_NAMES[name]: vocabulary.tokens[i] for name, i in special_ids.items() if i is not None},

@@ -32,6 +32,7 @@ def read_directory(path: Path) -> TokenizerParts:
     model_config, generation_config = read_json(path / "config.json"), read_json(path / "generation_config.json")
     return TokenizerParts(
         backend,
+        max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         _bos(backend, config, special_tokens, model_config),
         frozenset(_eos(backend, special_tokens, (generation_config, model_config, model_config.get("text_config")))),
         special_tokens,

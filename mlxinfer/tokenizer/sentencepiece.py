@@ -97,17 +97,13 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     tokens, scores = vocabulary.tokens, vocabulary.scores
     ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind in (TokenType.NORMAL, TokenType.UNUSED)]
     pieces = {tokens[token_id] for token_id in ids}
-    ids.sort(key=lambda token_id: -scores[token_id])
-    merges = []
-    for token_id in ids:
-        piece = tokens[token_id]
-        for cut in range(len(piece) - 1, 0, -1):
-            left = piece[:cut]
-            if left in pieces:
-                right = piece[cut:]
-                if right in pieces:
-                    merges.append((left, right))
-    return merges
+    ids.sort(key=scores.__getitem__, reverse=True)
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in map(tokens.__getitem__, ids)
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
 
 
 def _unigram(vocabulary: Vocabulary) -> models.Unigram:

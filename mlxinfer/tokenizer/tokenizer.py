@@ -32,10 +32,10 @@ class Tokenizer:
             parts.backend.no_padding()
             parts.backend.encode("")
             self._pieces = Pieces(parts.backend)
-            self.vocab_size = max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._parts = parts
         self._backend = parts.backend
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
+        self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
 
