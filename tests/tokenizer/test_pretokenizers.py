@@ -20,7 +20,7 @@ def words(name: str, text: str) -> list[str]:
 def test_ids_are_those_of_llama_cpp(name: str) -> None:
     tokenizer = golden_tokenizer(name)
     for text, ids in zip(golden()["texts"], golden()["vocabularies"][name]["ids"], strict=True):
-        assert tokenizer.encode(text) == ids, repr(text)
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, repr(text)
 
 
 @pytest.mark.parametrize(("name", "other"), [("llama-bpe", "gpt-2"), ("qwen2", "gpt-2"), ("smollm2", "gpt-2"), ("falcon", "gpt-2")])
