@@ -34,7 +34,7 @@ class Normalization:
         if self.charsmap:
             steps.append(normalizers.Precompiled(self.charsmap))
         if self.strip_spaces:
-            steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+            steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
         if self.prefix_space:
             steps.append(normalizers.Prepend(SPACE))
         return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
