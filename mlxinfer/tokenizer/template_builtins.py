@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import pass_context, pass_environment
 from jinja2.environment import Environment
 from jinja2.exceptions import TemplateRuntimeError
-from jinja2.filters import do_batch, do_round, do_slice, make_attrgetter
+from jinja2.filters import do_batch, do_round, make_attrgetter, sync_do_slice
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Cycler, Joiner, Namespace
@@ -151,7 +151,7 @@ def _batch_filter(value: Iterable[Any], linecount: int, fill_with: Any = None) -
 
 def _slice_filter(value: Any, slices: int, fill_with: Any = None) -> Any:
     check_count(slices)
-    return do_slice(value, slices, fill_with)
+    return sync_do_slice(value, slices, fill_with)
 
 
 def _round_filter(value: float, precision: int = 0, method: Any = "common") -> float:
