@@ -65,10 +65,10 @@ def test_any_tokens_stream_as_they_decode(name: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-@given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs"]), max_size=12))
+@given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs", "Cc"]), max_size=12))
 @settings(max_examples=200, deadline=None)
 def test_any_text_streams_in_whole_characters(name: str, text: str) -> None:
-    """Not beyond the planes in use: SmolLM2's vocabulary lacks the bytes that begin those characters."""
+    """Neither control characters nor planes that nobody uses: SmolLM2's vocabulary lacks some of their bytes."""
     tokenizer = real(name)
     detokenizer = tokenizer.detokenizer()
     pieces = [*map(detokenizer.add, tokenizer.encode(text, add_special_tokens=False)), detokenizer.finish()]
