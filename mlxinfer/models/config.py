@@ -11,25 +11,28 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 
-_MISSING = object()
+_LARGEST = 2**31 - 1
+_MANY = 1 << 16
 
 _HARMLESS_KEYS = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures attention_dropout
-    attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    cls_token_id cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty experts_implementation finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
-    is_encoder_decoder is_llama_config label2id length_penalty mask_token_id max_length max_new_tokens min_length model_type
-    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
-    pruned_heads quantization quantization_config remove_invalid_values repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path add_cross_attention architectures
+attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
+chunk_size_feed_forward cls_token_id cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+embd_pdrop encoder_no_repeat_ngram_size eos_token_id experts_implementation exponential_decay_length_penalty finetuning_task
+forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_encoder_decoder
+is_llama_config label2id length_penalty mask_token_id max_length max_new_tokens max_sequence_length min_length mlx_version
+model_max_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+output_hidden_states output_past output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads
+quantization quantization_config remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+router_aux_loss_coef router_jitter_noise sep_token_id seq_length suppress_tokens task_specific_params temperature tf_legacy_loss
+tie_encoder_decoder tokenizer_class tokenizer_model_max_length top_k top_p torch_dtype torchscript transformers.js_config
+transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 
-_FALSE_KEYS = "attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_sliding_window"
+_FALSE_KEYS = """
+attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_mrope use_sliding_window
+"""
 _HARMLESS_WHEN_FALSE = frozenset(_FALSE_KEYS.split())
 
 
@@ -72,8 +75,15 @@ class ConfigReader:
         value = self.take(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-            raise self.bad(key, value, f"a whole number, at least {low}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _LARGEST):
+            raise self.bad(key, value, f"a whole number from {low} to {_LARGEST}")
+        return value
+
+    def count(self, key: str, default: int, *, low: int = 1) -> int:
+        """A number of things that are made one by one, so that no config can ask for more than there is memory for."""
+        value = self.integer(key, default, low=low)
+        if value > _MANY:
+            raise self.bad(key, value, f"at most {_MANY}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -131,9 +141,9 @@ class ConfigReader:
 
     def uniform_layers(self, kind: str) -> None:
         """Accept `layer_types` only where it says of every layer what holds for this architecture anyway."""
-        for name in self.take("layer_types") or []:
-            if name != kind:
-                raise self.bad("layer_types", name, f"{kind} for every layer of this model")
+        value = self.take("layer_types")
+        if value is not None and (not isinstance(value, list) or any(name != kind for name in value)):
+            raise self.bad("layer_types", value, f"{kind} for every layer of this model")
 
     def bad(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
         shown = repr(value)
