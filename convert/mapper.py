@@ -160,7 +160,7 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{count} matrices kept exactly as they are: {form}" for form, count in _counted(kept)]
+    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted(kept)]
     notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
     if asked:
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]

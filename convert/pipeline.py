@@ -24,7 +24,7 @@ from .mapper import Output, Plan, plan, str_format
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
-from .report import Report, TensorReport
+from .report import Action, Report, TensorReport
 from .sidecars import copy_sidecars, sidecars
 from .verifier import verify
 from .writer import SHARD_BYTES, Writer, write_synced
@@ -105,9 +105,10 @@ def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> Ten
     for block in blocks(checkpoint, output.request):
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)
-    request = output.request
+    request, error = output.request, quantizer.error
+    action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(output.name, request.sources, request.shape, output.action, str_format(output.target), nbytes, quantizer.error)
+    return TensorReport(output.name, request.sources, request.shape, action, str_format(output.target), nbytes, error)
 
 
 def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:
