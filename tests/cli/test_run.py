@@ -165,3 +165,14 @@ def test_a_closed_pipe_ends_an_answer_quietly(endless, tmp_path: Path):
         process.stdout.close()
         assert process.wait(timeout=60) == 1
     assert err.read_bytes() == b""
+
+
+@pytest.mark.parametrize(("redirection", "code", "told"), [("<&-", 0, ""), (">&-", 0, ""), ("> /dev/full", 2, "No space left on device")])
+def test_odd_standard_streams(chat_model, redirection, code, told):
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    command = f"{sys.executable} -m mlxinfer run {chat_model} hi --max-tokens 2 --quiet {redirection}"
+    done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert done.stderr.count("\n") == bool(told)

@@ -106,3 +106,12 @@ def test_no_color_writes_no_colour_into_answers(chat):
     child.send("hello\r")
     child.expect("reading|\\S{12}")
     assert child.after != "reading"
+
+
+def test_impatient_ctrl_c_does_not_end_the_program(chat):
+    child = chat("--max-tokens", "90000")
+    child.send("hello\r")
+    child.expect(r"\S{40}")
+    child.send(CTRL_C * 3)
+    child.send("/stats\r")
+    child.expect("context [0-9]+ of 100000")
