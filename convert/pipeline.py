@@ -18,7 +18,7 @@ from ..loading.no_tokenizer import NoTokenizer
 from ..loading.quantization import check_format
 from ..loading.resolve import resolve
 from ..tokenizer.tokenizer import Tokenizer
-from .config import destination_config
+from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
 from .mapper import Output, Plan, plan, str_format
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
@@ -60,7 +60,8 @@ def convert(
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
         check_room(destination, planned.nbytes)
         tokenizer = load_tokenizer(checkpoint)
-        report = Report(checkpoint.path, destination, skipped=planned.skipped, notes=list(planned.notes))
+        report = Report(checkpoint.path, destination, skipped=planned.skipped)
+        report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         with staged(destination) as directory:
             _write_small_files(checkpoint, tokenizer, planned, directory, report)

@@ -93,6 +93,17 @@ def test_layers_with_smaller_groups_and_without(tmp_path: Path) -> None:
     assert agree(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("name", "same"), [("mistral", 24), ("gemma2", 24), ("gpt_oss", 1)])
+def test_where_mlx_lm_is_known_to_differ_the_report_says_so(tmp_path: Path, name: str, same: int) -> None:
+    source = random_checkpoint(tmp_path / "source", config_of(name))
+    report = convert(source, tmp_path / "out")
+    assert any("mlx-lm" in note for note in report.notes)
+    difference = np.abs(ours(tmp_path / "out") - theirs(tmp_path / "out")).max(axis=-1)
+    assert difference[:same].max() < 1e-3
+    assert difference[same:].max() > 1e-3
+    assert not any("mlx-lm" in note for note in convert(GOLDEN / "llama", tmp_path / "llama").notes)
+
+
 def written_by_mlx_lm(source: Path, target: Path, predicate: Any = None, **form: Any) -> Path:
     model, config = load_model(source)
     model, config = quantize_model(model, config, form.get("group_size", 64), form.get("bits", 4), quant_predicate=predicate)
