@@ -14,7 +14,10 @@ from .layer_types import FULL, LINEAR, SLIDING
 _NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Text models that mlx-lm has under the name of the whole."""
 
-_PATTERN_KEYS = {"gemma3_text": "sliding_window_pattern", "cohere2": "sliding_window_pattern", "plamo3": "sliding_window_pattern"}
+_PATTERN_KEYS = {
+    **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "full_attention_interval"),
+}
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
 
 
@@ -69,7 +72,8 @@ def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
     scaling = {key: value for key, value in flat.items() if key not in _NOT_SCALING and not isinstance(value, dict)}
     if kind == "default":
         scaling.pop("original_max_position_embeddings", None)
-    if (kind != "default" or scaling) and not old.get("rope_scaling"):
+    scales_unless_told = old.get("model_type") == "gpt_oss"
+    if (kind != "default" or scaling or scales_unless_told) and parameters and not old.get("rope_scaling"):
         old["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
     if kind == "longrope" and "original_max_position_embeddings" in scaling:
         old.setdefault("original_max_position_embeddings", scaling["original_max_position_embeddings"])

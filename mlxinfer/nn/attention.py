@@ -90,8 +90,10 @@ class Attention:
     def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
         turning = rotation if self.rotates else None
         if turning is not None and self.q_norm is None and len(self.qkv.linears) == 1:
-            return self.output(self.attend(*self._turned_together(x, turning), step))
-        return self.output(self.attend(*self.heads_of(*self.qkv(x), turning), step))
+            q, k, v = self._turned_together(x, turning)
+        else:
+            q, k, v = self.heads_of(*self.qkv(x), rotation=turning)
+        return self.output(self.attend(q, k, v, step))
 
     def _turned_together(self, x: mx.array, rotation: Rotation) -> list[mx.array]:
         """Queries and keys are neighbours in the joined product: one rotation serves both."""
@@ -100,7 +102,7 @@ class Attention:
         turned, v = mx.split(rows, [heads.count + heads.kv], axis=1)
         return [*mx.split(rotation(turned), [heads.count], axis=1), v]
 
-    def heads_of(self, q: mx.array, k: mx.array, v: mx.array, rotation: Rotation | None) -> list[mx.array]:
+    def heads_of(self, q: mx.array, k: mx.array, v: mx.array, *, rotation: Rotation | None) -> list[mx.array]:
         """Flat projections `[T, heads * dim]` to normed and rotated heads `[T, heads, dim]`."""
         heads, rows = self.heads, q.shape[0]
         if self.wide_norms and self.q_norm and self.k_norm:

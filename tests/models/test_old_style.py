@@ -64,8 +64,14 @@ def test_old_keys() -> None:
 def test_intervals_stand_for_layer_types() -> None:
     assert to_old_style(config("gemma3_text"))["sliding_window_pattern"] == 3
     assert to_old_style(config("qwen3_next"))["full_attention_interval"] == 3
+    assert to_old_style(config("qwen3_next") | {"layer_types": ["full_attention"] * 3})["full_attention_interval"] == 1
     windows_only = config("gemma3_text") | {"layer_types": ["sliding_attention"] * 3}
     assert to_old_style(windows_only)["sliding_window_pattern"] == 4
+
+
+def test_a_model_that_scales_unless_told_is_told() -> None:
+    plain = config("gpt_oss") | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert_same_architecture(plain, {key: value for key, value in to_old_style(plain).items() if key != "rope_parameters"})
 
 
 def test_ropes_by_layer() -> None:

@@ -177,7 +177,8 @@ class GatedAttention:
         heads = self.attention.heads
         both, k, v = self.inputs(x)
         q, gate = mx.split(both.reshape(-1, heads.count, 2 * heads.dim), 2, axis=-1)
-        y = self.attention.attend(*self.attention.heads_of(q, k, v, rotation), step)
+        q, k, v = self.attention.heads_of(q, k, v, rotation=rotation)
+        y = self.attention.attend(q, k, v, step)
         return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)))
 
 
