@@ -32,13 +32,13 @@ def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
 def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
     """What of this config the old style has no words for; the model would run, with other logits."""
     lost = []
-    for key, value in (config.get("rope_parameters") or {}).items():
+    for key, value in _object(config.get("rope_parameters")).items():
         if isinstance(value, dict) and key != FULL and set(value) - {"rope_theta", "rope_type"}:
             lost.append(f"rope_parameters of {key}")
         elif isinstance(value, dict) and key != FULL and value.get("rope_type", "default") != "default":
             lost.append(f"rope type {value['rope_type']} of {key}")
-    types, key = config.get("layer_types"), _interval_key(config)
-    if types and key and key not in config and _interval(types) is None:
+    types, interval_key = _layer_types(config), _interval_key(config)
+    if types and interval_key and interval_key not in config and _interval(types) is None:
         lost.append("layer_types, which are not periodic")
     inner = config.get("text_config")
     return lost + (lost_in_old_style(inner) if isinstance(inner, dict) else [])
@@ -52,12 +52,12 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         old.setdefault("torch_dtype", old["dtype"])
     if "num_local_experts" in old:
         old.setdefault("num_experts", old["num_local_experts"])
-    key, types = _interval_key(old), old.get("layer_types")
+    key, types = _interval_key(old), _layer_types(old)
     if key and types and _interval(types) is not None:
         old.setdefault(key, _interval(types))
-    if old.get("model_type") == "qwen3_moe" and not old.get("head_dim"):
+    if old.get("model_type") == "qwen3_moe" and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
         old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
-    _spread_rope(old, old.get("rope_parameters") or {})
+    _spread_rope(old, _object(old.get("rope_parameters")))
     return old
 
 
@@ -80,9 +80,18 @@ def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
 
 
 def _interval_key(config: Mapping[str, Any]) -> str | None:
-    if LINEAR in (config.get("layer_types") or ()):
+    if LINEAR in _layer_types(config):
         return "full_attention_interval"
     return _PATTERN_KEYS.get(config.get("model_type", ""))
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[Any]:
+    types = config.get("layer_types")
+    return types if isinstance(types, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _interval(types: Sequence[str]) -> int | None:

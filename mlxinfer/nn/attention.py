@@ -115,6 +115,6 @@ class Attention:
     def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step) -> mx.array:
         """Heads `[T, heads, dim]` to their answers, flat."""
         if self.query_gain is not None:
-            q = q * self.query_gain.astype(q.dtype)
+            q = (q * self.query_gain).astype(q.dtype)
         y = step.attend(self.layer, q, k, v, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
         return y.reshape(q.shape[0], -1)
