@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -111,13 +112,29 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
 
 def _instantiate(config: dict[str, Any]) -> Any:
     name = _module_name(config)
-    module: Any = import_module(f"mlx_lm.models.{name}")
+    try:
+        module: Any = import_module(f"mlx_lm.models.{name}")
+    except (ImportError, SystemExit) as error:
+        raise UnsupportedModelError(f"mlx-lm's {name} needs a package that is not installed ({error})") from error
     if not (hasattr(module, "Model") and hasattr(module, "ModelArgs")):
         raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
+    _check_that_rope_is_read(module.ModelArgs, name, config)
     try:
         return module.Model(module.ModelArgs.from_dict(config))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
+
+
+def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[str, Any]) -> None:
+    """mlx-lm drops the keys that a model does not know; those of rope would change its logits unseen."""
+    read = set(signature(arguments).parameters)
+    if read & {"rope_parameters", "text_config"}:
+        return
+    scaling, share = config.get("rope_scaling") or {}, config.get("partial_rotary_factor") or 1
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default" and "rope_scaling" not in read:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read rope_scaling, which this config has")
+    if share != 1 and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read partial_rotary_factor, which is {share} in this config")
 
 
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:

@@ -169,3 +169,11 @@ def test_what_the_old_style_cannot_say_is_refused() -> None:
     uneven = ["full_attention", "sliding_attention", "sliding_attention"]
     with pytest.raises(UnsupportedModelError, match="layer_types"):
         zoo.build(config("gemma3_text") | {"layer_types": uneven}, tensors("gemma3_text"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}]
+)
+def test_rope_keys_that_mlx_lm_would_drop_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="does not read rope_scaling"):
+        zoo.build(STABLELM | changes, stablelm())
