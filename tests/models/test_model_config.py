@@ -17,6 +17,9 @@ from mlxinfer.models.config import ConfigReader
 from mlxinfer.models.wrapped import text_config
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
 def windows(config: dict[str, Any]) -> list[int | None]:
     return [spec.window for spec in architecture(config).specs]
 
@@ -159,6 +162,13 @@ def test_ropes_follow_the_rules_of_each_family() -> None:
     gemma = architecture(PUBLISHED["gemma-3-1b"]).ropes
     assert gemma["full_attention"].frequencies(0)[1] < gemma["sliding_attention"].frequencies(0)[1]
     assert architecture(PUBLISHED["qwen3-next"]).ropes["rope"].dims == 64
+
+
+def test_context_lengths() -> None:
+    assert architecture(PUBLISHED["llama-3.1"] | {"rope_scaling": {"type": "linear", "factor": 4.0}}).ropes["rope"].context == 4 * 131072
+    assert architecture(QWEN25 | {"rope_scaling": YARN}).ropes["rope"].context == 131072
+    scaled = text_config(WRAPPED["gemma-3-4b"])
+    assert {rope.context for rope in architecture(scaled).ropes.values()} == {131072}
 
 
 def test_the_trained_length_beside_the_parameters_goes_before_the_one_in_them() -> None:
