@@ -16,7 +16,6 @@ from mlxinfer.models import FAMILIES, architecture, build, supports
 from mlxinfer.models.config import ConfigReader
 from mlxinfer.models.wrapped import text_config
 
-
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
