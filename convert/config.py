@@ -9,15 +9,17 @@ from ..models.old_style import to_old_style
 from ..nn.weights import Format
 from .mapper import Plan
 
-_DROPPED = ("_name_or_path", "dtype", "quantization", "quantization_config", "vision_config", "audio_config")
+_DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_config", "audio_config")
 
 
-def destination_config(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def destination_config(plan: Plan) -> dict[str, Any]:
     """Its keys in order of the alphabet are what `loading.files.to_json` writes."""
-    written = {key: value for key, value in to_old_style(config).items() if key not in _DROPPED}
-    names = {output.request.name for output in plan.outputs}
+    written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
+    names = {output.name for output in plan.outputs}
     written["tie_word_embeddings"] = "lm_head.weight" not in names
     written["torch_dtype"] = dtype_name(plan.dtype)
+    if "dtype" in written:
+        written["dtype"] = written["torch_dtype"]
     if plan.default:
         written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
     return written
@@ -27,7 +29,7 @@ def _quantization(plan: Plan, default: Format) -> dict[str, Any]:
     block: dict[str, Any] = _entry(default)
     for output in plan.outputs:
         if output.request.kind == "matrix" and output.target != default:
-            path = output.request.name.removesuffix(".weight")
+            path = output.name.removesuffix(".weight")
             block[path] = _entry(output.target) if isinstance(output.target, Format) else False
     return block
 

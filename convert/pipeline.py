@@ -76,7 +76,7 @@ def convert(
 
 def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Plan, directory: Path, report: Report) -> None:
     config = directory / "config.json"
-    write_synced(config, to_json(destination_config(checkpoint.config, planned)).encode())
+    write_synced(config, to_json(destination_config(planned)).encode())
     if isinstance(checkpoint, GGUFCheckpoint):
         tokenizer.save(directory)
         report.copied = sorted(path.name for path in directory.iterdir() if path != config)
@@ -107,7 +107,7 @@ def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> Ten
             writer.append(part, array)
     request = output.request
     nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(request.name, request.sources, request.shape, output.action, str_format(output.target), nbytes, quantizer.error)
+    return TensorReport(output.name, request.sources, request.shape, output.action, str_format(output.target), nbytes, quantizer.error)
 
 
 def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:

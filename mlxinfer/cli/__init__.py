@@ -13,7 +13,7 @@ import click
 from .._version import __version__
 from ..errors import MLXInferError
 
-INTERRUPTED, BROKEN_PIPE = 130, 141
+INTERRUPTED, BROKEN_PIPE = 130, 1
 
 
 class _Commands(click.Group):

@@ -97,6 +97,8 @@ def checked_rope(
         clean.setdefault("original_max_position_embeddings", max_positions)
     clean["rope_type"] = kind
     _check_values(clean, kind)
+    if kind == "yarn" and int(head_dim * clean["partial_rotary_factor"]) % 2:
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {clean['partial_rotary_factor']} rotates half a pair")
     if kind == "longrope":
         _check_factors(clean, (int(head_dim * clean["partial_rotary_factor"]) + 1) // 2)
     return make_rope(clean, head_dim, max_positions)

@@ -42,7 +42,6 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
     child = chat("--max-tokens", "90000")
-    child.expect("0 / 100000 tokens")
     child.send("hello\r")
     child.expect(r"\S{40}")
     child.send(CTRL_C)
@@ -83,6 +82,15 @@ def test_lines_can_be_continued(chat, tmp_path):
 
     said = [turn["content"] for turn in json.loads((tmp_path / "talk.json").read_text())["messages"] if turn["role"] == "user"]
     assert said == ["a\nb", "c\nd", "e\nf"]
+
+
+def test_the_bar_tells_how_full_the_context_is(chat):
+    child = chat("--max-tokens", "3", PROMPT_TOOLKIT_NO_CPR="")
+    for used in ("0", r"[1-9]\d"):
+        child.expect(r"\x1b\[6n")
+        child.send("\x1b[1;1R")
+        child.expect(rf" {used} / 100000 tokens")
+        child.send("hello\r")
 
 
 def test_commands_are_completed(chat):

@@ -126,18 +126,18 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
 @dataclass(frozen=True, slots=True)
 class _Norms:
     """Norms that Hugging Face stores around zero and mlx-lm around one, under the same name. Which of the two it is shows in the
-    axes of a convolution, `witness`, that the same conversion turns."""
+    axes of a convolution, `witness`, that the same conversion turns; a model without one is not converted."""
 
     eps: float
     delta: DeltaSizes
     witness: str | None
 
     def load(self, weights: Weights, name: str, size: int) -> RMSNorm:
-        recipes = []
-        if self.witness:
-            sources = (f"{name}.weight", self.witness)
-            recipes = [Recipe(sources, ((size,), (self.delta.channels, 1, self.delta.taps)), _add_one)]
-        return RMSNorm(weights.vector(f"{name}.weight", (size,), otherwise=recipes), self.eps)
+        if self.witness is None:
+            return RMSNorm.load(weights, name, size, self.eps, centred=True)
+        shapes = (size,), (self.delta.channels, 1, self.delta.taps)
+        recipe = Recipe((f"{name}.weight", self.witness), shapes, _add_one)
+        return RMSNorm(weights.vector(f"{name}.weight", (size,), otherwise=[recipe]), self.eps)
 
 
 def _add_one(sources: list[Matrix]) -> Matrix:
