@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   m.def("isa_name", &isa_name);
   m.def("thread_count", &thread_count);
   bind_silu_multiply(m);
+  bind_paged_attention(m);
 }
 
 } // namespace mlxinfer::cpu

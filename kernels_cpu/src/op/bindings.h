@@ -13,5 +13,6 @@ using namespace nb::literals;
 
 // One per operation, defined beside it, called by module.cpp.
 void bind_silu_multiply(nb::module_& m);
+void bind_paged_attention(nb::module_& m);
 
 } // namespace mlxinfer::cpu
