@@ -24,6 +24,11 @@
 #define MLXINFER_WIDTH 4
 #endif
 
+#if defined(__clang__)
+#define MLXINFER_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MLXINFER_UNROLL _Pragma("GCC unroll 64")
+#endif
 #define MLXINFER_INLINE [[gnu::always_inline]] inline
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
@@ -62,6 +67,19 @@ MLXINFER_INLINE I32 broadcast(int32_t x) {
 }
 MLXINFER_INLINE U32 broadcast(uint32_t x) {
   return x - U32{};
+}
+
+// a * b + c, rounded once where the machine has that. Spelt out where results must not depend on what a compiler contracts.
+MLXINFER_INLINE F32 fma(F32 a, F32 b, F32 c) {
+#if defined(__AVX512VNNI__)
+  return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
 }
 
 MLXINFER_INLINE F32 to_float(I32 v) {
