@@ -12,6 +12,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 // One per operation, defined beside it, called by module.cpp.
+void bind_packed(nb::module_& m);
 void bind_silu_multiply(nb::module_& m);
 void bind_paged_attention(nb::module_& m);
 

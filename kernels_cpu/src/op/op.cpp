@@ -1,8 +1,14 @@
 #include "op/op.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <sstream>
 #include <stdexcept>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "mlx/allocator.h"
 #include "mlx/device.h"
@@ -85,6 +91,34 @@ mx::Stream cpu_stream() {
 
 void allocate(mx::array& out) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
+}
+
+mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype) {
+  constexpr size_t kHeader = 64, kHugePage = size_t{2} << 20;
+  size_t bytes = mx::size_of(dtype);
+  for (auto size : shape) {
+    bytes *= static_cast<size_t>(size);
+  }
+  // On the CPU an MLX buffer is a size followed by the data. Elsewhere its memory comes from MLX.
+  size_t probe[2] = {0, 0};
+  const auto distance = static_cast<char*>(mx::allocator::Buffer(probe).raw_ptr()) - reinterpret_cast<char*>(probe);
+  if (distance != sizeof(size_t)) {
+    return mx::array(mx::allocator::malloc(bytes), shape, dtype);
+  }
+  const size_t alignment = bytes >= kHugePage ? kHugePage : kHeader;
+  const size_t total = (kHeader + bytes + alignment - 1) / alignment * alignment;
+  auto* memory = static_cast<char*>(std::aligned_alloc(alignment, total));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+#ifdef __linux__
+  if (alignment == kHugePage) {
+    madvise(memory, total, MADV_HUGEPAGE);
+  }
+#endif
+  char* buffer = memory + kHeader - distance;
+  std::memcpy(buffer, &bytes, sizeof(bytes));
+  return mx::array(mx::allocator::Data(mx::allocator::Buffer(buffer), [memory](mx::allocator::Buffer) { std::free(memory); }), shape, dtype);
 }
 
 Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {

@@ -30,6 +30,10 @@ mx::Stream cpu_stream();
 
 void allocate(mx::array& out);
 
+// An evaluated array whose memory, uninitialized, starts at a multiple of 64 bytes and asks for huge pages where it is large: for
+// weights, which are read from end to end at each token.
+mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype);
+
 // A matrix `[count, size]` in memory, rows `stride` elements apart.
 struct Rows {
   const void* data;

@@ -39,33 +39,6 @@ MLXINFER_INLINE F32 from_half(U16 v) {
 #endif
 }
 
-#if !defined(__AVX2__) && !defined(__aarch64__)
-MLXINFER_INLINE uint16_t to_half_bits(uint32_t bits) {
-  uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) {
-    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
-  }
-  if (magnitude >= 0x477ff000u) { // rounds to 65536 or more
-    return static_cast<uint16_t>(sign | 0x7c00u);
-  }
-  uint32_t base = 0;
-  int shift = 13;
-  if (magnitude < 0x38800000u) { // below the least normal half
-    int exponent = static_cast<int>(magnitude >> 23);
-    if (exponent < 102) {
-      return static_cast<uint16_t>(sign);
-    }
-    shift = 126 - exponent;
-    magnitude = (magnitude & 0x7fffffu) | 0x800000u;
-  } else {
-    base = 112u << 10;
-  }
-  uint32_t kept = magnitude >> shift, rest = magnitude & ((1u << shift) - 1), half = 1u << (shift - 1);
-  kept += rest > half || (rest == half && (kept & 1u));
-  return static_cast<uint16_t>(sign | (kept - base));
-}
-#endif
-
 MLXINFER_INLINE U16 to_half(F32 v) {
 #if defined(__AVX512VNNI__)
   return (U16)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -74,11 +47,13 @@ MLXINFER_INLINE U16 to_half(F32 v) {
 #elif defined(__aarch64__)
   return (U16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v));
 #else
-  U16 half;
-  for (int i = 0; i < kWidth; ++i) {
-    half[i] = to_half_bits(((U32)v)[i]);
-  }
-  return half;
+  U32 bits = (U32)v, sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  U32 subnormal = (U32)((F32)magnitude + 0.5f) - 0x3f000000u; // its last place is that of 0.5
+  U32 half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  half = magnitude < 0x38800000u ? subnormal : half;
+  half = magnitude >= 0x47800000u ? broadcast(0x7c00u) : half;
+  half = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x1ffu) : half;
+  return narrow(half | sign);
 #endif
 }
 
