@@ -29,7 +29,7 @@ _LISTED = 8
 
 def supports(config: Mapping[str, Any]) -> bool:
     """Whether mlx-lm has this architecture."""
-    return _module_name(config) is not None
+    return isinstance(config.get("model_type"), str) and _module_name(config) is not None
 
 
 def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> ZooModel:
@@ -38,6 +38,8 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     Floating-point tensors are cast to `dtype`. The result's weights are not evaluated yet. Raises `UnsupportedModelError`, and
     `WeightsError` with the names of missing, unexpected and mis-shaped tensors.
     """
+    if not supports(config):
+        raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
     if config.get("model_file"):
         raise UnsupportedModelError(f"config.json: model_file = {config['model_file']!r} is code of the model's own, which is never run")
     lost = lost_in_old_style(config)
@@ -109,9 +111,9 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
 
 def _instantiate(config: dict[str, Any]) -> Any:
     name = _module_name(config)
-    module: Any = import_module(f"mlx_lm.models.{name}") if name else None
+    module: Any = import_module(f"mlx_lm.models.{name}")
     if not (hasattr(module, "Model") and hasattr(module, "ModelArgs")):
-        raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
+        raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
     try:
         return module.Model(module.ModelArgs.from_dict(config))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
@@ -120,9 +122,9 @@ def _instantiate(config: dict[str, Any]) -> Any:
 
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:
     """Replace the layers that are stored packed, each in the format of its tensors."""
-    legacy = config.get("quantization_config") or {}
-    if "quantization" not in config and legacy.get("quant_method") is not None:
-        raise UnsupportedModelError(f"config.json: quantization_config with quant_method {legacy['quant_method']!r} is not supported")
+    foreign = config.get("quantization_config")
+    if "quantization" not in config and isinstance(foreign, dict) and foreign.get("quant_method") is not None:
+        raise UnsupportedModelError(f"config.json: quantization_config with quant_method {foreign['quant_method']!r} is not supported")
     stated: Mapping[str, Any] = config.get("quantization") or {}
 
     def form(path: str, module: Any) -> bool | dict[str, Any]:
