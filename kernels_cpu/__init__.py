@@ -7,7 +7,16 @@ how an operation is added.
 
 from __future__ import annotations
 
+from .attention import attention_plan, paged_attention
 from .native import available, isa_name, status, thread_count
 from .operations import silu_multiply
 
-__all__ = ["available", "isa_name", "silu_multiply", "status", "thread_count"]
+__all__ = [
+    "attention_plan",
+    "available",
+    "isa_name",
+    "paged_attention",
+    "silu_multiply",
+    "status",
+    "thread_count",
+]
