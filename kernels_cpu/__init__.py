@@ -7,7 +7,7 @@ how an operation is added.
 
 from __future__ import annotations
 
-from .attention import attention_plan, paged_attention
+from .attention import attention_plan, paged_attention, rotation
 from .native import available, isa_name, status, thread_count
 from .operations import silu_multiply
 
@@ -16,6 +16,7 @@ __all__ = [
     "available",
     "isa_name",
     "paged_attention",
+    "rotation",
     "silu_multiply",
     "status",
     "thread_count",

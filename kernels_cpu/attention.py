@@ -19,10 +19,13 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
     return native().AttentionPlan(segments, window)
 
 
+def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Any:
+    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` of each segment."""
+    return native().Rotation(parts)
+
+
 def paged_attention(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
+    rows: Sequence[mx.array],
     sealed: Sequence[mx.array],
     open: Sequence[mx.array],
     plan: Any,
@@ -30,16 +33,22 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sinks: mx.array | None = None,
+    query_norm: mx.array | None = None,
+    key_norm: mx.array | None = None,
+    eps: float = 0.0,
+    rotation: Any = None,
 ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
-    """Append k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]` to the cache and attend with q `[T, Hq, Dk]`, each segment to its own past.
+    """Append keys and values to the cache and attend with the queries, each segment to its own past.
 
+    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that together
+    have these three behind one another. Heads of queries and keys are normed (`norm` `[Dk]`, `eps`) and rotated when they are read.
     `sealed` are keys and values `[Hkv, pages, 64, D]`, `open` are `[slots, Hkv, 64, D]`, in any floating dtype. Returns the answers
-    `[T, Hq, Dv]`, the open pages with the new rows, and the pages that became full, `[Hkv, full, 64, D]`, one segment's after another's.
+    `[T, Hq * Dv]`, the open pages with the new rows, and the pages that became full, `[Hkv, full, 64, D]`, one segment's after another's.
 
     The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends
     on its own sequence only, to the last bit, whatever the other rows, the number of rows of a step, or the threads.
     """
     out, open_keys, open_values, full_keys, full_values = native().paged_attention(
-        q, k, v, sealed, open, plan, scale=scale, softcap=softcap, sinks=sinks
+        rows, sealed, open, plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation
     )
     return out, [open_keys, open_values], [full_keys, full_values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +11,8 @@ import mlx.core as mx
 from .. import kernels_cpu
 from ..device import is_gpu
 from ..kernels_metal.paged_attention.reference import attention
-from .base import PAGE, Segment
+from .base import PAGE, HeadSteps, Rotation, Segment
+from .heads import separate
 from .pages import AttentionGroup, PageTable
 from .store import LayerStore
 
@@ -24,19 +26,19 @@ class Options:
     sinks: mx.array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Attended:
-    """`rows` `[T, Hq, Dv]`, and by slot the keys and values `[Hkv, pages * PAGE, D]` of the pages that became full."""
-
-    rows: mx.array
-    full: dict[int, list[mx.array]]
+Full = dict[int, list[mx.array]]
+"""By slot, the keys and values `[Hkv, pages * PAGE, D]` of the pages that became full."""
 
 
 class StepAttention(Protocol):
-    """Attention in the layers of one window, in one step."""
+    """Attention in the layers of one window, in one step. Both calls append to the open pages of `store`."""
 
-    def __call__(self, store: LayerStore, q: mx.array, k: mx.array, v: mx.array, options: Options) -> Attended:
-        """Append k and v to the open pages of `store`, and attend with q."""
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        """See `base.Step.attend`."""
+        ...
+
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        """See `base.Step.attend_rows`."""
         ...
 
 
@@ -60,7 +62,12 @@ class _PlainStep:
     segments: tuple[Segment, ...]
     group: AttentionGroup
 
-    def __call__(self, store: LayerStore, q: mx.array, k: mx.array, v: mx.array, options: Options) -> Attended:
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        y, full = self.heads(store, separate(rows, store.spec, heads), options)
+        return y.reshape(y.shape[0], -1), full
+
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        q, k, v = qkv
         outputs, full = [], {}
         for s in self.segments:
             rows = slice(s.start, s.start + s.count)
@@ -80,7 +87,7 @@ class _PlainStep:
                 sinks=options.sinks,
             )
             outputs.append(out.swapaxes(0, 1))
-        return Attended(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full)
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
 
     def _with_past(self, store: LayerStore, segment: Segment, table: PageTable, tails: list[mx.array]) -> list[mx.array]:
         """Keys and values that the segment can see, `[Hkv, S, D]`: those behind the last sealed page are `tails`."""
@@ -101,21 +108,47 @@ class NativeAttention:
         for s in segments:
             table = group.tables[s.slot]
             parts.append((s.slot, s.start, s.count, s.past, table.first, table.pages))
-        filled = [(s.slot, (s.past + s.count) // PAGE - s.past // PAGE) for s in segments]
-        return _NativeStep(kernels_cpu.attention_plan(parts, group.window), [(slot, n) for slot, n in filled if n])
+        return _NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
 
 
-@dataclass(frozen=True, slots=True)
 class _NativeStep:
-    plan: Any
-    filled: list[tuple[int, int]]
+    def __init__(self, segments: tuple[Segment, ...], plan: Any) -> None:
+        self.segments = segments
+        self.plan = plan
+        self.filled = [(s.slot, count) for s in segments if (count := (s.past + s.count) // PAGE - s.past // PAGE)]
+        self._rotation: tuple[Rotation | None, Any] = None, None
 
-    def __call__(self, store: LayerStore, q: mx.array, k: mx.array, v: mx.array, options: Options) -> Attended:
-        rows, store.open, pages = kernels_cpu.paged_attention(
-            q, k, v, store.sealed, store.open, self.plan, scale=options.scale, softcap=options.softcap, sinks=options.sinks
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        y, full = self.rows(store, qkv, HeadSteps(), options)
+        return y.reshape(y.shape[0], qkv[0].shape[1], -1), full
+
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        q_norm, k_norm = heads.q_norm, heads.k_norm
+        answers, store.open, pages = kernels_cpu.paged_attention(
+            rows,
+            store.sealed,
+            store.open,
+            self.plan,
+            scale=options.scale,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            query_norm=q_norm.weight if q_norm else None,
+            key_norm=k_norm.weight if k_norm else None,
+            eps=norm.eps if (norm := q_norm or k_norm) else 0.0,
+            rotation=self._native(heads.rotation),
         )
+        return answers, self._full(pages)
+
+    def _full(self, pages: list[mx.array]) -> Full:
         full, start = {}, 0
         for slot, count in self.filled:
             full[slot] = [p[:, start : start + count] for p in pages]
             start += count
-        return Attended(rows, full)
+        return full
+
+    def _native(self, rotation: Rotation | None) -> Any:
+        """The cosines and sines, made for the first layer that asks and kept for the others."""
+        if rotation is not None and self._rotation[0] is not rotation:
+            parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
+            self._rotation = rotation, kernels_cpu.rotation(parts)
+        return None if rotation is None else self._rotation[1]

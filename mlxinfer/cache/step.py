@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import mlx.core as mx
 
-from .attention import Options, StepAttention
-from .base import PAGE, OpaqueState, RecurrentUpdate, Segment
+from .attention import Full, Options, StepAttention
+from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Segment
 from .recurrent import RecurrentStore
 from .store import LayerStore
 
@@ -24,11 +25,14 @@ class CacheStep:
     ) -> None:
         """`attention` and `recurrent` are by layer, `opaque` by slot."""
         self.segments = segments
-        self.positions = mx.array([p for s in segments for p in range(s.past, s.past + s.count)], dtype=mx.int32)
         self.full: dict[tuple[int, int], list[mx.array]] = {}
         self._attention = attention
         self._recurrent = recurrent
         self._opaque = opaque
+
+    @cached_property
+    def positions(self) -> mx.array:
+        return mx.array([p for s in self.segments for p in range(s.past, s.past + s.count)], dtype=mx.int32)
 
     @property
     def needs_commit(self) -> bool:
@@ -46,11 +50,26 @@ class CacheStep:
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        store, attend = self._attention[layer]
-        attended = attend(store, q, k, v, Options(scale, softcap, sinks))
-        for slot, pages in attended.full.items():
+        store, attention = self._attention[layer]
+        return self._keep(layer, *attention.heads(store, (q, k, v), Options(scale, softcap, sinks)))
+
+    def attend_rows(
+        self,
+        layer: int,
+        rows: Sequence[mx.array],
+        heads: HeadSteps,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        store, attention = self._attention[layer]
+        return self._keep(layer, *attention.rows(store, rows, heads, Options(scale, softcap, sinks)))
+
+    def _keep(self, layer: int, answers: mx.array, full: Full) -> mx.array:
+        for slot, pages in full.items():
             self.full[layer, slot] = pages
-        return attended.rows
+        return answers
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         return self._recurrent[layer].run(self.segments, inputs, update)

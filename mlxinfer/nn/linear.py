@@ -72,10 +72,13 @@ class JoinedLinear:
 
     def __call__(self, x: mx.array, *chosen: Any) -> list[mx.array]:
         outputs: list[mx.array] = []
-        for linear, splits in zip(self.linears, self.splits, strict=True):
-            y = linear(x, *chosen)
+        for y, splits in zip(self.runs(x, *chosen), self.splits, strict=True):
             outputs += mx.split(y, splits, axis=-1) if splits else [y]
         return outputs
+
+    def runs(self, x: mx.array, *chosen: Any) -> list[mx.array]:
+        """The products as they come, each with the outputs of its projections behind one another."""
+        return [linear(x, *chosen) for linear in self.linears]
 
 
 def _layout(linear: Linear) -> tuple[Any, ...]:

@@ -64,6 +64,20 @@ class History:
         return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1, keepdims=True) + np.exp(extra - top)), v)
 
 
+FORMS = ["heads", "views", "joined", "q k+v", "q+k v", "q k v"]
+
+
+def arranged(rows: list[mx.array], form: str) -> list[mx.array]:
+    """Queries, keys and values as heads, as strided heads, or as the arrays `[T, n]` that `form` names."""
+    if form == "heads":
+        return rows
+    if form == "views":
+        return [mx.concatenate([r, r], axis=-1)[:, :, : r.shape[-1]] for r in rows]
+    flat = [r.reshape(r.shape[0], -1) for r in rows]
+    names = ["q+k+v"] if form == "joined" else form.split()
+    return [mx.concatenate([flat["qkv".index(part)] for part in name.split("+")], axis=-1) for name in names]
+
+
 class Cache:
     """The pages of several sequences under numbers drawn at random."""
 
@@ -76,7 +90,7 @@ class Cache:
         self.sealed = [mx.full((s.kv_heads, pages, PAGE, d), float("nan"), dtype) for d in dims]
         self.open = [mx.full((sequences, s.kv_heads, PAGE, d), float("nan"), dtype) for d in dims]
 
-    def step(self, parts: list[tuple[int, History, int, int]], scale: float = 0.3, joined: bool = False) -> np.ndarray:
+    def step(self, parts: list[tuple[int, History, int, int]], scale: float = 0.3, form: str = "heads", **steps) -> np.ndarray:
         """`(slot, history, past, count)` each."""
         s, start, segments = self.setting, 0, []
         for slot, _, past, count in parts:
@@ -84,20 +98,15 @@ class Cache:
             segments.append((slot, start, count, past, oldest, self.tables[slot][oldest:]))
             start += count
         rows = [np.concatenate([getattr(h, n)[past : past + count] for _, h, past, count in parts]) for n in "qkv"]
-        if joined:
-            flat = mx.array(np.concatenate([r.reshape(start, -1) for r in rows], -1)).astype(DTYPES[s.dtype])
-            ends = np.cumsum([r[0].size for r in rows])[:-1].tolist()
-            q, k, v = (a.reshape(start, *r.shape[1:]) for a, r in zip(mx.split(flat, ends, axis=-1), rows, strict=True))
-        else:
-            q, k, v = (mx.array(r).astype(DTYPES[s.dtype]) for r in rows)
+        arrays = arranged([mx.array(r).astype(DTYPES[s.dtype]) for r in rows], form)
         plan = kernels_cpu.attention_plan(segments, s.window)
         sinks = mx.array(parts[0][1].sinks).astype(DTYPES[s.dtype]) if s.sinks else None
         out, self.open, full = kernels_cpu.paged_attention(
-            q, k, v, self.sealed, self.open, plan, scale=scale, softcap=s.softcap, sinks=sinks
+            arrays, self.sealed, self.open, plan, scale=scale, softcap=s.softcap, sinks=sinks, **steps
         )
         mx.eval(out, self.open, full)
         self._seal(parts, full)
-        return np.array(out.astype(mx.float32))
+        return np.array(out.astype(mx.float32)).reshape(start, -1, s.value_dim)
 
     def _seal(self, parts, full):
         first = 0
@@ -130,8 +139,8 @@ def check(got: np.ndarray, want: np.ndarray, setting: Setting) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=6), st.booleans())
-def test_like_float64_for_any_setting_and_cut(setting, moves, joined):
+@given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=6), st.sampled_from(FORMS))
+def test_like_float64_for_any_setting_and_cut(setting, moves, form):
     length = 330
     histories = [History(setting, length, seed) for seed in range(3)]
     for h in histories[1:]:
@@ -143,7 +152,7 @@ def test_like_float64_for_any_setting_and_cut(setting, moves, joined):
         parts = [p for p in parts if p[3] > 0]
         if not parts:
             continue
-        got, start = cache.step(parts, joined=joined), 0
+        got, start = cache.step(parts, form=form), 0
         for slot, _, past, n in parts:
             check(got[start : start + n], wanted[slot][past : past + n], setting)
             start += n
@@ -158,6 +167,54 @@ def test_long_past_in_one_row_and_in_many(per_kv, dim):
     cache = Cache(setting, 1, 21)
     for past, count in ((0, 1200), (1200, 1), (1201, 5), (1206, 94)):
         check(cache.step([(0, history, past, count)], scale=dim**-0.5), wanted[past : past + count], setting)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(("dim", "turned", "normed"), [(64, 64, False), (64, 0, True), (80, 20, True), (24, 24, True)])
+def test_heads_are_normed_and_turned_on_their_way(dim, turned, normed, dtype):
+    setting = Setting(2, 3, dim, 16, dtype=dtype, pages=dtype)
+    history, plain = History(setting, 150, 5), History(setting, 150, 5)
+    rng = np.random.default_rng(8)
+    weights = [rounded(rng.standard_normal(dim), dtype) for _ in range(2)] if normed else [None, None]
+    frequencies = 100.0 ** -np.linspace(0, 1, turned // 2)
+    plain.q, plain.k = (steps(x, w, frequencies) for x, w in zip((history.q, history.k), weights, strict=True))
+    wanted, cache = plain.expected(setting, 0.1), Cache(setting, 1, 3)
+    for past, count in ((0, 100), (100, 1), (101, 49)):
+        rotation = kernels_cpu.rotation([(frequencies.tolist(), past, count)]) if turned else None
+        norms = {"query_norm": mx.array(weights[0]), "key_norm": mx.array(weights[1]), "eps": 1e-3} if normed else {}
+        for form in FORMS:
+            again = Cache(setting, 1, 3) if past == 0 else cache
+            got = again.step([(0, history, past, count)], scale=0.1, form=form, rotation=rotation, **norms)
+            if past:
+                break
+            cache = again
+        np.testing.assert_allclose(got, wanted[past : past + count], atol=5 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def steps(x: np.ndarray, weight: np.ndarray | None, frequencies: np.ndarray) -> np.ndarray:
+    """Norm and rotation in float64."""
+    x = x.astype(np.float64)
+    if weight is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * weight
+    half = len(frequencies)
+    angles = np.arange(len(x))[:, None, None] * frequencies
+    low, high = x[..., :half], x[..., half : 2 * half]
+    turned = [low * np.cos(angles) - high * np.sin(angles), high * np.cos(angles) + low * np.sin(angles)]
+    return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)
+
+
+@pytest.mark.parametrize("parts", [[([], 0, 1)], [([1.0], 0, 0)], [([1.0], 0, 1), ([1.0, 2.0], 0, 1)]])
+def test_rotations_that_cannot_be_are_refused(parts):
+    with pytest.raises(ValueError, match="Rotation"):
+        kernels_cpu.rotation(parts)
+
+
+@pytest.mark.parametrize("parts", [[], [([1.0], 0, 1)], [([1.0] * 5, 0, 2)]])
+def test_rotations_of_other_steps_are_refused(parts):
+    cache = Cache(Setting(1, 1, 8, 8), 1, 1)
+    history = History(cache.setting, 2, 0)
+    with pytest.raises(ValueError, match="rotation"):
+        cache.step([(0, history, 0, 2)], rotation=kernels_cpu.rotation(parts))
 
 
 @pytest.mark.parametrize("setting", [Setting(3, 3, 64, 64), Setting(1, 4, 40, 24, 90, 30.0, True), Setting(2, 1, 64, 64, pages="float16")])
@@ -227,13 +284,17 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": (2, 4, 8)}, "queries"),
-        ({"q": (3, 3, 8)}, "queries"),
-        ({"k": (3, 2, 9)}, "keys"),
-        ({"v": (3, 1, 8)}, "values"),
-        ({"open": (1, 2, 63, 8)}, "keys"),
-        ({"open": (0, 2, 64, 8)}, "slots"),
-        ({"dtype": mx.int32}, "floating|float32"),
+        ({"q": (2, 4, 8)}, "rows"),
+        ({"q": (3, 3, 8)}, "rows"),
+        ({"k": (3, 2, 9)}, "rows"),
+        ({"v": (3, 1, 8)}, "rows"),
+        ({"q": (3, 33), "k": (3, 16), "v": (3, 16)}, "rows"),
+        ({"q": (3, 31), "k": (3, 16), "v": (3, 17)}, "rows"),
+        ({"q": (3, 0), "k": (3, 16), "v": (3, 16)}, "rows"),
+        ({"open": (1, 2, 63, 8)}, "pages"),
+        ({"open": (0, 2, 64, 8)}, "pages"),
+        ({"sealed": (2, 0, 64, 8)}, "pages"),
+        ({"dtype": mx.int32}, "pages"),
     ],
 )
 def test_wrong_shapes_are_refused(change, message):
@@ -242,7 +303,7 @@ def test_wrong_shapes_are_refused(change, message):
     a = {name: mx.zeros(shape, dtype) for name, shape in (shapes | change).items()}
     plan = kernels_cpu.attention_plan([(0, 0, 3, 64, 0, [0])])
     with pytest.raises(ValueError, match=message):
-        kernels_cpu.paged_attention(a["q"], a["k"], a["v"], [a["sealed"]] * 2, [a["open"]] * 2, plan, scale=1.0)
+        kernels_cpu.paged_attention([a["q"], a["k"], a["v"]], [a["sealed"]] * 2, [a["open"]] * 2, plan, scale=1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// Pages, rows of keys and values, and queries, to tiles of float32.
+// Pages to tiles of float32.
 
 #include "attention/tile.h"
 #include "simd/floats.h"
@@ -68,16 +68,6 @@ void values(const void* page, int64_t tokens, int64_t dim, int64_t width, float*
   }
 }
 
-template <typename T>
-void scaled(const void* from, int64_t size, float scale, float* to) {
-  for_lanes(size, [=](auto load, auto store, int64_t i) { store(to + i, load(static_cast<const T*>(from) + i) * scale); });
-}
-
-template <typename From, typename To>
-void convert(const void* from, int64_t size, void* to) {
-  for_lanes(size, [=](auto load, auto store, int64_t i) { store(static_cast<To*>(to) + i, load(static_cast<const From*>(from) + i)); });
-}
-
 } // namespace
 } // namespace mlxinfer::cpu::MLXINFER_ISA
 
@@ -85,9 +75,5 @@ namespace mlxinfer::cpu {
 using namespace MLXINFER_ISA;
 MLXINFER_DEFINE_KERNELS(PageKernels, page_kernels) = {
     {keys<float>, keys<Bfloat>, keys<Half>},
-    {values<float>, values<Bfloat>, values<Half>},
-    {scaled<float>, scaled<Bfloat>, scaled<Half>},
-    {{convert<float, float>, convert<float, Bfloat>, convert<float, Half>},
-     {convert<Bfloat, float>, convert<Bfloat, Bfloat>, convert<Bfloat, Half>},
-     {convert<Half, float>, convert<Half, Bfloat>, convert<Half, Half>}}};
+    {values<float>, values<Bfloat>, values<Half>}};
 } // namespace mlxinfer::cpu

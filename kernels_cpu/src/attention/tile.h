@@ -51,8 +51,6 @@ struct Soon {
 struct PageKernels {
   void (*keys[3])(const void* page, int64_t tokens, int64_t dim, float* tile, Soon soon); // to [dim][kPageTokens]
   void (*values[3])(const void* page, int64_t tokens, int64_t dim, int64_t width, float* tile); // to [kPageTokens][width]
-  void (*scaled[3])(const void* from, int64_t size, float scale, float* to);
-  void (*convert[3][3])(const void* from, int64_t size, void* to); // [from][to]
 };
 
 MLXINFER_DECLARE_KERNELS(AttentionKernels, attention_kernels)

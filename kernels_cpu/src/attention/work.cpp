@@ -140,7 +140,7 @@ void Run::operator()() {
 
 void Run::compute(const Unit& unit) const {
   const Tile& tile = tiles_[static_cast<size_t>(unit.tile)];
-  const int64_t dim = work_.keys.dim, group_dim = work_.heads_per_kv * dim;
+  const int64_t dim = work_.keys.dim;
   static thread_local Workspace workspace;
   int64_t query_floats = rounded(most_rows_ * dim, 16);
   float* memory = workspace.take(query_floats + dim * kPageTokens + kPageTokens * width_ + 2 * partial_floats());
@@ -149,15 +149,14 @@ void Run::compute(const Unit& unit) const {
   if (unit.partial >= 0) {
     result = partial_at(partials_ + unit.partial * partial_floats());
   }
-  const char* from = work_.queries + (tile.segment->start + tile.begin) * work_.query_stride + tile.head * group_dim * work_.query_item_size;
-  for (int64_t t = 0; t < tile.end - tile.begin; ++t) {
-    pages_.scaled[work_.dtype](from + t * work_.query_stride, group_dim, work_.scale, queries + t * group_dim);
+  const int64_t group = work_.heads_per_kv;
+  for (int64_t row = 0; row < rows(tile); ++row) {
+    work_.queries.prepare(tile.segment->start + tile.begin + row / group, tile.head * group + row % group, work_.scale, queries + row * dim);
   }
-  QueryTile query_tile{queries, rows(tile), work_.heads_per_kv, tile.segment->past + tile.begin, dim, width_, work_.plan->window, work_.softcap};
-  for (int64_t group = unit.first_group; group <= unit.last_group; ++group) {
-    const Partial& into = group == unit.first_group ? result : other;
-    add_group(query_tile, tile, group, into, keys, values);
-    if (group != unit.first_group) {
+  QueryTile query_tile{queries, rows(tile), group, tile.segment->past + tile.begin, dim, width_, work_.plan->window, work_.softcap};
+  for (int64_t pages = unit.first_group; pages <= unit.last_group; ++pages) {
+    add_group(query_tile, tile, pages, pages == unit.first_group ? result : other, keys, values);
+    if (pages != unit.first_group) {
       kernels_.merge(result, other, rows(tile), width_);
     }
   }
@@ -198,8 +197,8 @@ void Run::finish(const Tile& tile, const Partial& result) const {
   for (int64_t row = 0; row < rows(tile); ++row) {
     int64_t token = tile.segment->start + tile.begin + row / group, head = tile.head * group + row % group;
     const float* sink = work_.sinks == nullptr ? nullptr : work_.sinks + head;
-    char* out = work_.out + (token * heads + head) * dim * work_.query_item_size;
-    kernels_.finish[work_.dtype](result.out + row * width_, result.max[row], result.sum[row], sink, out, dim);
+    char* out = work_.out + (token * heads + head) * dim * work_.out_item_size;
+    kernels_.finish[work_.queries.dtype](result.out + row * width_, result.max[row], result.sum[row], sink, out, dim);
   }
 }
 
@@ -222,17 +221,23 @@ const char* PageStore::page(const PlanSegment& segment, int64_t page, int64_t he
   return behind < segment.filled() ? full_page(segment.full_page + behind, head) : open_page(segment.slot, head);
 }
 
-void PageStore::append(const PlanSegment& segment, int64_t head) const {
+void PageStore::append(const PlanSegment& segment, int64_t head, const Heads& rows) const {
   const int64_t offset = segment.past - segment.end_page() * kPageTokens, filled = segment.filled(), row_bytes = dim * item_size;
   char* open = open_page(segment.slot, head);
   if (filled > 0) {
     std::copy_n(open, offset * row_bytes, full_page(segment.full_page, head));
   }
-  const char* from = rows + segment.start * row_stride + head * dim * row_item_size;
-  for (int64_t i = offset; i < offset + segment.count; ++i, from += row_stride) {
-    const int64_t page = i / kPageTokens;
-    char* to = page < filled ? full_page(segment.full_page + page, head) : open;
-    convert(from, dim, to + i % kPageTokens * row_bytes);
+  static thread_local Workspace workspace;
+  float* prepared = workspace.take(dim);
+  for (int64_t i = 0; i < segment.count; ++i) {
+    const int64_t page = (offset + i) / kPageTokens, row = segment.start + i;
+    char* to = (page < filled ? full_page(segment.full_page + page, head) : open) + (offset + i) % kPageTokens * row_bytes;
+    if (rows.is_plain()) {
+      head_kernels().convert[rows.dtype][dtype](rows.at(row, head), dim, to);
+    } else {
+      rows.prepare(row, head, 1.0f, prepared);
+      head_kernels().convert[0][dtype](prepared, dim, to);
+    }
   }
 }
 
@@ -244,8 +249,8 @@ void AttentionWork::run() const {
     for (; begin < end; ++begin) {
       const auto& segment = segments[begin / static_cast<size_t>(heads)];
       int64_t head = static_cast<int64_t>(begin) % heads;
-      keys.append(segment, head);
-      values.append(segment, head);
+      keys.append(segment, head, new_keys);
+      values.append(segment, head, new_values);
     }
   });
   Run(*this)();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "attention/heads.h"
 #include "attention/plan.h"
 #include "attention/tile.h"
 
@@ -13,11 +14,8 @@ struct PageStore {
   const char* sealed; // [kv_heads][pages][kPageTokens][dim]
   char* open; // [slots][kv_heads][kPageTokens][dim]
   char* full; // [kv_heads][full_pages][kPageTokens][dim]: the pages that this step fills
-  const char* rows; // the step's own, `row_stride` bytes apart, [kv_heads][dim] each
-  int64_t row_stride, sealed_pages, full_pages, kv_heads, dim, item_size;
+  int64_t sealed_pages, full_pages, kv_heads, dim, item_size;
   int dtype; // in tables of kernels
-  void (*convert)(const void* from, int64_t size, void* to); // rows to pages
-  int64_t row_item_size;
 
   int64_t page_bytes() const {
     return kPageTokens * dim * item_size;
@@ -30,19 +28,20 @@ struct PageStore {
   }
   const char* page(const PlanSegment& segment, int64_t page, int64_t head) const;
   // Puts a segment's rows of one head behind its open page; what becomes full moves to the full pages.
-  void append(const PlanSegment& segment, int64_t head) const;
+  void append(const PlanSegment& segment, int64_t head, const Heads& rows) const;
 };
 
 // Everything that attention in one layer and step needs.
 struct AttentionWork {
   std::shared_ptr<const AttentionPlan> plan;
+  std::shared_ptr<const Rotation> rotation; // null: heads are not rotated
   PageStore keys, values;
-  const char* queries; // rows `query_stride` bytes apart, [heads][key_dim] each
-  int64_t query_stride, query_item_size, heads_per_kv;
-  int dtype; // of queries and output, in tables of kernels
+  Heads queries, new_keys, new_values; // the step's rows
+  int64_t heads_per_kv;
   float scale, softcap;
   const float* sinks; // [heads], or null
-  char* out; // [rows][heads][value_dim]
+  char* out; // [rows][heads][value_dim] in the dtype of the queries
+  int64_t out_item_size;
 
   void run() const;
 };
