@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from .layer_types import FULL, LINEAR, SLIDING
+from .layer_types import FULL, SLIDING
 
 _NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Text models that mlx-lm has under the name of the whole."""
@@ -18,6 +18,17 @@ _PATTERN_KEYS = {
     **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "full_attention_interval"),
 }
+_COPIES = {
+    "gpt2": {"n_ctx": "n_positions"},
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    "lfm2": {"block_dim": "hidden_size"},
+}
+"""By `model_type`, keys that went out of use and those that say the same."""
+
+_CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True}}
+"""By `model_type`, keys that went out of use because only one value was ever published."""
+
+_HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
 
 
@@ -55,10 +66,20 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     key, types = _interval_key(old), _layer_types(old)
     if key and types and _interval(types) is not None:
         old.setdefault(key, _interval(types))
-    if old.get("model_type") == "qwen3_moe" and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
-        old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
     _spread_rope(old, _object(old.get("rope_parameters")))
+    _add_keys_out_of_use(old)
     return old
+
+
+def _add_keys_out_of_use(old: dict[str, Any]) -> None:
+    model_type = old.get("model_type", "")
+    if model_type in _HEAD_DIM_NEEDED and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
+        old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
+    for key, same in _COPIES.get(model_type, {}).items():
+        if same in old:
+            old.setdefault(key, old[same])
+    for key, value in _CONSTANTS.get(model_type, {}).items():
+        old.setdefault(key, value)
 
 
 def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
@@ -75,13 +96,13 @@ def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
     scales_unless_told = old.get("model_type") == "gpt_oss"
     if (kind != "default" or scaling or scales_unless_told) and parameters and not old.get("rope_scaling"):
         old["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
+    if parameters:
+        old.setdefault("rope_scaling", None)
     if kind == "longrope" and "original_max_position_embeddings" in scaling:
         old.setdefault("original_max_position_embeddings", scaling["original_max_position_embeddings"])
 
 
 def _interval_key(config: Mapping[str, Any]) -> str | None:
-    if LINEAR in _layer_types(config):
-        return "full_attention_interval"
     return _PATTERN_KEYS.get(config.get("model_type", ""))
 
 

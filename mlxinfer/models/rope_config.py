@@ -73,6 +73,8 @@ def read_rope_by_layer(
         own = {"rope_theta": reader.optional_number(key) or default}
         given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
         ropes[kind] = checked_rope(own | given, head_dim, max_positions)
+        # Such configs count the stretched positions already.
+        ropes[kind].context = max_positions
     return ropes
 
 

@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -46,8 +47,9 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     if lost:
         raise UnsupportedModelError(f"mlx-lm cannot be told of {', '.join(lost)}, and would give other logits")
     old = to_old_style(config)
+    old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
     model = _instantiate(old)
-    weights = model.sanitize(dict(tensors)) if hasattr(model, "sanitize") else dict(tensors)
+    weights = _sanitized(model, tensors)
     _quantize(model, old, weights)
     _check_names(model, weights)
     model.load_weights(list(_cast(model, weights, dtype).items()))
@@ -111,13 +113,40 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
 
 def _instantiate(config: dict[str, Any]) -> Any:
     name = _module_name(config)
-    module: Any = import_module(f"mlx_lm.models.{name}")
+    try:
+        module: Any = import_module(f"mlx_lm.models.{name}")
+    except (ImportError, SystemExit) as error:
+        raise UnsupportedModelError(f"mlx-lm's {name} needs a package that is not installed ({error})") from error
     if not (hasattr(module, "Model") and hasattr(module, "ModelArgs")):
         raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
+    _check_that_rope_is_read(module.ModelArgs, name, config)
     try:
         return module.Model(module.ModelArgs.from_dict(config))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
+
+
+def _sanitized(model: Any, tensors: Tensors) -> dict[str, mx.array]:
+    """The tensors under the names and in the layouts that the model has."""
+    if not hasattr(model, "sanitize"):
+        return dict(tensors)
+    try:
+        weights: dict[str, mx.array] = model.sanitize(dict(tensors))
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise WeightsError(f"mlx-lm cannot arrange these tensors, some are missing or of another layout: {error!r}") from error
+    return weights
+
+
+def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[str, Any]) -> None:
+    """mlx-lm drops the keys that a model does not know; those of rope would change its logits unseen."""
+    read = set(signature(arguments).parameters)
+    if read & {"rope_parameters", "text_config"}:
+        return
+    scaling, share = config.get("rope_scaling") or {}, config.get("partial_rotary_factor") or 1
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default" and "rope_scaling" not in read:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read rope_scaling, which this config has")
+    if share != 1 and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read partial_rotary_factor, which is {share} in this config")
 
 
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:

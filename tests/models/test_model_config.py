@@ -16,6 +16,8 @@ from mlxinfer.models import FAMILIES, architecture, build, supports
 from mlxinfer.models.config import ConfigReader
 from mlxinfer.models.wrapped import text_config
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
 
 def windows(config: dict[str, Any]) -> list[int | None]:
     return [spec.window for spec in architecture(config).specs]
@@ -161,6 +163,13 @@ def test_ropes_follow_the_rules_of_each_family() -> None:
     assert architecture(PUBLISHED["qwen3-next"]).ropes["rope"].dims == 64
 
 
+def test_context_lengths() -> None:
+    assert architecture(PUBLISHED["llama-3.1"] | {"rope_scaling": {"type": "linear", "factor": 4.0}}).ropes["rope"].context == 4 * 131072
+    assert architecture(QWEN25 | {"rope_scaling": YARN}).ropes["rope"].context == 131072
+    scaled = text_config(WRAPPED["gemma-3-4b"])
+    assert {rope.context for rope in architecture(scaled).ropes.values()} == {131072}
+
+
 def test_the_trained_length_beside_the_parameters_goes_before_the_one_in_them() -> None:
     inside = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "original_max_position_embeddings": 64}
     config = PHI4_MINI | {"rope_scaling": inside, "original_max_position_embeddings": 512}
@@ -173,7 +182,18 @@ def test_unknown_architectures_are_named() -> None:
             build({"model_type": unknown}, None)  # type: ignore[arg-type]
 
 
-@given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), max_size=4))
+@pytest.mark.parametrize(
+    "key", ["_anything", "image_token_id", "hidden_dropout", "router_z_loss_coef", "unsloth_tags", "initializer_factor"]
+)
+def test_bookkeeping_and_training_are_let_pass(key: str) -> None:
+    assert architecture(QWEN25 | {key: 7}).sizes == architecture(QWEN25).sizes
+
+
+@given(
+    st.dictionaries(
+        st.text("abcxyz", min_size=3, max_size=8), st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), max_size=4
+    )
+)
 def test_a_reader_never_lets_a_key_pass_unseen(config: dict[str, Any]) -> None:
     reader = ConfigReader(config)
     if any(value is not None for value in config.values()):

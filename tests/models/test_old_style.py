@@ -77,10 +77,36 @@ def test_a_model_that_scales_unless_told_is_told() -> None:
 def test_ropes_by_layer() -> None:
     old = to_old_style(config("gemma3_text"))
     assert (old["rope_theta"], old["rope_local_base_freq"]) == (1000000.0, 10000.0)
-    assert "rope_scaling" not in old
+    assert old["rope_scaling"] is None
     scaled = config("gemma3_text")
     scaled["rope_parameters"]["full_attention"] = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     assert to_old_style(scaled)["rope_scaling"] == {"factor": 8.0, "rope_type": "linear", "type": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ({"model_type": "gpt2", "n_positions": 128}, {"n_ctx": 128}),
+        ({"model_type": "lfm2", "hidden_size": 64}, {"block_dim": 64}),
+        ({"model_type": "apertus"}, {"qk_norm": True, "post_norm": False}),
+        ({"model_type": "exaone4", "hidden_size": 64, "num_attention_heads": 4}, {"head_dim": 16}),
+        (
+            {"model_type": "gpt_neox", "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_type": "default"}},
+            {"rotary_emb_base": 1e4, "rotary_pct": 0.25},
+        ),
+    ],
+    ids=str,
+)
+def test_keys_out_of_use_are_added(new: dict[str, Any], old: dict[str, Any]) -> None:
+    translated = to_old_style(new)
+    assert {key: translated[key] for key in old} == old
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "layer_types", "text_config", "dtype"])
+def test_nonsense_is_left_to_whoever_reads_it(key: str) -> None:
+    for value in (None, 3, "x", [1], {"a": None}):
+        to_old_style({"model_type": "llama", key: value})
+        lost_in_old_style({"model_type": "llama", key: value})
 
 
 def test_counts_of_experts_have_both_names() -> None:

@@ -18,7 +18,7 @@ from mlxinfer.models import build, zoo
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 AGREES = ["granite", "llama", "llama3_rope", "llama_linear", "mixtral", "olmo2", "phi3", "phi3_longrope", "qwen2", "qwen3"]
-AGREES += ["qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3", "yarn"]
+AGREES += ["qwen3_5_text", "qwen3_next", "smollm3", "yarn"]
 
 STABLELM: dict[str, Any] = {
     "model_type": "stablelm",
@@ -72,7 +72,7 @@ def test_a_config_of_the_new_style_gives_the_right_logits(name: str) -> None:
     assert np.abs(logits(model, tokens, [30, 1, 49]) - data["logits"]).max() < 2e-3
 
 
-@pytest.mark.parametrize("name", [*AGREES, "gpt_oss"])
+@pytest.mark.parametrize("name", [*AGREES, "qwen3_moe", "gpt_oss"])
 def test_the_graphs_own_layout_is_one_that_mlx_lm_leaves_as_it_is(name: str) -> None:
     settings = config(name)
     if name == "gpt_oss":
@@ -141,6 +141,20 @@ def test_missing_unexpected_and_misshaped_tensors_are_named() -> None:
         assert part in str(caught.value)
 
 
+def test_tensors_that_mlx_lm_cannot_arrange_are_a_users_error() -> None:
+    held = tensors("mixtral")
+    del held["model.layers.1.block_sparse_moe.experts.2.w1.weight"]
+    with pytest.raises(WeightsError, match=r"layers\.1\.block_sparse_moe\.experts\.2\.w1"):
+        zoo.build(config("mixtral"), held)
+
+
+def test_whether_the_head_is_tied_shows_in_the_tensors() -> None:
+    tied = {name: tensor for name, tensor in tensors("llama").items() if name != "lm_head.weight"}
+    for held in (tied, tensors("llama")):
+        silent = {key: value for key, value in config("llama").items() if key != "tie_word_embeddings"}
+        assert logits(zoo.build(silent, held), [5, 6], [2]).shape == (2, 96)
+
+
 @pytest.mark.parametrize("model_type", ["nonesuch", "../utils", "cache.KVCache", "utils", "switch_layers", "__init__", ""])
 def test_only_architectures_of_mlx_lm_are_imported(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError):
@@ -169,3 +183,11 @@ def test_what_the_old_style_cannot_say_is_refused() -> None:
     uneven = ["full_attention", "sliding_attention", "sliding_attention"]
     with pytest.raises(UnsupportedModelError, match="layer_types"):
         zoo.build(config("gemma3_text") | {"layer_types": uneven}, tensors("gemma3_text"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}]
+)
+def test_rope_keys_that_mlx_lm_would_drop_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="does not read rope_scaling"):
+        zoo.build(STABLELM | changes, stablelm())

@@ -79,7 +79,9 @@ def test_default_frequencies() -> None:
 
 
 def test_linear_divides_positions() -> None:
-    np.testing.assert_allclose(rope("linear", factor=4.0).frequencies(0), rope().frequencies(0) / 4)
+    turner = rope("linear", factor=4.0)
+    np.testing.assert_allclose(turner.frequencies(0), rope().frequencies(0) / 4)
+    assert turner.context == 4 * 64
 
 
 def test_proportional_leaves_the_slow_pairs_standing() -> None:
