@@ -119,8 +119,14 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
     F32 total[Rows] = {};
     const uint8_t *header = panel.headers, *block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
+      if (Rows <= 4 && sub == 0) {
+        prefetch<128>(header + panel.ahead);
+      }
       const GroupScale group = next_scale<C>(header, panel, sub);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
+        if (Rows <= 4 && sub == 0) {
+          prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
+        }
         const Columns<C> columns(block, sub);
         const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + b * Rows;
         F32 products[Rows] = {};
