@@ -59,13 +59,9 @@ struct Prepared {
   uint8_t* finite; // [rows]
 };
 
+// Larger ones unpack each weight for more rows, until the sums no longer fit into registers.
 int largest_tile(bool exact) {
-  switch (level()) {
-    case Level::highest:
-      return exact ? 8 : 16;
-    default:
-      return exact ? 8 : 4;
-  }
+  return exact || level() == Level::lowest ? 8 : 16;
 }
 
 class Run {
