@@ -5,29 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from ..loading.dtypes import dtype_name
-from ..models.old_style import to_old_style
+from ..models.old_style import lost_in_old_style, to_old_style
 from ..nn.weights import Format
 from .mapper import Plan
 
-_DROPPED = ("_name_or_path", "dtype", "quantization", "quantization_config", "vision_config", "audio_config")
+_DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_config", "audio_config")
 
 
-def destination_config(config: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def destination_config(plan: Plan) -> dict[str, Any]:
     """Its keys in order of the alphabet are what `loading.files.to_json` writes."""
-    written = {key: value for key, value in to_old_style(config).items() if key not in _DROPPED}
-    names = {output.request.name for output in plan.outputs}
+    written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
+    names = {output.name for output in plan.outputs}
     written["tie_word_embeddings"] = "lm_head.weight" not in names
     written["torch_dtype"] = dtype_name(plan.dtype)
+    if "dtype" in written:
+        written["dtype"] = written["torch_dtype"]
     if plan.default:
         written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
     return written
+
+
+def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
+    """Where mlx-lm is known to give other logits than the model's authors, and this program, for this config."""
+    notes = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
+    window = config.get("sliding_window")
+    if window and config.get("model_type") in ("mistral", "gemma2"):
+        notes.append(f"mlx-lm runs {config['model_type']} without its window: beyond {window} tokens it gives other logits")
+    if (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("truncate") is False:
+        notes.append("mlx-lm does not know YaRN with truncate = false, so that it gives other logits")
+    return notes
 
 
 def _quantization(plan: Plan, default: Format) -> dict[str, Any]:
     block: dict[str, Any] = _entry(default)
     for output in plan.outputs:
         if output.request.kind == "matrix" and output.target != default:
-            path = output.request.name.removesuffix(".weight")
+            path = output.name.removesuffix(".weight")
             block[path] = _entry(output.target) if isinstance(output.target, Format) else False
     return block
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..loading.dtypes import dtype_name, main_dtype
+from ..loading.gguf import GGUFCheckpoint
 from ..loading.ledger import Request
+from ..loading.load import model_type
 from ..loading.planned import Planned, PlannedWeights
 from ..loading.quantization import AFFINE_GROUPS, packed_shapes
 from ..loading.weights import can_quantize
 from ..models import build, supports
+from ..models.wrapped import TEXT_MODELS, text_config
 from ..nn.weights import Format
 from .report import Action
 
+_TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
 
@@ -42,6 +48,11 @@ class Output:
     dtype: mx.Dtype
 
     @property
+    def name(self) -> str:
+        """That of the text model by itself, also where the source has it inside a larger one."""
+        return _TEXT_PREFIX.sub("", self.request.name)
+
+    @property
     def action(self) -> Action:
         if isinstance(self.target, Format):
             if not isinstance(self.stored, Format):
@@ -56,13 +67,13 @@ class Output:
     def parts(self) -> list[Part]:
         shape = self.request.shape
         if not isinstance(self.target, Format):
-            return [_part(self.request.name, self.target, shape)]
+            return [_part(self.name, self.target, shape)]
         packed, groups = packed_shapes(shape, self.target)
-        base = self.request.name.removesuffix("weight")
+        base = self.name.removesuffix("weight")
         if self.target.mode != "affine":
-            return [_part(self.request.name, mx.uint32, packed), _part(base + "scales", mx.uint8, groups)]
+            return [_part(self.name, mx.uint32, packed), _part(base + "scales", mx.uint8, groups)]
         scales = [_part(base + name, self.dtype, groups) for name in ("scales", "biases")]
-        return [_part(self.request.name, mx.uint32, packed), *scales]
+        return [_part(self.name, mx.uint32, packed), *scales]
 
 
 def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
@@ -71,8 +82,12 @@ def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a conversion will write. `default` is the format of the config's quantization block, if there is any quantization."""
+    """All that a conversion will write.
 
+    `config` is that of the text model; `default` is the format that the quantization block names first, None without quantization.
+    """
+
+    config: dict[str, Any]
     outputs: tuple[Output, ...]
     skipped: dict[str, str]
     dtype: mx.Dtype
@@ -87,25 +102,25 @@ class Plan:
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
     """Raises `MLXInferError` for whatever cannot be converted. With `any_group`, matrices that are stored in the bits and mode asked
     for keep their own group size."""
-    model_type = str(checkpoint.config.get("model_type"))
-    if not supports(model_type):
-        raise ConversionError(f"{model_type!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
+    architecture = model_type(checkpoint)
+    if not supports(architecture):
+        raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
     planned = PlannedWeights(checkpoint)
     build(checkpoint.config, planned)
     planned.finish()
-    dtype = dtype or _natural_dtype(checkpoint, planned)
+    dtype = dtype or _natural_dtype(checkpoint)
     outputs = tuple(_output(tensor, asked, any_group, dtype) for tensor in planned.tensors.values())
-    return Plan(outputs, planned.skipped, dtype, asked or _commonest(outputs), tuple(_notes(outputs, asked)))
+    config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
+    return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
 
-def _natural_dtype(checkpoint: Checkpoint, planned: PlannedWeights) -> mx.Dtype:
-    """The stored one. Where plain tensors are in float32 only because the others are quantized, one of 16 bits: float16 as the scales
-    have, but bfloat16 for Gemma, whose activations leave float16's range."""
-    main = main_dtype(checkpoint)
-    quantized = any(isinstance(tensor.stored, Format) for tensor in planned.tensors.values())
-    if main in (mx.float16, mx.bfloat16) or not (quantized or checkpoint.path.is_file()):
-        return main or mx.bfloat16
-    return mx.bfloat16 if str(checkpoint.config.get("model_type")).startswith("gemma") else mx.float16
+def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
+    """The stored one. In a GGUF file what is plain is in float32 only because the rest is packed, or was until it was read; 16 bits are
+    natural there: float16, as the scales have, but bfloat16 for Gemma, whose activations leave float16's range."""
+    main = main_dtype(checkpoint) or mx.bfloat16
+    if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
+        return main
+    return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
 def _output(tensor: Planned, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
@@ -143,7 +158,7 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{count} matrices kept exactly as they are: {form}" for form, count in _counted(kept)]
+    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted(kept)]
     notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
     if asked:
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]

@@ -29,10 +29,10 @@ class Quantizer:
     def __call__(self, block: Matrix) -> list[mx.array]:
         """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
         if not is_finite(block):
-            raise WeightsError(f"{self._output.request.name} holds NaN or infinite values")
+            raise WeightsError(f"{self._output.name} holds NaN or infinite values")
         written = settle(_transform(block, self._output))
         if not is_finite(written):
-            raise WeightsError(f"{self._output.request.name} leaves the range of the dtype it is written in: choose another with --dtype")
+            raise WeightsError(f"{self._output.name} leaves the range of the dtype it is written in: choose another with --dtype")
         if self._changes:
             self._measure(block, written)
         if isinstance(written, Dense):

@@ -25,7 +25,7 @@ def blocks(checkpoint: Checkpoint, request: Request) -> Iterator[Matrix]:
     """
     if request.recipe is None and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
         for first, last in _ranges(request.shape[0], math.prod(request.shape[1:])):
-            yield _flat(checkpoint.read_rows(request.name, first, last))
+            yield _flat(checkpoint.read_rows(request.sources[0], first, last))
         return
     matrix = _whole(checkpoint, request)
     rows = matrix.shape[0] if matrix.shape else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -57,21 +56,3 @@ class Report:
     @property
     def actions(self) -> dict[str, int]:
         return dict(Counter(tensor.action for tensor in self.tensors).most_common())
-
-    def lines(self) -> Iterator[str]:
-        """The report in words."""
-        size = f"{self.nbytes / 1e6:.1f} MB of {self.source_nbytes / 1e6:.1f} MB"
-        yield f"{self.destination}: {size}, {self.bits_per_weight:.3f} bits per weight"
-        yield "tensors: " + ", ".join(f"{count} {action}" for action, count in self.actions.items())
-        for reason, count in Counter(self.skipped.values()).items():
-            yield f"{count} tensors skipped: {reason}"
-        yield from self.notes
-        lossy = [tensor for tensor in self.tensors if tensor.error > 0]
-        if lossy:
-            worst = max(lossy, key=lambda tensor: tensor.error)
-            mean = sum(tensor.error for tensor in lossy) / len(lossy)
-            yield f"relative weight error: {mean:.2e} in the mean of {len(lossy)} tensors, at most {worst.error:.2e} ({worst.name})"
-        else:
-            yield "no weight was changed"
-        if self.quality:
-            yield f"against the source on {self.quality.tokens} tokens: KL {self.quality.kl:.4f}, same top token {self.quality.top1:.1%}"

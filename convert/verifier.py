@@ -26,7 +26,7 @@ def verify(directory: Path, plan: Plan) -> None:
             checkpoint.close()
     except MLXInferError as error:
         raise ConversionError(f"the converted model cannot be opened: {error}") from error
-    expected = {output.request.name: output for output in plan.outputs}
+    expected = {output.name: output for output in plan.outputs}
     for name, tensor in weights.tensors.items():
         output = expected.pop(name, None)
         if output is None or tensor.request.shape != output.request.shape or _stored_as(weights, name) != output.target:

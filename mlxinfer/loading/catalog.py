@@ -16,7 +16,7 @@ from .aliases import ALIASES
 from .checkpoint import Checkpoint
 from .dtypes import dtype_name
 from .hub import cached_models, delete_cached
-from .load import open_checkpoint
+from .load import model_type, open_checkpoint
 from .paths import models_dir
 from .planned import PlannedWeights
 from .resolve import resolve
@@ -107,7 +107,7 @@ def describe(what: str | Path) -> Summary:
         return Summary(
             name=found.name,
             path=found.path,
-            architecture=str(checkpoint.config.get("model_type")),
+            architecture=model_type(checkpoint),
             parameters=sum(math.prod(checkpoint.shape(name)) for name in names),
             nbytes=sum(checkpoint.nbytes(name) for name in names),
             stored=dict(Counter(_form(checkpoint, name) for name in names).most_common()),
@@ -125,6 +125,6 @@ def _form(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _max_context(checkpoint: Checkpoint) -> int | None:
-    if not supports(str(checkpoint.config.get("model_type"))):
+    if not supports(model_type(checkpoint)):
         return None
     return build(checkpoint.config, PlannedWeights(checkpoint)).max_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -62,9 +62,10 @@ class SafetensorsCheckpoint:
         arrays = [self._where[part].read_rows(part, first, last) for part in self._parts(name)]
         return self._matrix(name, arrays)
 
-    def scale_dtype(self, name: str) -> mx.Dtype:
-        """The dtype of a quantized matrix's scales."""
-        return DTYPES[self._info(_base(name) + ".scales").dtype]
+    def lazy(self) -> dict[str, mx.array]:
+        """Every stored tensor under its own name, packed ones in parts, to be read when it is evaluated."""
+        loaded = {file: cast(dict[str, mx.array], mx.load(str(file.path))) for file in self._files}
+        return {name: loaded[file][name] for name, file in self._where.items()}
 
     def close(self) -> None:
         for file in self._files:

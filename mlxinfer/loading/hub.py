@@ -98,7 +98,7 @@ class CachedRepo:
 def cached_models() -> list[CachedRepo]:
     """Language models in the hub's cache: those with a config and safetensors."""
     try:
-        cache = huggingface_hub.scan_cache_dir()
+        cache = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except errors.CacheNotFound:
         return []
     found = []
@@ -115,6 +115,6 @@ def cached_models() -> list[CachedRepo]:
 
 def delete_cached(repo: CachedRepo) -> int:
     """Delete every revision; returns the bytes freed."""
-    strategy = huggingface_hub.scan_cache_dir().delete_revisions(*repo.revisions)
+    strategy = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*repo.revisions)
     strategy.execute()
     return strategy.expected_freed_size

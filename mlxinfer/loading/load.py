@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ..models import Model, build
+from ..errors import UnsupportedModelError
+from ..models import Model, build, supports
 from ..nn.tree import arrays
+from ..nn.weights import Format
 from ..tokenizer import tokenizer as tokenizers
 from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
@@ -60,18 +63,15 @@ def load(
     checkpoint = open_checkpoint(found.path)
     try:
         compute = compute_dtype(checkpoint, dtype)
-        planned = PlannedWeights(checkpoint, compute)
-        outline = build(checkpoint.config, planned)
-        planned.finish()
-        check_memory(planned, outline, compute, quantize)
-        del outline
+        own = supports(model_type(checkpoint))
+        read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
         tokenizer = load_tokenizer(checkpoint)
-        weights = CheckpointWeights(checkpoint, compute, quantize=quantize, progress=progress)
-        model = build(checkpoint.config, weights, ready=_evaluate)
-        weights.finish()
+        model, notes = read(progress)
     finally:
         checkpoint.close()
     mx.clear_cache()
+    if isinstance(tokenizer, NoTokenizer):
+        notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -81,13 +81,51 @@ def load(
         name=found.name,
         dtype=compute,
         weight_bytes=sum(array.nbytes for array in arrays(model)),
-        notes=(*model.notes, *_notes(weights, tokenizer)),
+        notes=(*model.notes, *notes),
     )
+
+
+Read = Callable[[Progress | None], tuple[Model, list[str]]]
+"""Reads the weights, and gives the model with what is to be said about it."""
+
+
+def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
+    """Check everything that the headers tell, and give what reads the weights."""
+    planned = PlannedWeights(checkpoint, dtype)
+    outline = build(checkpoint.config, planned)
+    planned.finish()
+    check_memory(planned, outline, dtype, quantize)
+
+    def read(progress: Progress | None) -> tuple[Model, list[str]]:
+        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
+        model = build(checkpoint.config, weights, ready=_evaluate)
+        weights.finish()
+        return model, _notes(weights)
+
+    return read
+
+
+def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
+    # mlx-lm brings transformers with it, which takes seconds to import.
+    from .borrowed import check_borrowed, load_borrowed
+
+    check_borrowed(checkpoint)
+    if quantize:
+        raise UnsupportedModelError("a model that runs on mlx-lm's graph cannot be quantized while it is loaded: use mlx_lm.convert first")
+    return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`."""
     return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+
+
+def model_type(checkpoint: Checkpoint) -> str:
+    """The architecture's name. Raises `UnsupportedModelError` where the config has none."""
+    name = checkpoint.config.get("model_type")
+    if not isinstance(name, str) or not name:
+        raise UnsupportedModelError(f"{checkpoint.path}: config.json has no model_type that names the architecture")
+    return name
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -107,10 +145,9 @@ def _evaluate(part: object) -> None:
     mx.eval(list(arrays(part)))
 
 
-def _notes(weights: CheckpointWeights, tokenizer: Tokenizer) -> list[str]:
+def _notes(weights: CheckpointWeights) -> list[str]:
     rounded, skipped = Counter(weights.rounded.values()), Counter(weights.ledger.skipped.values())
     return [
-        *(["there is no tokenizer: prompts and answers are token ids"] if isinstance(tokenizer, NoTokenizer) else []),
         *(f"{count} tensors were rounded from {stored} to {dtype_name(weights.dtype)}" for stored, count in rounded.items()),
         *(f"{count} tensors are not used: {reason}" for reason, count in skipped.items()),
     ]

@@ -121,14 +121,15 @@ def settle(matrix: Matrix) -> Matrix:
 def is_finite(matrix: Matrix) -> bool:
     """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN."""
     if isinstance(matrix, Dense):
-        return _finite(matrix.weight)
+        return is_finite_array(matrix.weight)
     if matrix.biases is not None:
-        return _finite(matrix.scales) and _finite(matrix.biases)
+        return is_finite_array(matrix.scales) and is_finite_array(matrix.biases)
     nan = 0xFF if matrix.format.mode.startswith("mx") else 0x7F
     return not mx.any((matrix.scales & 0x7F if nan == 0x7F else matrix.scales) == nan).item()
 
 
-def _finite(array: mx.array) -> bool:
+def is_finite_array(array: mx.array) -> bool:
+    """False if any value is NaN or infinite."""
     # Extremes carry a NaN through, and unlike a sum they cannot overflow.
     if not array.size or not mx.issubdtype(array.dtype, mx.floating):
         return True

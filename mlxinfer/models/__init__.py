@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.weights import Weights
 from .base import Model
-from .decoder import Decoder, keep_lazy
+from .decoder import Architecture, Decoder, keep_lazy
+from .wrapped import NOTE, TEXT_MODELS, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
 
@@ -35,7 +37,7 @@ FAMILIES = {
 
 def supports(model_type: str) -> bool:
     """Whether this architecture has a graph of its own; others may run through `zoo`."""
-    return model_type in FAMILIES
+    return model_type in FAMILIES or model_type in TEXT_MODELS
 
 
 def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], None] = keep_lazy) -> Model:
@@ -47,5 +49,16 @@ def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], No
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not supports(model_type):
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
-    family = import_module(f".families.{FAMILIES[model_type]}", __package__)
-    return Decoder(model_type, getattr(family, model_type)(config), weights, ready)
+    wrapped = model_type in TEXT_MODELS
+    plan = architecture(text_config(config) if wrapped else config)
+    if wrapped and config.get("text_config"):
+        plan = replace(plan, notes=(*plan.notes, NOTE))
+    return Decoder(model_type, plan, text_weights(weights) if wrapped else weights, ready)
+
+
+def architecture(config: dict[str, Any]) -> Architecture:
+    """What a text model's config says. Raises `UnsupportedModelError`."""
+    name = config["model_type"]
+    family = import_module(f".families.{FAMILIES[name]}", __package__)
+    read: Callable[[dict[str, Any]], Architecture] = getattr(family, name)
+    return read(config)

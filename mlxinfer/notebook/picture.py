@@ -29,9 +29,9 @@ class Picture:
 
 
 def logprobs_picture(completion: Completion) -> Picture:
-    """A bar per generated token (the first 64): the probability the model gave it, and below the likeliest token it did not take.
+    """A bar per generated token (the first 64): the probability the model gave it, and beside it the likeliest token it did not take.
 
-    The completion must have been made with `SamplingParams(logprobs=1)` or more.
+    The completion must have been made with `SamplingParams(logprobs=2)` or more.
     Raises `MLXInferError` if it was not, or without matplotlib.
     """
     try:
@@ -39,29 +39,29 @@ def logprobs_picture(completion: Completion) -> Picture:
     except ImportError as error:
         raise MLXInferError("pictures need matplotlib: pip install 'mlxinfer[notebook]'") from error
     if not completion.logprobs:
-        raise MLXInferError("this completion has no log-probabilities: generate it with SamplingParams(logprobs=3)")
+        raise MLXInferError("this completion has no log-probabilities: generate it with SamplingParams(logprobs=2)")
     tokens = completion.logprobs[:MOST_TOKENS]
-    figure = Figure(figsize=(max(4.0, 0.36 * len(tokens)), 2.8), layout="constrained")
+    figure = Figure(figsize=(6.0, 0.6 + 0.24 * len(tokens)), layout="constrained")
     axes = figure.subplots()
-    chances = [exp(token.logprob) for token in tokens]
-    rows = range(len(tokens))
-    axes.bar(rows, chances, color=[_colour(chance) for chance in chances], width=0.8)
-    axes.set_xticks(rows, [f"{_label(token.text)}\n({_label(_runner_up(token))})" for token in tokens], rotation=60, ha="right", fontsize=8)
-    axes.set_ylim(0, 1)
-    axes.set_xlim(-0.6, len(tokens) - 0.4)
-    axes.set_ylabel("probability")
+    rows, chances = range(len(tokens)), [exp(token.logprob) for token in tokens]
+    axes.barh(rows, chances, color=[_colour(chance) for chance in chances], height=0.75)
+    axes.set_yticks(rows, [_label(token.text) for token in tokens], fontfamily="monospace")
+    axes.set_ylim(len(tokens) - 0.4, -0.6)
+    axes.set_xlim(0, 1)
+    for row, token in enumerate(tokens):
+        axes.text(1.02, row, _runner_up(token), va="center", fontsize=8, color="0.45", fontfamily="monospace")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("each token, and (the likeliest other one)", fontsize=9, loc="left")
+    axes.set_title("probability of each token, and the likeliest other one", fontsize=9, loc="left")
     return Picture(figure)
 
 
 def _runner_up(token: TokenLogprob) -> str:
-    return next((text for token_id, text, _ in token.top if token_id != token.token_id), "")
+    return next((f"{_label(text)} {exp(logprob):.2f}" for token_id, text, logprob in token.top if token_id != token.token_id), "")
 
 
 def _label(text: str) -> str:
-    """A token as a label: spaces and line breaks seen, and no `$` that matplotlib would take for a formula."""
-    return text.replace(" ", "␣").replace("\n", "⏎").replace("$", r"\$") or "·"
+    """A token as a label: quoted, so that spaces are seen, and without a `$` that matplotlib would take for a formula."""
+    return repr(text).replace("$", r"\$")
 
 
 def _colour(chance: float) -> str:

@@ -6,33 +6,68 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import PromptError
+from .chat_template import ChatTemplates
 from .detokenizer import Detokenizer
+from .gguf import read_gguf
+from .huggingface import read_directory
+from .library import tokenizer_errors
+from .parts import TokenizerParts
+from .pieces import Pieces
+from .save import save_tokenizer
 
 
 class Tokenizer:
-    """The tokenizer of one model."""
+    """The tokenizer of one model. Safe to share between threads."""
 
     vocab_size: int
-    """Ids from 0 to here decode."""
+    """Ids from 0 to here decode; a model may have more rows than that."""
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
     """Every id that ends a turn."""
-    chat_template: str | None
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        with tokenizer_errors("setting up the tokenizer"):
+            parts.backend.no_truncation()
+            parts.backend.no_padding()
+            parts.backend.encode("")
+            self._pieces = Pieces(parts.backend)
+        self._parts = parts
+        self._backend = parts.backend
+        self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
+        self.vocab_size = parts.vocab_size
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_ids = parts.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the default chat template."""
+        return self._templates.default
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Special-token strings in the text are parsed as such; BOS is added where the model wants it."""
-        raise NotImplementedError
+        """Special-token strings in the text are parsed as such; BOS is added where the model wants it.
+
+        Raises `PromptError` for a text that is not Unicode (a lone surrogate).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+        with tokenizer_errors("tokenizing the prompt"):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        raise NotImplementedError
+        """Ids that the vocabulary has not are left out."""
+        detokenizer = Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
+        return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself, as well as it can be shown."""
-        raise NotImplementedError
+        """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
+        return (self._pieces.piece(token_id) or b"").decode("utf-8", "replace")
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
-        raise NotImplementedError
+        return Detokenizer(self._pieces)
 
     def render_chat(
         self,
@@ -42,8 +77,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation. Raises `TemplateError`."""
-        raise NotImplementedError
+        """The prompt text of a conversation. `variables` reach the template (`enable_thinking=False`). Raises `TemplateError`."""
+        return self._templates.render(messages, tools, {"add_generation_prompt": add_generation_prompt, **variables})
 
     def encode_chat(
         self,
@@ -54,16 +89,17 @@ class Tokenizer:
         **variables: Any,
     ) -> list[int]:
         """The token ids of a conversation, with the special tokens of the template and no others."""
-        raise NotImplementedError
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        return self.encode(text, add_special_tokens=False)
 
     def save(self, directory: Path) -> None:
         """Write the files from which transformers' and mlx-lm's AutoTokenizer load this tokenizer."""
-        raise NotImplementedError
+        save_tokenizer(self._parts, directory)
 
 
 def from_directory(path: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face or MLX model directory. Raises `TokenizerError`."""
-    raise NotImplementedError
+    return Tokenizer(read_directory(path))
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -71,4 +107,4 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
     Raises `TokenizerError`.
     """
-    raise NotImplementedError
+    return Tokenizer(read_gguf(metadata))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.chat_model import write_chat_model
+from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
 PROMPT = "> "
@@ -19,7 +19,7 @@ PROMPT = "> "
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000))
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
     child = chat("--max-tokens", "90000")
-    child.expect("0 / 100000 tokens")
     child.send("hello\r")
     child.expect(r"\S{40}")
     child.send(CTRL_C)
@@ -85,6 +84,15 @@ def test_lines_can_be_continued(chat, tmp_path):
     assert said == ["a\nb", "c\nd", "e\nf"]
 
 
+def test_the_bar_tells_how_full_the_context_is(chat):
+    child = chat("--max-tokens", "3", PROMPT_TOOLKIT_NO_CPR="")
+    for used in ("0", r"[1-9]\d"):
+        child.expect(r"\x1b\[6n")
+        child.send("\x1b[1;1R")
+        child.expect(rf" {used} / 100000 tokens")
+        child.send("hello\r")
+
+
 def test_commands_are_completed(chat):
     child = chat()
     child.send("/st")
@@ -98,3 +106,12 @@ def test_no_color_writes_no_colour_into_answers(chat):
     child.send("hello\r")
     child.expect("reading|\\S{12}")
     assert child.after != "reading"
+
+
+def test_impatient_ctrl_c_does_not_end_the_program(chat):
+    child = chat("--max-tokens", "90000")
+    child.send("hello\r")
+    child.expect(r"\S{40}")
+    child.send(CTRL_C * 3)
+    child.send("/stats\r")
+    child.expect("context [0-9]+ of 100000")

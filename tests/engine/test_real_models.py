@@ -52,5 +52,7 @@ def test_gemma_agrees_with_llama_cpp_on_a_page_of_text(gemma):
 
 
 def test_gemma_continues_text_sensibly(gemma):
-    answer = gemma.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0]
-    assert "Paris" in answer.text
+    prompts = ["The opposite of hot is", "Once upon a time, there was a", "1, 2, 3, 4,"]
+    answers = gemma.generate(prompts, SamplingParams(temperature=0, max_tokens=6))
+    for answer, start in zip(answers, [" cold.", " little girl", " 5, 6"], strict=True):
+        assert answer.text.startswith(start)

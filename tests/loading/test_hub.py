@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.hub_server import hub
 
 from mlxinfer.loading.hub import HubId
-
-from .hub_server import hub
 
 FILES = {
     "config.json": b'{"model_type": "llama"}',

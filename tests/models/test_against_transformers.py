@@ -44,7 +44,12 @@ def moe(experts: int, chosen: int, **others: Any) -> dict[str, Any]:
 
 
 def delta(kv: tuple[int, int], dims: tuple[int, int], **others: Any) -> dict[str, Any]:
-    sizes = {"linear_num_key_heads": kv[0], "linear_num_value_heads": kv[1], "linear_key_head_dim": dims[0], "linear_value_head_dim": dims[1]}
+    sizes = {
+        "linear_num_key_heads": kv[0],
+        "linear_num_value_heads": kv[1],
+        "linear_key_head_dim": dims[0],
+        "linear_value_head_dim": dims[1],
+    }
     return {"head_dim": 16, **GQA, **sizes, **others}
 
 
@@ -61,7 +66,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-dynamic-short": ("llama", {**GQA, "rope_scaling": DYNAMIC}),
     "llama-dynamic-beyond": ("llama", {**GQA, "rope_scaling": DYNAMIC, "max_position_embeddings": 40}),
     "llama-yarn": ("llama", {**GQA, "rope_scaling": YARN, "head_dim": 32}),
-    "llama-yarn-no-truncate": ("llama", {**GQA, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2}, "head_dim": 32}),
+    "llama-yarn-no-truncate": (
+        "llama",
+        {**GQA, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 16, "beta_slow": 2}, "head_dim": 32},
+    ),
     "llama-yarn-mscale": ("llama", {**GQA, "rope_scaling": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}, "head_dim": 32}),
     "llama-yarn-factor": ("llama", {**GQA, "rope_scaling": {**YARN, "attention_factor": 1.3}, "head_dim": 32}),
     "llama-yarn-no-original": ("llama", {**GQA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 64}),
@@ -74,7 +82,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-no-window": ("mistral", {**MQA, "sliding_window": None, "rope_theta": 1e6, "tie_word_embeddings": True}),
     "mistral-window-of-one": ("mistral", {**GQA, "sliding_window": 1}),
     "mixtral": ("mixtral", {**GQA, "num_local_experts": 5, "num_experts_per_tok": 3}),
-    "mixtral-window-all-experts": ("mixtral", {**MQA, "num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 17, "head_dim": 12}),
+    "mixtral-window-all-experts": (
+        "mixtral",
+        {**MQA, "num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 17, "head_dim": 12},
+    ),
     "mixtral-one-expert": ("mixtral", {**GQA, "num_local_experts": 4, "num_experts_per_tok": 1, "rope_theta": 1e4}),
     "qwen2": ("qwen2", {**GQA, "tie_word_embeddings": True}),
     "qwen2-windows": ("qwen2", {**MQA, "use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
@@ -91,7 +102,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {**GQA, "head_dim": 14, "query_pre_attn_scalar": 20, "sliding_window": 16, "num_hidden_layers": 4}),
     "gemma2-no-caps": (
         "gemma2",
-        {**MQA, "head_dim": 10, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 30, "attention_bias": True},
+        {
+            **MQA,
+            "head_dim": 10,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "sliding_window": 30,
+            "attention_bias": True,
+        },
     ),
     "gemma2-strong-caps": ("gemma2", {**GQA, "head_dim": 12, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}),
     "gemma2-layer-types": ("gemma2", {**GQA, "head_dim": 12, "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 7}),
@@ -113,7 +131,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3-yarn-and-llama3": (
         "gemma3_text",
-        {**GQA, "head_dim": 24, "layer_types": [SLIDING, FULL, FULL], "sliding_window": 40, "rope_parameters": {FULL: YARN, SLIDING: LLAMA3}},
+        {
+            **GQA,
+            "head_dim": 24,
+            "layer_types": [SLIDING, FULL, FULL],
+            "sliding_window": 40,
+            "rope_parameters": {FULL: YARN, SLIDING: LLAMA3},
+        },
     ),
     "gemma3-untied": ("gemma3_text", {**GQA, "head_dim": 16, "tie_word_embeddings": False, "sliding_window": 100}),
     "phi3": ("phi3", {**GQA}),
@@ -137,12 +161,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-mqa-yarn": ("olmo2", {**MQA, "rope_scaling": YARN, "rope_theta": 500000.0}),
     "smollm3": ("smollm3", {**GQA, "num_hidden_layers": 5}),
     "smollm3-pattern": ("smollm3", {**MQA, "no_rope_layers": [0, 1, 0], "attention_bias": True, "mlp_bias": True}),
-    "smollm3-windows": ("smollm3", {**GQA, "use_sliding_window": True, "sliding_window": 14, "no_rope_layer_interval": 2, "num_hidden_layers": 4}),
+    "smollm3-windows": (
+        "smollm3",
+        {**GQA, "use_sliding_window": True, "sliding_window": 14, "no_rope_layer_interval": 2, "num_hidden_layers": 4},
+    ),
     "smollm3-untied-yarn": ("smollm3", {**GQA, "tie_word_embeddings": False, "rope_scaling": YARN, "rope_theta": 5e6}),
     "gpt_oss": ("gpt_oss", {**GQA, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 10}),
     "gpt_oss-clamped": (
         "gpt_oss",
-        {**MQA, "head_dim": 12, "num_local_experts": 3, "num_experts_per_tok": 3, "swiglu_limit": 0.05, "swiglu_alpha": 1.1, "sliding_window": 33},
+        {
+            **MQA,
+            "head_dim": 12,
+            "num_local_experts": 3,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 0.05,
+            "swiglu_alpha": 1.1,
+            "sliding_window": 33,
+        },
     ),
     "gpt_oss-yarn": (
         "gpt_oss",
@@ -160,8 +195,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next-equal-heads": (
         "qwen3_next",
         delta(
-            (3, 3), (16, 8), **moe(3, 3, norm_topk_prob=False), shared_expert_intermediate_size=36, layer_types=[FULL, RECURRENT, FULL],
-            mlp_only_layers=[1], attention_bias=True, linear_conv_kernel_dim=3,
+            (3, 3),
+            (16, 8),
+            **moe(3, 3, norm_topk_prob=False),
+            shared_expert_intermediate_size=36,
+            layer_types=[FULL, RECURRENT, FULL],
+            mlp_only_layers=[1],
+            attention_bias=True,
+            linear_conv_kernel_dim=3,
         ),
     ),
     "qwen3_next-sparse-step": (
@@ -172,12 +213,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5-ropes": (
         "qwen3_5_text",
         delta(
-            (4, 4), (8, 8), layer_types=[RECURRENT, FULL, FULL], head_dim=24, linear_conv_kernel_dim=2, attention_bias=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2], "mrope_interleaved": True},
+            (4, 4),
+            (8, 8),
+            layer_types=[RECURRENT, FULL, FULL],
+            head_dim=24,
+            linear_conv_kernel_dim=2,
+            attention_bias=True,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 1e7,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True,
+            },
         ),
     ),
     "qwen3_5-only-recurrent": ("qwen3_5_text", delta((2, 2), (16, 16), layer_types=[RECURRENT] * 3)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -22,8 +22,9 @@ def completion(logprobs: list[TokenLogprob] | None) -> Completion:
 def test_a_bar_per_token():
     picture = logprobs_picture(completion(TOKENS))
     axes = picture.figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([exp(token.logprob) for token in TOKENS])
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["␣Paris\n(⏎)", "\\$x_1\\$\n(\\$)"]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([exp(token.logprob) for token in TOKENS])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["' Paris'", "'\\$x_1\\$'"]
+    assert [text.get_text() for text in axes.texts] == [r"'\n' 0.05", r"'\$' 0.60"]
     png = picture._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert len(png) > 5000
@@ -34,5 +35,5 @@ def test_a_long_answer_is_cut():
 
 
 def test_without_logprobs_it_says_how_to_get_them():
-    with pytest.raises(MLXInferError, match="logprobs=3"):
+    with pytest.raises(MLXInferError, match="logprobs=2"):
         logprobs_picture(completion(None))

@@ -25,7 +25,7 @@ def write_with_transformers(folder: Path, model_type: str, seed: int = 0, **sett
 
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:

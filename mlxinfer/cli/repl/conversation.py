@@ -45,8 +45,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": self.system}] if self.system else []
-        return first + self.turns
+        return [*_system(self.system), *self.turns]
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
@@ -113,9 +112,14 @@ class Conversation:
             raise MLXInferError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise MLXInferError(f"{path} is not a saved conversation") from error
-        used = len(self._llm.tokenizer.encode_chat([*([{"role": "system", "content": system}] if system else []), *turns])) if turns else 0
+        messages = [*_system(system), *turns]
+        used = len(self._llm.tokenizer.encode_chat(messages, add_generation_prompt=False)) if turns else 0
         self.reset()
         self.turns, self.system, self.params, self.context_used = turns, system, params, used
+
+
+def _system(text: str | None) -> list[dict[str, str]]:
+    return [{"role": "system", "content": text}] if text else []
 
 
 def _params(saved: dict[str, Any]) -> SamplingParams:

@@ -95,6 +95,13 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
+    @keys.add("c-c")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")

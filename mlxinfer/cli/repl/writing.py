@@ -54,13 +54,18 @@ class TerminalWriter:
         self._emit(self._stream.feed(printable(text)))
 
     def end(self) -> None:
-        rest = self._stream.close()
-        self._emit(rest if rest.endswith("\n") else rest + "\n")
+        self._emit(self._stream.close())
+        self._erase_note()
 
     def _emit(self, text: str) -> None:
-        if text and self._note:
-            text, self._note = "\r\x1b[K" + text, False
-        _write(text)
+        if text:
+            self._erase_note()
+            _write(text)
+
+    def _erase_note(self) -> None:
+        if self._note:
+            self._note = False
+            _write("\r\x1b[K")
 
 
 def writer() -> Writer:

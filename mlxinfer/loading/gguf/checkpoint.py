@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, Matrix, Quantized
 from .config import architecture, rebuild_config
 from .names import logical_tensors
@@ -29,6 +30,9 @@ class GGUFCheckpoint:
             name = architecture(self._files)
             blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
             self._tensors = logical_tensors(self._files.tensors, name, self.config, blocks)
+        except ValueError as error:
+            self._files.close()
+            raise CheckpointError(f"{self.path}: {error}; convert the model again") from None
         except BaseException:
             self._files.close()
             raise

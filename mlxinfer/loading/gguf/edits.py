@@ -12,9 +12,9 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...nn.weights import Dense, Matrix, map_rows
-from .config import Config
 from .logical import Logical, Operation, columns, joined_rows, plain, rows, unchanged, values
 from .reader import TensorInfo
+from .source import Config
 
 Edit = Callable[[TensorInfo, Config], Logical]
 
@@ -24,7 +24,7 @@ def half_rotation(heads_key: str) -> Edit:
 
     def edit(info: TensorInfo, config: Config) -> Logical:
         heads = config[heads_key]
-        count = info.shape[0]
+        count = info.shape[0] if info.shape else 1
         if count % (2 * heads):
             return unchanged(info)
         return rows(info, _swapped(0, heads, count // heads // 2, 2))
@@ -67,7 +67,8 @@ def one_row(info: TensorInfo, config: Config) -> Logical:
 def grouped_rows(info: TensorInfo, config: Config) -> Logical:
     """Rows by value head: from all first heads of the key heads, all second, ..., to those of one key head together."""
     heads = config["linear_num_value_heads"]
-    return rows(info, _value_heads(config, 0)) if info.shape[0] % heads == 0 else unchanged(info)
+    fits = info.shape and info.shape[0] % heads == 0
+    return rows(info, _value_heads(config, 0)) if fits else unchanged(info)
 
 
 def grouped_value_rows(info: TensorInfo, config: Config) -> Logical:
@@ -78,7 +79,7 @@ def grouped_value_rows(info: TensorInfo, config: Config) -> Logical:
 def grouped_columns(info: TensorInfo, config: Config) -> Logical:
     """As `grouped_rows`, for the inputs of a projection."""
     heads = config["linear_num_value_heads"]
-    if info.shape[-1] % heads:
+    if len(info.shape) != 2 or info.shape[-1] % heads:
         return unchanged(info)
     return columns(info, _value_heads(config, -2), info.shape[-1] // heads)
 
@@ -88,7 +89,8 @@ def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> Logic
     keys, per_key = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"] * per_key
     sizes = [key_dim, key_dim, value_dim, value_dim]
-    if qkv.shape[0] + gate.shape[0] != keys * sum(sizes):
+    alike = len(qkv.shape) == len(gate.shape) == 2 and qkv.shape[1] == gate.shape[1]
+    if not alike or (qkv.shape[0], gate.shape[0]) != (keys * sum(sizes[:3]), keys * sizes[3]):
         return unchanged(qkv)
     cuts = [keys * sum(sizes[:part]) for part in (1, 2, 3)]
 
@@ -140,7 +142,7 @@ def _value_heads(config: Config, axis: int) -> Operation:
 
 def _value_part(info: TensorInfo, config: Config) -> Operation:
     above = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
-    if info.shape[0] - above != config["linear_num_value_heads"] * config["linear_value_head_dim"]:
+    if not info.shape or info.shape[0] - above != config["linear_num_value_heads"] * config["linear_value_head_dim"]:
         return _same
     order = _value_heads(config, 0)
     return lambda x: mx.concatenate([x[:above], order(x[above:])], axis=0)

@@ -61,7 +61,7 @@ class Hyper:
         if value is None:
             raise self.bad(key, "is missing")
         if type(value) is not int or value < low:
-            raise self.bad(key, f"is {str(value)[:40]}, must be a whole number of at least {low}")
+            raise self.bad(key, f"is {shown(value)}, must be a whole number of at least {low}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -72,7 +72,7 @@ class Hyper:
         if value is None:
             raise self.bad(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.bad(key, f"is {str(value)[:40]}, must be a finite number")
+            raise self.bad(key, f"is {shown(value)}, must be a finite number")
         return short_float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -86,7 +86,7 @@ class Hyper:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.bad(key, f"is {str(value)[:40]}, must be text")
+            raise self.bad(key, f"is {shown(value)}, must be text")
         return value
 
     def flags(self, key: str, count: int) -> list[bool] | None:
@@ -110,9 +110,15 @@ class Hyper:
             if key in self._taken:
                 continue
             if key not in _HARMLESS:
-                raise UnsupportedModelError(f"{self.path}: {self._prefix}{key} = {str(value)[:40]} is not understood")
-            if _ANY not in _HARMLESS[key] and value not in _HARMLESS[key]:
-                raise self.unsupported(key, f"is {str(value)[:40]}")
+                raise UnsupportedModelError(f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood")
+            allowed = _HARMLESS[key]
+            if _ANY not in allowed and (isinstance(value, (list, np.ndarray)) or value not in allowed):
+                raise self.unsupported(key, f"is {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and in one line."""
+    return " ".join(repr(value)[:40].split())
 
 
 def short_float(value: float) -> float:

@@ -29,12 +29,9 @@ def unchanged(info: TensorInfo) -> Logical:
     return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: matrices[0])
 
 
-def rows(info: TensorInfo, operation: Operation, count: int | None = None) -> Logical:
-    """Select or reorder rows (entries, of a vector), which is right for packed matrices as well. `count` is how many are left."""
-    axis = -1 if len(info.shape) == 1 else -2
-    shape = list(info.shape)
-    shape[axis] = shape[axis] if count is None else count
-    return Logical((info.name,), tuple(shape), stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
+def rows(info: TensorInfo, operation: Operation) -> Logical:
+    """Reorder rows (entries, of a vector), which is right for packed matrices as well."""
+    return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
 
 
 def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> Logical:

@@ -5,11 +5,11 @@ Sources: `gguf/constants.py` for the names, and the converter's classes for what
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .config import Config
 from .edits import (
     Edit,
     conv_kernel,
@@ -27,6 +27,7 @@ from .edits import (
 from .logical import Logical, unchanged
 from .reader import TensorInfo
 from .rope import ROPE_TENSORS
+from .source import Config
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _OLD_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")
@@ -134,10 +135,16 @@ _ARCHITECTURES: dict[str, Architecture] = {
 def logical_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Config, blocks: int) -> dict[str, Logical]:
     """Every tensor of the file under the name of the model's; one without a place keeps its own, for the loader to refuse.
 
-    `blocks` counts the layers of the file. Those beyond the config's predict further tokens and are left out.
+    `blocks` counts the layers of the file. Those beyond the config's predict further tokens and are left out. Raises `ValueError`
+    for two tensors with one place.
     """
     key = "mixtral" if config["model_type"] == "mixtral" else architecture
-    return dict(_Mapper(_ARCHITECTURES[key], infos, config, blocks).all())
+    placed: dict[str, Logical] = {}
+    for name, logical in _Mapper(_ARCHITECTURES[key], infos, config, blocks).all():
+        if name in placed:
+            raise ValueError(f"{logical.sources[0]} and {placed[name].sources[0]} are both {name}")
+        placed[name] = logical
+    return placed
 
 
 class _Mapper:
@@ -158,7 +165,15 @@ class _Mapper:
     def _is_scale(self, name: str) -> bool:
         """Scales of whole weights are multiplied into them; those of quantized activations are of no use here."""
         stem, _, suffix = name.rpartition(".")
-        return suffix in ("scale", "input_scale") and f"{stem}.weight" in self._infos
+        return self._scale_of(stem) is not None if suffix == "scale" else suffix == "input_scale" and f"{stem}.weight" in self._infos
+
+    def _scale_of(self, stem: str) -> TensorInfo | None:
+        """The scale of a weight: one number, or one for each expert."""
+        weight, scale = self._infos.get(f"{stem}.weight"), self._infos.get(f"{stem}.scale")
+        if weight is None or scale is None or not weight.shape:
+            return None
+        experts = weight.shape[0] if len(weight.shape) == 3 else 1
+        return scale if math.prod(scale.shape) in (1, experts) else None
 
     def _in_layer(self, info: TensorInfo, source: str, name: str, target: str) -> Iterator[tuple[str, Logical]]:
         stem, _, suffix = name.rpartition(".")
@@ -186,8 +201,10 @@ class _Mapper:
     def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, Logical]]:
         """Queries, keys and values in one tensor; with a gate beside it those of a recurrent layer."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
-        if qkv is not None and gate is not None:
-            if stem == "attn_qkv":
+        if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
+            if self._scale_of(f"{source}attn_qkv") or self._scale_of(f"{source}attn_gate"):
+                yield info.name, unchanged(info)
+            elif stem == "attn_qkv":
                 yield f"{target}linear_attn.in_proj_qkvz.weight", interleaved_qkvz(qkv, gate, self._config)
         elif stem == "attn_qkv":
             heads, kv = self._config["num_attention_heads"], self._config["num_key_value_heads"]
@@ -197,8 +214,8 @@ class _Mapper:
 
     def _split(self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]) -> Iterator[tuple[str, Logical]]:
         """Take the rows of a tensor apart in proportion to `parts`."""
-        axis = -1 if len(info.shape) == 1 else -2
-        unit, rest = divmod(info.shape[axis], sum(parts.values()))
+        count = info.shape[-1 if len(info.shape) == 1 else -2] if info.shape else 1
+        unit, rest = divmod(count, sum(parts.values()))
         if rest or None in parts:
             yield info.name, unchanged(info)
             return
@@ -212,7 +229,7 @@ class _Mapper:
 
     def _scaled(self, info: TensorInfo, logical: Logical) -> Logical:
         stem, _, suffix = info.name.rpartition(".")
-        scale = self._infos.get(f"{stem}.scale") if suffix == "weight" else None
+        scale = self._scale_of(stem) if suffix == "weight" else None
         return logical if scale is None else scaled(logical, scale)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """One GGUF file, header parsed: `metadata` and `tensors` by name. The data stays on disk until `data` maps it.
+    """One GGUF file, header parsed: `metadata` and `tensors` by name. The data stays on disk until `pieces` reads it.
 
     Raises `CheckpointError` for a file that is cut or corrupt, `UnsupportedModelError` for a version, byte order or tensor type
     that cannot be read.
@@ -91,20 +92,26 @@ class GGUFFile:
             self._map.close()
             raise
 
-    def data(self, info: TensorInfo) -> np.ndarray:
-        """The tensor's bytes, uint8 `[nbytes]`, a view of the map: drop it before `release` or `close`."""
-        return np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
+    def pieces(self, info: TensorInfo, rows: int) -> Iterator[np.ndarray]:
+        """The tensor's bytes, uint8 `[up to rows, bytes of a row]`, views of the map that are good until the next one is asked for.
 
-    def release(self, info: TensorInfo) -> None:
-        """Let the system forget the tensor's pages, so that reading a model does not hold the file in resident memory."""
-        page = mmap.PAGESIZE
-        start = -(-info.offset // page) * page
-        length = (info.offset + info.nbytes) // page * page - start
-        if length > 0 and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+        The system is told to forget the pages behind, so that reading a model does not hold the file in resident memory.
+        """
+        count = math.prod(info.shape[:-1])
+        width = info.nbytes // count
+        forgotten = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        for row in range(0, count, rows):
+            here = min(rows, count - row)
+            yield np.frombuffer(self._map, np.uint8, here * width, info.offset + row * width).reshape(here, width)
+            end = (info.offset + (row + here) * width) // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > forgotten and hasattr(self._map, "madvise"):
+                self._map.madvise(mmap.MADV_DONTNEED, forgotten, end - forgotten)
+                forgotten = end
 
     def close(self) -> None:
-        self._map.close()
+        # A view in the traceback of an error keeps the map open; it is closed with that view then.
+        with suppress(BufferError):
+            self._map.close()
 
 
 class _Header:
@@ -256,7 +263,7 @@ class _Header:
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
-            raise self._fail(f"general.alignment is {alignment!r}, not a power of two")
+            raise self._fail("general.alignment is not a power of two")
         return alignment
 
     def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:

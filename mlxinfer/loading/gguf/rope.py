@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
-from .hyper import Hyper, short_float
+from .hyper import Hyper, short_float, shown
 from .split import GGUFFiles
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"
@@ -42,7 +42,7 @@ def _scaling(hyper: Hyper, files: GGUFFiles, theta: float, rotated: int, context
     trained = hyper.integer("rope.scaling.original_context_length", context)
     gain = hyper.positive("rope.scaling.attn_factor", 1.0)
     if kind not in ("none", "linear", "yarn", "longrope") or factor < 0:
-        raise hyper.unsupported("rope.scaling.type", f"is {kind[:40]!r} with the factor {factor}")
+        raise hyper.unsupported("rope.scaling.type", f"is {shown(kind)} with the factor {factor}")
     if kind == "none":
         factor = 1.0
     if FREQUENCY_DIVISORS in files.tensors and kind != "yarn":

@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import CheckpointError, ModelNotFoundError
 from ...nn.weights import Matrix, Quantized
 from .reader import GGUFFile
-from .tensors import decode
+from .tensors import decode, rows_at_a_time
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
@@ -39,12 +39,7 @@ class GGUFFiles:
     def read(self, name: str) -> Matrix:
         """The tensor as it is stored; see `tensors.decode`."""
         file, info = self._where[name], self.tensors[name]
-        data = file.data(info)
-        try:
-            return decode(info, data)
-        finally:
-            del data
-            file.release(info)
+        return decode(info, file.pieces(info, rows_at_a_time(info)))
 
     def floats(self, name: str) -> list[float]:
         """The values of a small vector."""
@@ -57,13 +52,14 @@ class GGUFFiles:
             file.close()
 
     def _check_parts(self) -> None:
-        count = self.metadata.get(_COUNT) or 1
+        count = _number(self.metadata, _COUNT) or 1
         if count not in (1, len(self._files)):
             raise CheckpointError(
                 f"{self.path}: one of {count} parts of a model; keep their names as they were, NAME-00001-of-{count:05}.gguf and so on"
             )
         for index, file in enumerate(self._files):
-            if file.metadata.get(_NUMBER, index) != index or (file.metadata.get(_COUNT) or 1) != count:
+            number = _number(file.metadata, _NUMBER)
+            if number not in (None, index) or (_number(file.metadata, _COUNT) or 1) != count:
                 raise CheckpointError(f"{file.path}: does not hold part {index + 1} of {count}; the parts were mixed up")
 
     def _locate(self) -> dict[str, GGUFFile]:
@@ -73,10 +69,15 @@ class GGUFFiles:
                 if name in where:
                     raise CheckpointError(f"{file.path}: tensor {name} is also in {where[name].path.name}; the parts were mixed up")
                 where[name] = file
-        expected = self.metadata.get(_TENSORS) or len(where)
+        expected = _number(self.metadata, _TENSORS) or len(where)
         if expected != len(where):
             raise CheckpointError(f"{self.path}: the parts hold {len(where)} tensors, their header says {expected}; download them again")
         return where
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = metadata.get(key)
+    return value if type(value) is int else None
 
 
 def part_paths(path: Path) -> list[Path]:

