@@ -36,7 +36,7 @@ class BuildWithCMake(build_ext):
         except CannotBuild as problem:
             if WANTED == "1":
                 raise SystemExit(f"mlxinfer: the CPU kernels cannot be built: {problem}") from problem
-            print(f"mlxinfer: going on without CPU kernels: {problem}", file=sys.stderr)
+            sys.stderr.write(f"mlxinfer: going on without CPU kernels: {problem}\n")
             note = {"failed": str(problem)}
         (self.folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
@@ -74,7 +74,7 @@ class BuildWithCMake(build_ext):
 def execute(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        print(done.stdout[-6000:], done.stderr[-6000:], file=sys.stderr)
+        sys.stderr.write(done.stdout[-6000:] + done.stderr[-6000:])
         errors = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
         raise CannotBuild(f"{' '.join(command[:2])} failed: {errors[0] if errors else 'see the output of pip install -v'}")
 

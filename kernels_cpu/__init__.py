@@ -9,5 +9,6 @@ from __future__ import annotations
 
 from .native import available, isa_name, status, thread_count
 from .operations import silu_multiply
+from .packed import Packed, pack
 
-__all__ = ["available", "isa_name", "silu_multiply", "status", "thread_count"]
+__all__ = ["Packed", "available", "isa_name", "pack", "silu_multiply", "status", "thread_count"]
