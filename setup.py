@@ -51,14 +51,14 @@ class BuildWithCMake(build_ext):
             mlx, _ = version("mlx"), version("nanobind")
         except PackageNotFoundError as error:
             raise CannotBuild(f"the package {error.name} is not there to build against") from error
-        cmake = shutil.which("cmake")
+        cmake, ninja = tool("cmake"), tool("ninja")
         if cmake is None:
             raise CannotBuild("cmake was not found")
         if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
             raise CannotBuild("no C++ compiler was found (Debian: apt install g++)")
         build = Path(self.build_temp).resolve() / "kernels_cpu"
         shutil.rmtree(build, ignore_errors=True)
-        options = ["-G", "Ninja"] if shutil.which("ninja") else []
+        options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
         options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DMLXINFER_OUTPUT={self.folder}"]
         execute([cmake, "-S", str(PACKAGE), "-B", str(build), *options])
         execute([cmake, "--build", str(build), "--parallel"])
@@ -69,6 +69,11 @@ class BuildWithCMake(build_ext):
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
+
+
+def tool(name: str) -> str | None:
+    """A program on the path, or beside the interpreter, where packages of the environment install it."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def execute(command: list[str]) -> None:
