@@ -36,7 +36,7 @@ class BuildWithCMake(build_ext):
         except CannotBuild as problem:
             if WANTED == "1":
                 raise SystemExit(f"mlxinfer: the CPU kernels cannot be built: {problem}") from problem
-            print(f"mlxinfer: going on without CPU kernels: {problem}", file=sys.stderr)
+            sys.stderr.write(f"mlxinfer: going on without CPU kernels: {problem}\n")
             note = {"failed": str(problem)}
         (self.folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
@@ -51,14 +51,14 @@ class BuildWithCMake(build_ext):
             mlx, _ = version("mlx"), version("nanobind")
         except PackageNotFoundError as error:
             raise CannotBuild(f"the package {error.name} is not there to build against") from error
-        cmake = shutil.which("cmake")
+        cmake, ninja = tool("cmake"), tool("ninja")
         if cmake is None:
             raise CannotBuild("cmake was not found")
         if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
             raise CannotBuild("no C++ compiler was found (Debian: apt install g++)")
         build = Path(self.build_temp).resolve() / "kernels_cpu"
         shutil.rmtree(build, ignore_errors=True)
-        options = ["-G", "Ninja"] if shutil.which("ninja") else []
+        options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
         options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DMLXINFER_OUTPUT={self.folder}"]
         execute([cmake, "-S", str(PACKAGE), "-B", str(build), *options])
         execute([cmake, "--build", str(build), "--parallel"])
@@ -71,10 +71,15 @@ class BuildWithCMake(build_ext):
         return {}
 
 
+def tool(name: str) -> str | None:
+    """A program on the path, or beside the interpreter, where packages of the environment install it."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
 def execute(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        print(done.stdout[-6000:], done.stderr[-6000:], file=sys.stderr)
+        sys.stderr.write(done.stdout[-6000:] + done.stderr[-6000:])
         errors = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
         raise CannotBuild(f"{' '.join(command[:2])} failed: {errors[0] if errors else 'see the output of pip install -v'}")
 

@@ -8,13 +8,19 @@ how an operation is added.
 from __future__ import annotations
 
 from .attention import attention_plan, paged_attention, rotation
+from .interface import AttentionPlan, Rotation
 from .native import available, isa_name, status, thread_count
 from .operations import silu_multiply
+from .packed import Packed, pack
 
 __all__ = [
+    "AttentionPlan",
+    "Packed",
+    "Rotation",
     "attention_plan",
     "available",
     "isa_name",
+    "pack",
     "paged_attention",
     "rotation",
     "silu_multiply",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 
+from .interface import AttentionPlan, Rotation
 from .native import native
 
 
-def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> Any:
+def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
     """Whose rows a step has and where their past lies, for every layer of one window.
 
     `segments` are `(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the
@@ -19,7 +19,7 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
     return native().AttentionPlan(segments, window)
 
 
-def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Any:
+def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
     """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` of each segment."""
     return native().Rotation(parts)
 
@@ -28,7 +28,7 @@ def paged_attention(
     rows: Sequence[mx.array],
     sealed: Sequence[mx.array],
     open: Sequence[mx.array],
-    plan: Any,
+    plan: AttentionPlan,
     *,
     scale: float,
     softcap: float | None = None,
@@ -36,7 +36,7 @@ def paged_attention(
     query_norm: mx.array | None = None,
     key_norm: mx.array | None = None,
     eps: float = 0.0,
-    rotation: Any = None,
+    rotation: Rotation | None = None,
 ) -> tuple[mx.array, list[mx.array], list[mx.array]]:
     """Append keys and values to the cache and attend with the queries, each segment to its own past.
 

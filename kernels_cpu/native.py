@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .interface import Native
 
 BUILD_NOTE = "_native.json"
 """What setup.py leaves beside the module: `{"mlx": version}`, or `{"failed": reason}`."""
@@ -20,7 +23,7 @@ _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir mlxinfer"
 
 @dataclass(frozen=True, slots=True)
 class _Native:
-    module: ModuleType | None
+    module: Native | None
     problem: str | None = None
 
 
@@ -32,7 +35,7 @@ def _native() -> _Native:
     try:
         import mlx.core  # brings libmlx, which the module refers to
 
-        module = importlib.import_module("._native", __package__)
+        module = cast("Native", importlib.import_module("._native", __package__))
         module.silu_multiply(mlx.core.zeros((0,)), mlx.core.zeros((0,)))
     except ImportError as error:
         return _Native(None, f"the native module does not load ({error}); rebuild it: {_REBUILD}")
@@ -75,17 +78,15 @@ def status() -> str:
 
 def isa_name() -> str:
     """The instruction set in use: "avx512", "avx2", "i8mm", "dotprod" or "portable"."""
-    name: str = native().isa_name()
-    return name
+    return native().isa_name()
 
 
 def thread_count() -> int:
     """Threads that compute: `MLXINFER_THREADS`, or the CPUs that the process may use."""
-    count: int = native().thread_count()
-    return count
+    return native().thread_count()
 
 
-def native() -> ModuleType:
+def native() -> Native:
     """The compiled module. Raises `RuntimeError` with `status()` where it is missing."""
     found = _native()
     if found.module is None:

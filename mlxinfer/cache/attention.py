@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -112,11 +112,11 @@ class NativeAttention:
 
 
 class _NativeStep:
-    def __init__(self, segments: tuple[Segment, ...], plan: Any) -> None:
+    def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan
         self.filled = [(s.slot, count) for s in segments if (count := (s.past + s.count) // PAGE - s.past // PAGE)]
-        self._rotation: tuple[Rotation | None, Any] = None, None
+        self._rotation: tuple[Rotation | None, kernels_cpu.Rotation | None] = None, None
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
         y, full = self.rows(store, qkv, HeadSteps(), options)
@@ -146,7 +146,7 @@ class _NativeStep:
             start += count
         return full
 
-    def _native(self, rotation: Rotation | None) -> Any:
+    def _native(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
         """The cosines and sines, made for the first layer that asks and kept for the others."""
         if rotation is not None and self._rotation[0] is not rotation:
             parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]

@@ -13,7 +13,7 @@ constexpr int bits_of(Code c) {
   return c <= Code::affine6 ? static_cast<int>(c) + 1 : c == Code::affine8 || c == Code::mxfp8 ? 8 : 4;
 }
 
-// The 32 columns of a block one by one: `at<i>()` for rising i, as float32 without the group's scale.
+// The 32 columns of a block: `at(v, j)` is column 4 v + j as float32 without the group's scale, where j is a constant.
 template <Code C>
 struct Columns {
   static constexpr int64_t kBlockBytes = bits_of(C) * 64;
@@ -26,9 +26,9 @@ struct Columns {
       }
     }
   }
-  MLXINFER_INLINE F32 at(int i) const {
-    const U32 four = codes.v[i / 4];
-    const int shift = 8 * (i % 4);
+  MLXINFER_INLINE F32 at(int v, int j) const {
+    const U32 four = codes.v[v];
+    const int shift = 8 * j;
     if constexpr (C == Code::mxfp8) {
       return from_e4m3((four >> shift) & 0xffu);
     } else if constexpr (C == Code::mxfp4 || C == Code::nvfp4) {
@@ -52,9 +52,9 @@ struct Columns<Code::affine4> {
       planes[i] = plane_vector(block, i, sub);
     }
   }
-  MLXINFER_INLINE F32 at(int i) const {
-    const int shift = 8 * (i % 4) + 4 * (i / 4 % 2);
-    return (F32)_mm512_permutexvar_ps((__m512i)(planes[i / 8] >> shift), (__m512)table);
+  MLXINFER_INLINE F32 at(int v, int j) const {
+    const U32 four = planes[v / 2] >> (4 * (v % 2));
+    return (F32)_mm512_permutexvar_ps((__m512i)(four >> (8 * j)), (__m512)table);
   }
 };
 #endif
@@ -64,8 +64,8 @@ struct PlainColumns {
   static constexpr int64_t kBlockBytes = sizeof(T) * kPanelRows * kBlockColumns;
   const T* column;
   MLXINFER_INLINE PlainColumns(const uint8_t* block, int sub) : column(reinterpret_cast<const T*>(block) + sub * kWidth) {}
-  MLXINFER_INLINE F32 at(int i) const {
-    return load(column + i * kPanelRows);
+  MLXINFER_INLINE F32 at(int v, int j) const {
+    return load(column + (4 * v + j) * kPanelRows);
   }
 };
 template <>
@@ -100,15 +100,17 @@ MLXINFER_INLINE GroupScale next_scale(const uint8_t*& header, const Panel& panel
   return group;
 }
 
-// sums[m] += the products of columns [From, From + Count).
-template <Code C, int Rows, int From, int Count>
-MLXINFER_INLINE void add_products(const Columns<C>& columns, const float* x, F32 (&sums)[Rows]) {
-  MLXINFER_UNROLL
-  for (int i = From; i < From + Count; ++i) {
-    F32 w = columns.at(i);
+// sums[m] += the products of four columns each from `from` to `to`.
+template <Code C, int Rows>
+MLXINFER_INLINE void add_products(const Columns<C>& columns, int from, int to, const float* x, F32 (&sums)[Rows]) {
+  for (int v = from; v < to; ++v) {
     MLXINFER_UNROLL
-    for (int m = 0; m < Rows; ++m) {
-      sums[m] = fma(w, broadcast(x[i * Rows + m]), sums[m]);
+    for (int j = 0; j < 4; ++j) {
+      F32 w = columns.at(v, j);
+      MLXINFER_UNROLL
+      for (int m = 0; m < Rows; ++m) {
+        sums[m] = fma(w, broadcast(x[(4 * v + j) * Rows + m]), sums[m]);
+      }
     }
   }
 }
@@ -119,20 +121,26 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
     F32 total[Rows] = {};
     const uint8_t *header = panel.headers, *block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
+      if (Rows <= 4 && sub == 0) {
+        prefetch<128>(header + panel.ahead);
+      }
       const GroupScale group = next_scale<C>(header, panel, sub);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
+        if (Rows <= 4 && sub == 0) {
+          prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
+        }
         const Columns<C> columns(block, sub);
         const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + b * Rows;
         F32 products[Rows] = {};
         if constexpr (C == Code::nvfp4) {
           F32 second[Rows] = {};
-          add_products<C, Rows, 0, 16>(columns, values, products);
-          add_products<C, Rows, 16, 16>(columns, values, second);
+          add_products<C, Rows>(columns, 0, 4, values, products);
+          add_products<C, Rows>(columns, 4, 8, values, second);
           for (int m = 0; m < Rows; ++m) {
             total[m] = fma(group.second, second[m], fma(group.scale, products[m], total[m]));
           }
         } else {
-          add_products<C, Rows, 0, 32>(columns, values, products);
+          add_products<C, Rows>(columns, 0, 8, values, products);
           for (int m = 0; m < Rows; ++m) {
             total[m] = is_plain(C) ? total[m] + products[m] : fma(group.scale, products[m], total[m]);
             total[m] = C <= Code::affine8 ? fma(group.second, broadcast(sums[m]), total[m]) : total[m];
@@ -157,7 +165,7 @@ void careful(const Panel& panel, const FloatTile& x, float* out) {
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
         const Columns<C> columns(block, sub);
         for (int i = 0; i < kBlockColumns; ++i) {
-          F32 w = columns.at(i);
+          F32 w = columns.at(i / 4, i % 4);
           if constexpr (C <= Code::affine8) {
             w = fma(w, group.scale, group.second);
           } else if constexpr (!is_plain(C)) {

@@ -17,6 +17,9 @@ void tile(const Panel& panel, const Int8Tile& x, float* out) {
     F32 total[Rows] = {};
     const uint8_t *header = panel.headers, *block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
+      if (Rows <= 4 && sub == 0) {
+        prefetch<128>(header + panel.ahead);
+      }
       F32 scale = load_scale(header, panel.scale, sub), second = {};
       header += scale_bytes;
       if constexpr (affine) {
@@ -30,6 +33,9 @@ void tile(const Panel& panel, const Int8Tile& x, float* out) {
         scale *= 0.5f;
       }
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += block_bytes) {
+        if (Rows <= 4 && sub == 0) {
+          prefetch<block_bytes>(block + panel.ahead);
+        }
         Codes codes = Form::unpack(block, sub);
         const int32_t* q = x.q + b * 8 * Rows;
         MLXINFER_UNROLL

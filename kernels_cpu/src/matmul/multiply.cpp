@@ -13,7 +13,8 @@ namespace {
 
 // Quantized activations of this size stay in a core's second cache while the panels go by.
 constexpr int64_t kChunkBytes = 512 * 1024;
-constexpr int kPanelsPerPiece = 4;
+constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
+constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
 
 // Memory of a thread that lives from call to call.
 class Scratch {
@@ -58,13 +59,9 @@ struct Prepared {
   uint8_t* finite; // [rows]
 };
 
+// Larger ones unpack each weight for more rows, until the sums no longer fit into registers.
 int largest_tile(bool exact) {
-  switch (level()) {
-    case Level::highest:
-      return exact ? 8 : 16;
-    default:
-      return exact ? 8 : 4;
-  }
+  return exact || level() == Level::lowest ? 8 : 16;
 }
 
 class Run {
@@ -179,12 +176,14 @@ class Run {
   }
 
   void run_panels() {
-    const int64_t panels = result_panels(), pieces = (panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
+    const int64_t panels = result_panels(), work = panels * static_cast<int64_t>(segments_.size());
+    const int64_t size = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
+    const int64_t pieces = (panels + size - 1) / size;
     parallel_for(static_cast<size_t>(pieces) * segments_.size(), 1, [=, this](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const Segment& segment = segments_[i / static_cast<size_t>(pieces)];
-        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * kPanelsPerPiece;
-        for (int64_t panel = from; panel < std::min<int64_t>(from + kPanelsPerPiece, panels); ++panel) {
+        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size;
+        for (int64_t panel = from; panel < std::min<int64_t>(from + size, panels); ++panel) {
           run_panel(segment, panel);
         }
       }
@@ -194,8 +193,9 @@ class Run {
   Panel panel_at(int64_t expert, int64_t index) const {
     const Layout& l = p_.layout;
     const uint8_t* start = p_.weights + (expert * l.panels() + index) * l.panel_bytes();
+    const int64_t ahead = (kLeastAhead + l.panel_bytes() - 1) / l.panel_bytes() * l.panel_bytes();
     const int blocks = l.is_plain() ? static_cast<int>(blocks_) : std::max(l.group / kBlockColumns, 1);
-    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, static_cast<int>(l.scale_bytes())};
+    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, static_cast<int>(l.scale_bytes()), ahead};
   }
 
   void run_panel(const Segment& segment, int64_t index) const {

@@ -33,6 +33,7 @@ struct Panel {
   int blocks_per_group; // 1 for nvfp4, whose blocks have two groups
   Scale scale;
   int scale_bytes; // of one scale
+  int64_t ahead; // bytes to what is worth prefetching while a place is read: the next panel
 };
 
 // `out` is [rows][16].

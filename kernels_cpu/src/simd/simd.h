@@ -59,6 +59,15 @@ MLXINFER_INLINE void store_bits(void* p, V v) {
   memcpy(p, &v, sizeof(V));
 }
 
+// Asks for the cache lines of `bytes` bytes; any address will do.
+template <int64_t bytes>
+MLXINFER_INLINE void prefetch(const uint8_t* p) {
+  MLXINFER_UNROLL
+  for (int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(p + i);
+  }
+}
+
 MLXINFER_INLINE F32 broadcast(float x) {
   return x - F32{};
 }
