@@ -16,12 +16,12 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
     `segments` are `(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the
     sequence in `slot`, whose pages `first_page ..` of 64 tokens are sealed under the numbers `pages`, up to its open page.
     """
-    return native().AttentionPlan(segments, window)
+    return native().attention_plan(segments, window)
 
 
 def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
     """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` of each segment."""
-    return native().Rotation(parts)
+    return native().rotation(parts)
 
 
 def paged_attention(

@@ -57,9 +57,9 @@ class Native(Protocol):
 
     def packed_rows(self, indices: mx.array, data: mx.array, layout: Layout, dtype: mx.Dtype, /) -> mx.array: ...
 
-    def AttentionPlan(self, segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None, /) -> AttentionPlan: ...  # noqa: N802
+    def attention_plan(self, segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None, /) -> AttentionPlan: ...
 
-    def Rotation(self, parts: Sequence[tuple[Sequence[float], int, int]], /) -> Rotation: ...  # noqa: N802
+    def rotation(self, parts: Sequence[tuple[Sequence[float], int, int]], /) -> Rotation: ...
 
     def paged_attention(
         self,

@@ -241,9 +241,12 @@ std::vector<mx::array> paged_attention(
 } // namespace
 
 void bind_paged_attention(nb::module_& m) {
-  nb::class_<AttentionPlan>(m, "AttentionPlan")
-      .def(nb::init<std::vector<AttentionPlan::Row>, std::optional<int64_t>>(), "segments"_a, "window"_a = nb::none());
-  nb::class_<Rotation>(m, "Rotation").def(nb::init<const std::vector<Rotation::Part>&>(), "parts"_a);
+  nb::class_<AttentionPlan>(m, "AttentionPlan");
+  nb::class_<Rotation>(m, "Rotation");
+  m.def("attention_plan", [](std::vector<AttentionPlan::Row> segments, std::optional<int64_t> window) {
+    return std::make_shared<AttentionPlan>(std::move(segments), window);
+  }, "segments"_a, "window"_a.none());
+  m.def("rotation", [](const std::vector<Rotation::Part>& parts) { return std::make_shared<Rotation>(parts); }, "parts"_a);
   m.def(
       "paged_attention",
       &paged_attention,
