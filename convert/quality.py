@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from ..device import default_dtype, device_memory, is_gpu
 from ..loading.load import open_checkpoint
 from ..loading.weights import CheckpointWeights
 from ..models import build
-from ..nn.tree import arrays
+from ..nn.packing import settle
 from ..tokenizer.tokenizer import Tokenizer
 from .report import Quality
 
@@ -65,7 +66,7 @@ def _log_probabilities(path: Path, ids: list[int]) -> mx.array:
     try:
         dtype = default_dtype()
         weights = CheckpointWeights(checkpoint, dtype)
-        model = build(checkpoint.config, weights, ready=lambda part: mx.eval(list(arrays(part))))
+        model = build(checkpoint.config, weights, ready=partial(settle, exact=True))
         weights.finish()
     finally:
         checkpoint.close()

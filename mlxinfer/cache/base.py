@@ -6,7 +6,7 @@ The cache knows which page or state belongs to whom, makes the masks, and sees t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Union
 
@@ -69,12 +69,44 @@ class Segment:
     total: int
 
 
+class Rotation(Protocol):
+    """Rotary position embedding of the rows of one step, made once and used by every layer: `[T, heads, dim]` to the same."""
+
+    @property
+    def frequencies(self) -> Sequence[Sequence[float]]:
+        """Radians per position `[dims / 2]`, for each segment."""
+        ...
+
+    def __call__(self, x: mx.array) -> mx.array: ...
+
+
+class HeadNorm(Protocol):
+    """`x / rms(x) * weight` along the last axis."""
+
+    weight: mx.array
+    eps: float
+
+    def __call__(self, x: mx.array) -> mx.array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSteps:
+    """What is done with each head of queries and of keys, in this order, before they meet."""
+
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
+    rotation: Rotation | None = None
+
+
 class Step(Protocol):
     """The cache as one step of the model sees it. Valid for that step only."""
 
     segments: tuple[Segment, ...]
-    positions: mx.array
-    """int32 `[T]`: the position of each row in its own sequence."""
+
+    @property
+    def positions(self) -> mx.array:
+        """int32 `[T]`: the position of each row in its own sequence."""
+        ...
 
     def attend(
         self,
@@ -91,6 +123,20 @@ class Step(Protocol):
 
         `softcap` c: scores become `c * tanh(scores / c)`. `sinks` `[Hq]`: a logit per head that takes part in the softmax and
         carries no value. Returns `[T, Hq, Dv]`."""
+        ...
+
+    def attend_rows(
+        self,
+        layer: int,
+        rows: Sequence[mx.array],
+        heads: HeadSteps,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """The same for projections as they come: one to three arrays `[T, n]` that together have queries, keys and values behind one
+        another, whose heads still have their `heads` steps before them. Returns `[T, Hq * Dv]`."""
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from .attention import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
-from .pages import PageAllocator, PageTable, pages_for
+from .pages import AttentionGroup, PageAllocator, PageTable, pages_for
 from .recurrent import RecurrentStore
-from .step import AttentionGroup, CacheStep
+from .step import CacheStep
 from .store import LayerStore
 
 
@@ -42,11 +43,12 @@ class PagedCache:
         self._stores: dict[int, LayerStore] = {}
         self._recurrent: dict[int, RecurrentStore] = {}
         self._groups: dict[int | None, AttentionGroup] = {}
+        self._backend = attention_backend()
         capacity = max(capacity_tokens // PAGE, 1)
         for index, spec in enumerate(self.layers):
             if isinstance(spec, AttentionSpec):
                 self._stores[index] = LayerStore(spec, dtype)
-                self._groups.setdefault(spec.window, AttentionGroup(PageAllocator(capacity))).layers.append(index)
+                self._groups.setdefault(spec.window, AttentionGroup(spec.window, PageAllocator(capacity))).layers.append(index)
             elif isinstance(spec, RecurrentSpec):
                 self._recurrent[index] = RecurrentStore(spec)
 
@@ -105,7 +107,12 @@ class PagedCache:
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
-        return CacheStep(tuple(segments), self.layers, self._groups, self._stores, self._recurrent, self._opaque)
+        segments = tuple(segments)
+        attention = {}
+        for group in self._groups.values():
+            attend = self._backend.begin(segments, group)
+            attention.update({layer: (self._stores[layer], attend) for layer in group.layers})
+        return CacheStep(segments, attention, self._recurrent, self._opaque)
 
     def commit(self, step: CacheStep) -> None:
         """Seal the pages that the step filled, and free those that have left their window. The step must have been evaluated."""

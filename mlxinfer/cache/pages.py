@@ -83,6 +83,16 @@ class PageTable:
         return (self.first + skip) * PAGE, self.pages[skip:]
 
 
+@dataclass(slots=True)
+class AttentionGroup:
+    """The layers of one window: they hold the same pages, so they share an allocator and each sequence's table."""
+
+    window: int | None
+    allocator: PageAllocator
+    layers: list[int] = field(default_factory=list)
+    tables: dict[int, PageTable] = field(default_factory=dict)
+
+
 def pages_for(tokens: int, window: int | None, chunk: int) -> int:
     """The most sealed pages that a sequence of `tokens` tokens holds at once in a group, computed in chunks of `chunk`."""
     sealed = tokens // PAGE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 
 from .base import PAGE, AttentionSpec
@@ -64,8 +66,8 @@ class LayerStore:
         """Store full pages, `[Hkv, pages * PAGE, D]` keys and values, under these ids."""
         for i, values in enumerate(full):
             blocks = values.reshape(values.shape[0], len(pages), PAGE, values.shape[-1])
-            for j, page in enumerate(pages):
-                self.sealed[i] = mx.slice_update(self.sealed[i], blocks[:, j : j + 1], mx.array([page]), axes=(1,))
+            for start, stop in _runs(pages):
+                self.sealed[i] = mx.slice_update(self.sealed[i], blocks[:, start:stop], mx.array([pages[start]]), axes=(1,))
 
     def copy_open(self, source: int, target: int) -> None:
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
@@ -73,6 +75,15 @@ class LayerStore:
 
 def _write(pages: mx.array, slot: int, offset: int, values: mx.array) -> mx.array:
     return mx.slice_update(pages, values[None], mx.array([slot, offset]), axes=(0, 2))
+
+
+def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
+    """Where runs of consecutive ids begin and end."""
+    start = 0
+    for i in range(1, len(pages) + 1):
+        if i == len(pages) or pages[i] != pages[i - 1] + 1:
+            yield start, i
+            start = i
 
 
 def _padded(array: mx.array, axis: int, size: int) -> mx.array:

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
+from ..nn.packing import settle
 from ..nn.tree import arrays
 from ..nn.weights import Format
 from ..tokenizer import tokenizer as tokenizers
@@ -98,7 +99,7 @@ def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> R
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
-        model = build(checkpoint.config, weights, ready=_evaluate)
+        model = build(checkpoint.config, weights, ready=settle)
         weights.finish()
         return model, _notes(weights)
 
@@ -139,10 +140,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 def generation_config(path: Path) -> dict[str, Any]:
     return read_json_if_there(path / "generation_config.json") if path.is_dir() else {}
-
-
-def _evaluate(part: object) -> None:
-    mx.eval(list(arrays(part)))
 
 
 def _notes(weights: CheckpointWeights) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec, Step
+from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.fuse import fused
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
-from ..nn.rope import Rope, Rotation
+from ..nn.rope import Rope
 from ..nn.weights import Weights
 from .sizes import Sizes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -56,12 +57,23 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-def gated(name: str) -> Gate:
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """`activation(gate) * up`. `activation` is its name in this module, for products that compute it themselves."""
+
+    activation: str
+    compute: Gate
+
+    def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
+        return self.compute(gate, up)
+
+
+def gated(name: str) -> Activated:
     """`activation(gate) * up` for the activation of this name. Raises `UnsupportedModelError`."""
     activation = _ACTIVATIONS.get(name)
     if activation is None:
         raise UnsupportedModelError(f"activation {name!r} is not supported (known: {', '.join(sorted(_ACTIVATIONS))})")
-    return fused(lambda gate, up: activation(gate) * up)
+    return Activated(activation.__name__, fused(lambda gate, up: activation(gate) * up))
 
 
 def clamped_swiglu(alpha: float, limit: float) -> Gate:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import Step
+from ..cache.base import HeadNorm, HeadSteps, Rotation, Step
 from .linear import JoinedLinear, Linear
-from .rope import Rope, Rotation
+from .rope import Rope
 from .weights import Weights
-
-Norm = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,8 @@ class Attention:
         *,
         rope: Rope | None,
         scale: float | None = None,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
         wide_norms: bool = False,
         softcap: float | None = None,
         sinks: mx.array | None = None,
@@ -89,27 +86,26 @@ class Attention:
 
     def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
         turning = rotation if self.rotates else None
-        if turning is not None and self.q_norm is None and len(self.qkv.linears) == 1:
-            q, k, v = self._turned_together(x, turning)
-        else:
+        if self.query_gain is not None:
             q, k, v = self.heads_of(*self.qkv(x), rotation=turning)
-        return self.output(self.attend(q, k, v, step))
+            return self.output(self.attend(q, k, v, step))
+        if self.wide_norms:
+            rows, steps = self._normed(*self.qkv(x)), HeadSteps(rotation=turning)
+        else:
+            rows, steps = self.qkv.runs(x), HeadSteps(self.q_norm, self.k_norm, turning)
+        return self.output(step.attend_rows(self.layer, rows, steps, scale=self.scale, softcap=self.softcap, sinks=self.sinks))
 
-    def _turned_together(self, x: mx.array, rotation: Rotation) -> list[mx.array]:
-        """Queries and keys are neighbours in the joined product: one rotation serves both."""
-        heads = self.heads
-        rows = self.qkv.linears[0](x).reshape(x.shape[0], -1, heads.dim)
-        turned, v = mx.split(rows, [heads.count + heads.kv], axis=1)
-        return [*mx.split(rotation(turned), [heads.count], axis=1), v]
+    def _normed(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
+        return [self.q_norm(q), self.k_norm(k), v] if self.q_norm and self.k_norm else [q, k, v]
 
     def heads_of(self, q: mx.array, k: mx.array, v: mx.array, *, rotation: Rotation | None) -> list[mx.array]:
         """Flat projections `[T, heads * dim]` to normed and rotated heads `[T, heads, dim]`."""
         heads, rows = self.heads, q.shape[0]
-        if self.wide_norms and self.q_norm and self.k_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if self.wide_norms:
+            q, k, v = self._normed(q, k, v)
         q, k, v = q.reshape(rows, heads.count, heads.dim), k.reshape(rows, heads.kv, heads.dim), v.reshape(rows, heads.kv, heads.dim)
-        if not self.wide_norms and self.q_norm and self.k_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if not self.wide_norms:
+            q, k, v = self._normed(q, k, v)
         return [q, k, v] if rotation is None else [rotation(q), rotation(k), v]
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step) -> mx.array:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..cache.base import RecurrentSpec, Step
+from ..cache.base import RecurrentSpec, Rotation, Step
 from .activations import silu
 from .fuse import fused
 from .linear import JoinedLinear, Linear
-from .rope import Rotation
 
 _EPS = 1e-6
 

@@ -8,11 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..kernels_cpu import Packed
+from .activations import Activated, Gate
 from .weights import Dense, Format, Matrix, Quantized, Recipe, Weights, concat, map_rows
 
 
-def multiply(x: mx.array, matrix: Matrix) -> mx.array:
+def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
     """`x @ matrix.T`, `[..., in]` to `[..., out]`."""
+    if isinstance(matrix, Packed):
+        return matrix.multiply(x)
     if isinstance(matrix, Dense):
         return x @ matrix.weight.T
     f = matrix.format
@@ -22,9 +26,9 @@ def multiply(x: mx.array, matrix: Matrix) -> mx.array:
 
 
 class Linear:
-    """A matrix `[out, in]` and perhaps a bias `[out]`."""
+    """A matrix `[out, in]` and perhaps a bias `[out]`. `nn.packing` may replace the matrix by its `Packed` form."""
 
-    def __init__(self, matrix: Matrix, bias: mx.array | None = None) -> None:
+    def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None) -> None:
         self.matrix = matrix
         self.bias = bias
 
@@ -47,9 +51,20 @@ class Linear:
     def __call__(self, x: mx.array) -> mx.array:
         if self.bias is None:
             return multiply(x, self.matrix)
+        if isinstance(self.matrix, Packed):
+            return self.matrix.multiply(x, bias=self.bias)
         if isinstance(self.matrix, Dense):
             return mx.addmm(self.bias, x, self.matrix.weight.T)
         return multiply(x, self.matrix) + self.bias
+
+    def can_gate(self, activation: str) -> bool:
+        """Whether `gated` can be called."""
+        return isinstance(self.matrix, Packed) and self.matrix.can_gate(activation)
+
+    def gated(self, activation: str, x: mx.array) -> mx.array:
+        """`activation(first half of the outputs) * second half`."""
+        assert isinstance(self.matrix, Packed)
+        return self.matrix.multiply(x, bias=self.bias, gate=activation)
 
 
 class JoinedLinear:
@@ -72,14 +87,27 @@ class JoinedLinear:
 
     def __call__(self, x: mx.array, *chosen: Any) -> list[mx.array]:
         outputs: list[mx.array] = []
-        for linear, splits in zip(self.linears, self.splits, strict=True):
-            y = linear(x, *chosen)
+        for y, splits in zip(self.runs(x, *chosen), self.splits, strict=True):
             outputs += mx.split(y, splits, axis=-1) if splits else [y]
         return outputs
+
+    def runs(self, x: mx.array, *chosen: Any) -> list[mx.array]:
+        """The products as they come, each with the outputs of its projections behind one another."""
+        return [linear(x, *chosen) for linear in self.linears]
+
+    def gated(self, gate: Gate, x: mx.array, *chosen: Any) -> mx.array:
+        """`gate(first projection, second projection)`, which a packed matrix computes in its product."""
+        linear = self.linears[0]
+        if len(self.linears) == 1 and isinstance(gate, Activated) and linear.can_gate(gate.activation):
+            return linear.gated(gate.activation, x, *chosen)
+        first, second = self(x, *chosen)
+        return gate(first, second)
 
 
 def _layout(linear: Linear) -> tuple[Any, ...]:
     matrix = linear.matrix
+    if isinstance(matrix, Packed):
+        return (id(matrix),)  # joined before it was packed
     form: Format | mx.Dtype = matrix.format if isinstance(matrix, Quantized) else matrix.weight.dtype
     return form, linear.bias is not None
 
@@ -87,19 +115,22 @@ def _layout(linear: Linear) -> tuple[Any, ...]:
 def _join(linears: list[Linear]) -> Linear:
     if len(linears) == 1:
         return linears[0]
+    matrices = [linear.matrix for linear in linears if not isinstance(linear.matrix, Packed)]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     bias = mx.concatenate(biases, axis=-1) if biases else None
-    return type(linears[0])(concat([linear.matrix for linear in linears]), bias)
+    return type(linears[0])(concat(matrices), bias)
 
 
 class Embedding:
     """A table `[vocab, dims]`, gathered by token id; where the head is tied it is also the output matrix."""
 
-    def __init__(self, matrix: Matrix, dtype: mx.Dtype) -> None:
+    def __init__(self, matrix: Matrix | Packed, dtype: mx.Dtype) -> None:
         self.matrix = matrix
         self.dtype = dtype
 
     def __call__(self, tokens: mx.array) -> mx.array:
+        if isinstance(self.matrix, Packed):
+            return self.matrix.rows(tokens, self.dtype)
         rows = map_rows(self.matrix, lambda table: table[tokens])
         return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 

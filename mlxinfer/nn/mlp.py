@@ -24,5 +24,4 @@ class GatedMLP:
         return cls(JoinedLinear(parts, [inner, inner]), down, gate)
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self.gate_up(x)
-        return self.down(self.gate(gate, up))
+        return self.down(self.gate_up.gated(self.gate, x))

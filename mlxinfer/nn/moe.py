@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..kernels_cpu import Packed
 from .activations import Gate
 from .linear import JoinedLinear, Linear
 from .weights import Dense, Recipe, Weights
@@ -37,6 +38,8 @@ class ExpertLinear(Linear):
 
     def __call__(self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
         matrix = self.matrix
+        if isinstance(matrix, Packed):
+            return matrix.multiply(x, bias=self.bias, experts=experts)[..., None, :]
         if isinstance(matrix, Dense):
             y = _gather_product(x, matrix.weight.swapaxes(-1, -2), experts, is_sorted)
         else:
@@ -54,6 +57,10 @@ class ExpertLinear(Linear):
                 sorted_indices=is_sorted,
             )
         return y if self.bias is None else y + self.bias[experts][..., None, :]
+
+    def gated(self, activation: str, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
+        assert isinstance(self.matrix, Packed)
+        return self.matrix.multiply(x, bias=self.bias, gate=activation, experts=experts)[..., None, :]
 
 
 def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is_sorted: bool) -> mx.array:
@@ -74,13 +81,13 @@ class Experts:
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """`[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
         chosen, rows, back = experts, x[:, None, None], None
-        if experts.size >= SORT_FROM:
+        if experts.size >= SORT_FROM and not isinstance(self.down.matrix, Packed):
             order = mx.argsort(experts.flatten())
             back = mx.argsort(order)
             chosen = experts.flatten()[order]
             rows = x[order // experts.shape[-1]][:, None]
-        gate, up = self.gate_up(rows, chosen, back is not None)
-        y = self.down(self.gate(gate, up), chosen, back is not None).squeeze(-2)
+        y = self.gate_up.gated(self.gate, rows, chosen, back is not None)
+        y = self.down(y, chosen, back is not None).squeeze(-2)
         return y if back is None else y[back].reshape(*experts.shape, -1)
 
 

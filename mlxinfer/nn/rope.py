@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.base import Segment, Step
+from ..cache.base import Rotation, Segment, Step
 
 Frequencies = NDArray[np.float64]
 """Radians per position, `[dims / 2]`."""
-
-
-class Rotation(Protocol):
-    """The rotation of one step, made once and used by every layer: `[T, heads, head_dim]` to the same."""
-
-    def __call__(self, x: mx.array) -> mx.array: ...
 
 
 @dataclass(slots=True)
@@ -37,22 +31,17 @@ class Rope:
     regime: Callable[[int], int]
     gain: float = 1.0
     boundary: int | None = None
-    _last: tuple[int, mx.array] | None = None
+    _last: tuple[int, _Regime] | None = None
 
     def at(self, step: Step) -> Rotation:
         """The rotation for the rows of a step."""
-        regimes = {self.regime(_length(segment)) for segment in step.segments}
-        if len(regimes) <= 1:
-            return _OneRegime(self.dims, step.positions, self._periods(regimes.pop() if regimes else 0))
-        rows = [np.broadcast_to(self.frequencies(_length(s)), (s.count, self.dims // 2)) for s in step.segments]
-        angles = step.positions[:, None] * mx.array(np.concatenate(rows).astype(np.float32))
-        return _PerRow(mx.cos(angles)[:, None], mx.sin(angles)[:, None])
+        return _Rotation(step, self.dims, [self._regime(_length(segment)) for segment in step.segments])
 
-    def _periods(self, regime: int) -> mx.array:
-        """Positions per radian. Nearly every step has the regime of the one before."""
-        if self._last is None or self._last[0] != regime:
-            with np.errstate(divide="ignore"):
-                self._last = regime, mx.array((1 / self.frequencies(regime)).astype(np.float32))
+    def _regime(self, length: int) -> _Regime:
+        """Nearly every step has the regime of the one before."""
+        key = self.regime(length)
+        if self._last is None or self._last[0] != key:
+            self._last = key, _Regime(self.frequencies(length).tolist())
         return self._last[1]
 
 
@@ -60,26 +49,46 @@ def _length(segment: Segment) -> int:
     return max(segment.total, segment.past + segment.count)
 
 
-@dataclass(frozen=True, slots=True)
-class _OneRegime:
-    dims: int
-    positions: mx.array
-    periods: mx.array
+class _Regime:
+    """Radians per position, and the same as positions per radian on the device once that is asked for."""
+
+    def __init__(self, frequencies: list[float]) -> None:
+        self.frequencies = frequencies
+
+    @cached_property
+    def periods(self) -> mx.array:
+        with np.errstate(divide="ignore"):
+            return mx.array((1 / np.array(self.frequencies)).astype(np.float32))
+
+
+class _Rotation:
+    """Rotates all rows with one call if their segments have one regime, otherwise by cosines and sines `[T, 1, dims / 2]`."""
+
+    def __init__(self, step: Step, dims: int, regimes: list[_Regime]) -> None:
+        self._step = step
+        self._dims = dims
+        self._regimes = regimes
+
+    @property
+    def frequencies(self) -> list[list[float]]:
+        return [regime.frequencies for regime in self._regimes]
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows = x[:, :, None]
-        return mx.fast.rope(rows, self.dims, traditional=False, base=None, scale=1.0, offset=self.positions, freqs=self.periods).squeeze(2)
+        first = self._regimes[0]
+        if any(regime is not first for regime in self._regimes):
+            return self._row_by_row(x)
+        rows, positions = x[:, :, None], self._step.positions
+        return mx.fast.rope(rows, self._dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=first.periods).squeeze(2)
 
-
-@dataclass(frozen=True, slots=True)
-class _PerRow:
-    """Segments of one step that rotate differently: cosines and sines `[T, 1, dims / 2]`."""
-
-    cos: mx.array
-    sin: mx.array
-
-    def __call__(self, x: mx.array) -> mx.array:
-        half = self.cos.shape[-1]
+    def _row_by_row(self, x: mx.array) -> mx.array:
+        cos, sin = self._waves
+        half = cos.shape[-1]
         low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        rotated = [low * self.cos - high * self.sin, high * self.cos + low * self.sin, rest]
-        return mx.concatenate(rotated, axis=-1).astype(x.dtype)
+        return mx.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1).astype(x.dtype)
+
+    @cached_property
+    def _waves(self) -> tuple[mx.array, mx.array]:
+        counts = [segment.count for segment in self._step.segments]
+        rows = np.repeat(np.array(self.frequencies), counts, axis=0)
+        angles = self._step.positions[:, None] * mx.array(rows.astype(np.float32))
+        return mx.cos(angles)[:, None], mx.sin(angles)[:, None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from mlxinfer.cache.base import AttentionSpec, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
+from mlxinfer.cache.base import AttentionSpec, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
+from mlxinfer.cache.heads import separate
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -60,6 +61,12 @@ class PlainStep:
             keys, values = self._append(s, layer, k[rows], v[rows])
             outputs.append(_attend(q[rows], keys, values, s.past, spec.window, scale, softcap, sinks))
         return mx.concatenate(outputs)
+
+    def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, **options: Any) -> mx.array:
+        spec = self.cache.layers[layer]
+        assert isinstance(spec, AttentionSpec)
+        y = self.attend(layer, *separate(rows, spec, heads), **options)
+        return y.reshape(y.shape[0], -1)
 
     def _append(self, s: Segment, layer: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         if s.past:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...cache.base import AttentionSpec, LayerSpec, Step
+from ...cache.base import AttentionSpec, LayerSpec, Rotation, Step
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output
 from ...nn.gated_delta import DeltaSizes, GatedDelta
@@ -17,7 +17,7 @@ from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.moe import MixtureOfExperts, SharedExpert, softmax_then_top
 from ...nn.norms import RMSNorm
-from ...nn.rope import Rope, Rotation
+from ...nn.rope import Rope
 from ...nn.weights import Matrix, Recipe, Weights, map_rows
 from ..config import ConfigReader
 from ..decoder import Architecture, Block, Layer, Mixer, Norms

@@ -1,0 +1,54 @@
+"""Attention over the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .interface import AttentionPlan, Rotation
+from .native import native
+
+
+def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
+    """Whose rows a step has and where their past lies, for every layer of one window.
+
+    `segments` are `(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the
+    sequence in `slot`, whose pages `first_page ..` of 64 tokens are sealed under the numbers `pages`, up to its open page.
+    """
+    return native().attention_plan(segments, window)
+
+
+def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
+    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` of each segment."""
+    return native().rotation(parts)
+
+
+def paged_attention(
+    rows: Sequence[mx.array],
+    sealed: Sequence[mx.array],
+    open: Sequence[mx.array],
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    query_norm: mx.array | None = None,
+    key_norm: mx.array | None = None,
+    eps: float = 0.0,
+    rotation: Rotation | None = None,
+) -> tuple[mx.array, list[mx.array], list[mx.array]]:
+    """Append keys and values to the cache and attend with the queries, each segment to its own past.
+
+    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that together
+    have these three behind one another. Heads of queries and keys are normed (`norm` `[Dk]`, `eps`) and rotated when they are read.
+    `sealed` are keys and values `[Hkv, pages, 64, D]`, `open` are `[slots, Hkv, 64, D]`, in any floating dtype. Returns the answers
+    `[T, Hq * Dv]`, the open pages with the new rows, and the pages that became full, `[Hkv, full, 64, D]`, one segment's after another's.
+
+    The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends
+    on its own sequence only, to the last bit, whatever the other rows, the number of rows of a step, or the threads.
+    """
+    out, open_keys, open_values, full_keys, full_values = native().paged_attention(
+        rows, sealed, open, plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation
+    )
+    return out, [open_keys, open_values], [full_keys, full_values]

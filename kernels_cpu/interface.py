@@ -1,0 +1,78 @@
+"""What the compiled module offers. Arguments are positional; the functions of this package describe and name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+
+class Layout(Protocol):
+    """How a packed matrix `[n, k]` lies in memory; see src/matmul/layout.h."""
+
+    n: int
+    k: int
+    bits: int
+    group_size: int
+    has_int8: bool
+    is_plain: bool
+
+
+class AttentionPlan(Protocol):
+    """Whose rows a step has and where their past lies; see `attention_plan`."""
+
+
+class Rotation(Protocol):
+    """Cosines and sines of a step's rows; see `rotation`."""
+
+
+class Native(Protocol):
+    def isa_name(self) -> str: ...
+
+    def thread_count(self) -> int: ...
+
+    def silu_multiply(self, gate: mx.array, up: mx.array, /) -> mx.array: ...
+
+    def pack_plain(self, weight: mx.array, /) -> tuple[mx.array, Layout]: ...
+
+    def pack_quantized(
+        self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
+    ) -> tuple[mx.array, Layout]: ...
+
+    def packed_matmul(
+        self,
+        x: mx.array,
+        data: mx.array,
+        layout: Layout,
+        exact: bool,
+        bias: mx.array | None,
+        residual: mx.array | None,
+        norm: mx.array | None,
+        eps: float,
+        gate: int,
+        experts: mx.array | None,
+        /,
+    ) -> mx.array: ...
+
+    def packed_rows(self, indices: mx.array, data: mx.array, layout: Layout, dtype: mx.Dtype, /) -> mx.array: ...
+
+    def attention_plan(self, segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None, /) -> AttentionPlan: ...
+
+    def rotation(self, parts: Sequence[tuple[Sequence[float], int, int]], /) -> Rotation: ...
+
+    def paged_attention(
+        self,
+        rows: Sequence[mx.array],
+        sealed: Sequence[mx.array],
+        open: Sequence[mx.array],
+        plan: AttentionPlan,
+        scale: float,
+        softcap: float | None,
+        sinks: mx.array | None,
+        query_norm: mx.array | None,
+        key_norm: mx.array | None,
+        eps: float,
+        rotation: Rotation | None,
+        /,
+    ) -> list[mx.array]: ...

@@ -1,0 +1,105 @@
+"""Finds and loads the compiled module."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .interface import Native
+
+BUILD_NOTE = "_native.json"
+"""What setup.py leaves beside the module: `{"mlx": version}`, or `{"failed": reason}`."""
+
+_COST = "matrices and attention then run on MLX's own CPU operations, some ten times slower"
+_REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir mlxinfer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    module: Native | None
+    problem: str | None = None
+
+
+@cache
+def _native() -> _Native:
+    problem = _unfit()
+    if problem is not None:
+        return _Native(None, problem)
+    try:
+        import mlx.core  # brings libmlx, which the module refers to
+
+        module = cast("Native", importlib.import_module("._native", __package__))
+        module.silu_multiply(mlx.core.zeros((0,)), mlx.core.zeros((0,)))
+    except ImportError as error:
+        return _Native(None, f"the native module does not load ({error}); rebuild it: {_REBUILD}")
+    except TypeError:
+        return _Native(None, f"the native module was built with another nanobind than MLX; rebuild it: {_REBUILD}")
+    return _Native(module)
+
+
+def _unfit() -> str | None:
+    """Why the module must not be loaded: a library of another version could crash, so this is found out before."""
+    if os.environ.get("MLXINFER_CPU_KERNELS") == "0":
+        return "switched off by MLXINFER_CPU_KERNELS=0"
+    try:
+        note = json.loads((Path(__file__).parent / BUILD_NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "not built (MLXINFER_CPU_KERNELS=1 and a C++ compiler at installation build them)"
+    if "failed" in note:
+        return f"not built: {note['failed']}"
+    try:
+        installed = version("mlx")
+    except PackageNotFoundError:
+        installed = "unknown"
+    if note.get("mlx") != installed:
+        return f"built for mlx {note.get('mlx')}, but {installed} is installed; rebuild it: {_REBUILD}"
+    return None
+
+
+def available() -> bool:
+    """Whether the operations of this package can be called."""
+    return _native().module is not None
+
+
+def status() -> str:
+    """One line for people: what is in use, or why it is not and what that costs."""
+    found = _native()
+    if found.module is None:
+        return f"CPU kernels: {found.problem}; {_COST}"
+    return f"CPU kernels: {isa_name()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}"
+
+
+def isa_name() -> str:
+    """The instruction set in use: "avx512", "avx2", "i8mm", "dotprod" or "portable"."""
+    return native().isa_name()
+
+
+def thread_count() -> int:
+    """Threads that compute: `MLXINFER_THREADS`, or the CPUs that the process may use."""
+    return native().thread_count()
+
+
+def native() -> Native:
+    """The compiled module. Raises `RuntimeError` with `status()` where it is missing."""
+    found = _native()
+    if found.module is None:
+        raise RuntimeError(status())
+    return found.module
+
+
+def _ignored_setting() -> str:
+    wanted = os.environ.get("MLXINFER_THREADS")
+    if wanted is None or (wanted.strip().isascii() and wanted.strip().isdigit() and 1 <= int(wanted) <= 256):
+        return ""
+    return f" (MLXINFER_THREADS={wanted!r} is not a number from 1 to 256 and is ignored)"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

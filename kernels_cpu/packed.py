@@ -1,0 +1,98 @@
+"""Matrices in the layout of the native products."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .interface import Layout
+from .native import native
+
+GATES = {"silu": 1, "gelu_tanh": 2}
+"""Activations that a product can end with, by the number that the native operation knows them under."""
+
+_GATED_ROWS = 32
+
+
+def exact_is_default() -> bool:
+    """Whether activations stay float32: `MLXINFER_CPU_EXACT=1`."""
+    return os.environ.get("MLXINFER_CPU_EXACT") == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products. Made by `pack`.
+
+    `data` replaces the arrays that it was made from and has their size; scales are kept in 16 bits where that loses nothing. `dtype`
+    is that of the scales, or of the plain matrix; where activations have another, results are float32. With quantized matrices (except
+    mxfp8) activations are rounded to 8 bits per 32 columns, unless `exact`.
+    """
+
+    data: mx.array
+    layout: Layout
+    dtype: mx.Dtype | None
+    exact: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.data.shape[:-2], self.layout.n, self.layout.k)
+
+    def multiply(
+        self,
+        x: mx.array,
+        *,
+        bias: mx.array | None = None,
+        residual: mx.array | None = None,
+        norm: mx.array | None = None,
+        eps: float = 0.0,
+        gate: str | None = None,
+        experts: mx.array | None = None,
+    ) -> mx.array:
+        """`x @ matrix.T`, `[..., k]` to `[..., n]`.
+
+        `norm` `[k]`: x becomes `x / sqrt(mean(x^2) + eps) * norm` first. `bias` `[n]` and `residual` `[..., n]` are added. `gate`
+        names an activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a
+        matrix per expert, `experts`, integers of any shape `[...]`, choose those; each row of x serves as many neighbouring choices as
+        there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. Raises ValueError for shapes that do not fit.
+        """
+        if self.dtype is not None and x.dtype != self.dtype:
+            x = x.astype(mx.float32)
+        bias, residual, norm = _cast(bias, x.dtype), _cast(residual, x.dtype), _cast(norm, x.dtype)
+        number = 0 if gate is None else GATES[gate]
+        return native().packed_matmul(x, self.data, self.layout, self.exact, bias, residual, norm, eps, number, experts)
+
+    def can_gate(self, activation: str) -> bool:
+        """Whether `multiply` takes this `gate`: the halves must be of a multiple of 16 columns."""
+        return activation in GATES and self.layout.n % _GATED_ROWS == 0
+
+    def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Rows of a single matrix, dequantized: integers `[...]` to `[..., k]`. Indices beyond the ends mean the ends."""
+        return native().packed_rows(indices, self.data, self.layout, dtype)
+
+
+def _cast(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+    return a if a is None or a.dtype == dtype else a.astype(dtype)
+
+
+def pack(
+    weight: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    *,
+    group_size: int = 0,
+    bits: int = 0,
+    mode: str = "affine",
+    exact: bool | None = None,
+) -> Packed:
+    """Rearrange a matrix in MLX's quantized form, or without `scales` a plain one in a floating dtype. Evaluates its arguments.
+
+    `[n, k]` or `[experts, n, k]`; `exact` None means `exact_is_default()`. Raises ValueError for arrays that are not such a matrix.
+    """
+    exact = exact_is_default() if exact is None else exact
+    if scales is None:
+        data, layout = native().pack_plain(weight)
+        return Packed(data, layout, weight.dtype, True)
+    data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
+    return Packed(data, layout, scales.dtype if biases is not None else None, exact)

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace mlxinfer::cpu {
+
+// The rows that one sequence has in a step, and where its past lies.
+struct PlanSegment {
+  int64_t slot, start, count, past;
+  int64_t first_page; // of its history that is still there
+  std::vector<int32_t> pages; // sealed, from first_page on
+  int64_t full_page; // where the pages that this step fills begin in the array of full pages
+
+  int64_t end_page() const { // the open page
+    return first_page + static_cast<int64_t>(pages.size());
+  }
+  int64_t filled() const;
+};
+
+// What the layers of one window have in common in a step.
+struct AttentionPlan {
+  // (slot, start, count, past, first_page, pages) each; together they cover the rows from 0 on in order.
+  using Row = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, std::vector<int32_t>>;
+  AttentionPlan(std::vector<Row> rows, std::optional<int64_t> window);
+
+  std::vector<PlanSegment> segments;
+  int64_t window; // positions that a query sees, itself included
+  int64_t rows = 0, full_pages = 0;
+  int64_t slots = 0, sealed_pages = 0; // that the arrays must have at least
+};
+
+} // namespace mlxinfer::cpu

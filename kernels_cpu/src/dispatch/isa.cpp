@@ -1,0 +1,71 @@
+#include "dispatch/isa.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace mlxinfer::cpu {
+namespace {
+
+#define MLXINFER_NAMES_(macro, ...) macro(__VA_ARGS__)
+#define MLXINFER_QUOTE_(a, b, c) {#a, #b, #c}
+constexpr const char* kNames[] = MLXINFER_NAMES_(MLXINFER_QUOTE_, MLXINFER_ISAS);
+
+#if defined(__x86_64__)
+Level best() {
+  __builtin_cpu_init();
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+  return avx512 ? Level::highest : avx2 ? Level::middle : Level::lowest;
+}
+#elif defined(__aarch64__) && defined(__linux__)
+Level best() {
+  constexpr unsigned long kDotProd = 1ul << 20, kI8mm = 1ul << 13; // HWCAP_ASIMDDP, HWCAP2_I8MM
+  bool dotprod = getauxval(AT_HWCAP) & kDotProd;
+  return dotprod && (getauxval(AT_HWCAP2) & kI8mm) ? Level::highest : dotprod ? Level::middle : Level::lowest;
+}
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool has(const char* feature) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+Level best() {
+  bool dotprod = has("hw.optional.arm.FEAT_DotProd");
+  return dotprod && has("hw.optional.arm.FEAT_I8MM") ? Level::highest : dotprod ? Level::middle : Level::lowest;
+}
+#else
+Level best() {
+  return Level::lowest;
+}
+#endif
+
+Level choose() {
+  Level found = best();
+  const char* wanted = std::getenv("MLXINFER_CPU_ISA");
+  for (int i = 0; wanted != nullptr && i < static_cast<int>(found); ++i) {
+    if (std::strcmp(wanted, kNames[i]) == 0) {
+      return static_cast<Level>(i);
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+Level level() {
+  static const Level chosen = choose();
+  return chosen;
+}
+
+const char* isa_name() {
+  return kNames[static_cast<int>(level())];
+}
+
+} // namespace mlxinfer::cpu

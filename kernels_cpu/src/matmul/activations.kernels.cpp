@@ -1,0 +1,161 @@
+#include "matmul/activations.h"
+
+#include "matmul/layout.h"
+#include "simd/floats.h"
+#include "simd/math.h"
+
+namespace mlxinfer::cpu::MLXINFER_ISA {
+namespace {
+
+constexpr int kVectors = kBlockColumns / kWidth; // of a block
+typedef int8_t I8Lanes __attribute__((vector_size(MLXINFER_WIDTH)));
+
+bool is_finite(const float* x, int64_t size) {
+  U32 most = {};
+  for_lanes(size, [&](auto load, auto, int64_t i) {
+    U32 magnitude = (U32)load(x + i) & 0x7fffffffu;
+    most = magnitude > most ? magnitude : most;
+  });
+  for (int lane = 0; lane < kWidth; ++lane) {
+    if (most[lane] >= 0x7f800000u) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <typename T>
+float mean_square(const T* x, int64_t size) {
+  F32 even = {}, odd = {};
+  int64_t i = 0;
+  for (; i + 2 * kWidth <= size; i += 2 * kWidth) {
+    F32 a = load(x + i), b = load(x + i + kWidth);
+    even = fma(a, a, even);
+    odd = fma(b, b, odd);
+  }
+  for_lanes(size - i, [&](auto load, auto, int64_t j) {
+    F32 a = load(x + i + j);
+    even = fma(a, a, even);
+  });
+  return sum(even + odd) / static_cast<float>(size);
+}
+
+template <typename T>
+bool load_row(const void* x, const void* weight, float eps, int64_t size, int64_t padded, float* out) {
+  auto from = static_cast<const T*>(x), gain = static_cast<const T*>(weight);
+  const float factor = gain ? 1.0f / __builtin_sqrtf(mean_square(from, size) + eps) : 1.0f;
+  for_lanes(size, [=](auto load, auto store, int64_t i) {
+    F32 v = load(from + i);
+    store(out + i, gain ? v * factor * load(gain + i) : v);
+  });
+  for (int64_t i = size; i < padded; ++i) {
+    out[i] = 0;
+  }
+  return is_finite(out, size);
+}
+
+MLXINFER_INLINE float largest(F32 v) {
+  float most = v[0];
+  for (int lane = 1; lane < kWidth; ++lane) {
+    most = v[lane] > most ? v[lane] : most;
+  }
+  return most;
+}
+
+MLXINFER_INLINE int32_t sum(I32 v) {
+  int32_t total = 0;
+  for (int lane = 0; lane < kWidth; ++lane) {
+    total += v[lane];
+  }
+  return total;
+}
+
+void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float* scales, float* sums, int32_t* code_sums) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
+    F32 values[kVectors], most = {};
+    for (int i = 0; i < kVectors; ++i) {
+      values[i] = load(x + i * kWidth);
+      most = max(most, abs(values[i]));
+    }
+    const float top = largest(most);
+    const bool counts = top > 1e-30f; // below, the scale would lose its precision
+    const float inverse = counts ? 127.0f / top : 0.0f, scale = counts ? top / 127.0f : 0.0f;
+    int8_t codes[kBlockColumns];
+    I32 halves[2] = {};
+    for (int i = 0; i < kVectors; ++i) {
+      I32 code = (I32)(values[i] * inverse + 12582912.0f) - 0x4b400000; // 1.5 * 2^23: rounds to an integer in the low bits
+      halves[i / (kVectors / 2)] += code;
+      store_bits(codes + i * kWidth, __builtin_convertvector(code, I8Lanes));
+    }
+    int8_t* to = q + (b * 8 * rows + m) * 4;
+    for (int i = 0; i < 8; ++i) {
+      memcpy(to + i * rows * 4, codes + 4 * i, 4);
+    }
+    const int32_t first = sum(halves[0]), second = sum(halves[1]);
+    code_sums[2 * b * rows + m] = first;
+    code_sums[(2 * b + 1) * rows + m] = second;
+    scales[b * rows + m] = scale;
+    sums[b * rows + m] = scale * static_cast<float>(first + second);
+  }
+}
+
+void place(const float* x, int64_t blocks, int rows, int m, float* tile, float* sums) {
+  for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
+    F32 total = {};
+    for (int i = 0; i < kVectors; ++i) {
+      total += load(x + i * kWidth);
+    }
+    sums[b * rows + m] = MLXINFER_ISA::sum(total);
+    float* to = tile + b * kBlockColumns * rows + m;
+    for (int i = 0; i < kBlockColumns; ++i) {
+      to[i * rows] = x[i];
+    }
+  }
+}
+
+template <Gate G>
+MLXINFER_INLINE F32 activate(F32 x) {
+  if constexpr (G == Gate::silu) {
+    return x * sigmoid(x);
+  } else {
+    return x * sigmoid(1.5957691216f * (x + 0.044715f * x * x * x)); // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+  }
+}
+
+template <typename T>
+void finish(const float* x, int columns, const void* bias, const void* residual, void* out) {
+  auto b = static_cast<const T*>(bias), r = static_cast<const T*>(residual);
+  auto y = static_cast<T*>(out);
+  for_lanes(columns, [=](auto load, auto store, int64_t i) {
+    F32 v = load(x + i);
+    v = b ? v + load(b + i) : v;
+    v = r ? v + load(r + i) : v;
+    store(y + i, v);
+  });
+}
+
+template <typename T, Gate G>
+void finish_gated(const float* x, const float* up, int columns, const void* bias, const void* up_bias, void* out) {
+  auto b = static_cast<const T*>(bias), ub = static_cast<const T*>(up_bias);
+  auto y = static_cast<T*>(out);
+  for_lanes(columns, [=](auto load, auto store, int64_t i) {
+    F32 v = load(x + i), u = load(up + i);
+    v = b ? v + load(b + i) : v;
+    u = ub ? u + load(ub + i) : u;
+    store(y + i, activate<G>(v) * u);
+  });
+}
+
+} // namespace
+} // namespace mlxinfer::cpu::MLXINFER_ISA
+
+namespace mlxinfer::cpu {
+#define MLXINFER_GATED_(T) {MLXINFER_ISA::finish_gated<T, Gate::silu>, MLXINFER_ISA::finish_gated<T, Gate::gelu_tanh>}
+MLXINFER_DEFINE_KERNELS(ActivationKernels, activation_kernels) = {
+    {MLXINFER_ISA::load_row<float>, MLXINFER_ISA::load_row<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::load_row<MLXINFER_ISA::Half>},
+    MLXINFER_ISA::quantize,
+    MLXINFER_ISA::place};
+MLXINFER_DEFINE_KERNELS(FinishKernels, finish_kernels) = {
+    {MLXINFER_ISA::finish<float>, MLXINFER_ISA::finish<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::finish<MLXINFER_ISA::Half>},
+    {MLXINFER_GATED_(float), MLXINFER_GATED_(MLXINFER_ISA::Bfloat), MLXINFER_GATED_(MLXINFER_ISA::Half)}};
+}

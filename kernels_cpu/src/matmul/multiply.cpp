@@ -1,0 +1,282 @@
+#include "matmul/multiply.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+
+#include "matmul/tile.h"
+#include "threads/pool.h"
+
+namespace mlxinfer::cpu {
+namespace {
+
+// Quantized activations of this size stay in a core's second cache while the panels go by.
+constexpr int64_t kChunkBytes = 512 * 1024;
+constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
+constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
+
+// Memory of a thread that lives from call to call.
+class Scratch {
+ public:
+  // 64-byte aligned; what was there before is lost.
+  uint8_t* take(size_t bytes) {
+    if (bytes > size_) {
+      size_ = bytes + bytes / 4;
+      memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (size_ + 63) / 64 * 64)));
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const {
+      std::free(p);
+    }
+  };
+  std::unique_ptr<uint8_t, Free> memory_;
+  size_t size_ = 0;
+};
+
+// Neighbouring rows of one chunk that are multiplied together, `size` = kTileRows[kind] of them.
+struct Tile {
+  int kind, size;
+  int64_t first; // in the chunk's order of rows
+  int64_t expert;
+};
+
+// The rows of one expert in a chunk, and their tiles.
+struct Segment {
+  int64_t expert;
+  size_t first_tile, last_tile;
+};
+
+// Activations of a chunk in the form that the kernels read, rows in the chunk's order.
+struct Prepared {
+  uint8_t* values; // int8 codes or float32, by tiles
+  float *scales, *sums;
+  int32_t* code_sums;
+  uint8_t* finite; // [rows]
+};
+
+// Larger ones unpack each weight for more rows, until the sums no longer fit into registers.
+int largest_tile(bool exact) {
+  return exact || level() == Level::lowest ? 8 : 16;
+}
+
+class Run {
+ public:
+  explicit Run(const Product& product)
+      : p_(product),
+        exact_(product.exact || !product.layout.has_int8()),
+        blocks_(product.layout.blocks()),
+        padded_(blocks_ * kBlockColumns),
+        item_(product.dtype == Float::f32 ? 4 : 2),
+        largest_(largest_tile(exact_)) {}
+
+  void all() {
+    order_rows();
+    const int64_t row_bytes = exact_ ? padded_ * 4 : padded_ + blocks_ * 16;
+    const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes / kLargestTile * kLargestTile, 4 * kLargestTile);
+    for (first_ = 0; first_ < p_.rows; first_ += count_) {
+      count_ = std::min(most, p_.rows - first_);
+      cut_tiles();
+      prepare();
+      run_panels();
+    }
+  }
+
+ private:
+  // Rows of one expert become neighbours.
+  void order_rows() {
+    if (p_.experts != nullptr) {
+      order_.resize(static_cast<size_t>(p_.rows));
+      std::iota(order_.begin(), order_.end(), 0);
+      std::stable_sort(order_.begin(), order_.end(), [this](int64_t a, int64_t b) { return p_.experts[a] < p_.experts[b]; });
+    }
+  }
+
+  int64_t row_at(int64_t i) const {
+    return order_.empty() ? first_ + i : order_[static_cast<size_t>(first_ + i)];
+  }
+  int64_t expert_at(int64_t i) const {
+    return p_.experts == nullptr ? 0 : p_.experts[row_at(i)];
+  }
+
+  void cut_tiles() {
+    tiles_.clear();
+    segments_.clear();
+    for (int64_t i = 0; i < count_;) {
+      const int64_t expert = expert_at(i);
+      int64_t end = p_.experts == nullptr ? count_ : i + 1;
+      while (end < count_ && expert_at(end) == expert) {
+        ++end;
+      }
+      const size_t first_tile = tiles_.size();
+      for (int kind = kTileSizes - 1; kind >= 0; --kind) {
+        for (const int size = kTileRows[kind]; size <= largest_ && end - i >= size; i += size) {
+          tiles_.push_back({kind, size, i, expert});
+        }
+      }
+      segments_.push_back({expert, first_tile, tiles_.size()});
+    }
+  }
+
+  bool load(int64_t i, float* out) const {
+    const auto* x = static_cast<const char*>(p_.x.data) + row_at(i) / p_.x_repeats * p_.x.stride * item_;
+    return activation_kernels().load[static_cast<int>(p_.dtype)](x, p_.norm, p_.eps, p_.layout.k, padded_, out);
+  }
+
+  void prepare() {
+    static thread_local Scratch scratch;
+    const int64_t value_bytes = count_ * padded_ * (exact_ ? 4 : 1), per_block = count_ * blocks_ * 4;
+    uint8_t* memory = scratch.take(static_cast<size_t>(value_bytes + 4 * per_block + count_));
+    prepared_.values = memory;
+    prepared_.sums = reinterpret_cast<float*>(memory += value_bytes);
+    prepared_.scales = reinterpret_cast<float*>(memory += per_block);
+    prepared_.code_sums = reinterpret_cast<int32_t*>(memory += per_block);
+    prepared_.finite = memory + 2 * per_block;
+    const size_t grain = count_ * padded_ < 4096 ? tiles_.size() : 1;
+    parallel_for(tiles_.size(), grain, [this](size_t begin, size_t end) {
+      for (size_t t = begin; t < end; ++t) {
+        prepare(tiles_[t]);
+      }
+    });
+  }
+
+  void prepare(const Tile& tile) const {
+    static thread_local Scratch scratch;
+    auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
+    const int64_t at = tile.first * blocks_;
+    for (int m = 0; m < tile.size; ++m) {
+      const bool finite = load(tile.first + m, row);
+      prepared_.finite[tile.first + m] = finite;
+      if (!finite) {
+        std::fill_n(row, padded_, 0.0f); // computed again, carefully
+      }
+      if (exact_) {
+        activation_kernels().place(
+            row, blocks_, tile.size, m, reinterpret_cast<float*>(prepared_.values) + at * kBlockColumns, prepared_.sums + at);
+      } else {
+        activation_kernels().quantize(
+            row,
+            blocks_,
+            tile.size,
+            m,
+            reinterpret_cast<int8_t*>(prepared_.values) + at * kBlockColumns,
+            prepared_.scales + at,
+            prepared_.sums + at,
+            prepared_.code_sums + 2 * at);
+      }
+    }
+  }
+
+  int64_t result_panels() const {
+    return p_.gate ? p_.layout.panels() / 2 : p_.layout.panels();
+  }
+
+  void run_panels() {
+    const int64_t panels = result_panels(), work = panels * static_cast<int64_t>(segments_.size());
+    const int64_t size = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
+    const int64_t pieces = (panels + size - 1) / size;
+    parallel_for(static_cast<size_t>(pieces) * segments_.size(), 1, [=, this](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const Segment& segment = segments_[i / static_cast<size_t>(pieces)];
+        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size;
+        for (int64_t panel = from; panel < std::min<int64_t>(from + size, panels); ++panel) {
+          run_panel(segment, panel);
+        }
+      }
+    });
+  }
+
+  Panel panel_at(int64_t expert, int64_t index) const {
+    const Layout& l = p_.layout;
+    const uint8_t* start = p_.weights + (expert * l.panels() + index) * l.panel_bytes();
+    const int64_t ahead = (kLeastAhead + l.panel_bytes() - 1) / l.panel_bytes() * l.panel_bytes();
+    const int blocks = l.is_plain() ? static_cast<int>(blocks_) : std::max(l.group / kBlockColumns, 1);
+    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, static_cast<int>(l.scale_bytes()), ahead};
+  }
+
+  void run_panel(const Segment& segment, int64_t index) const {
+    const Panel panel = panel_at(segment.expert, index), up = panel_at(segment.expert, p_.gate ? index + result_panels() : index);
+    alignas(64) float results[2][kLargestTile * kPanelRows];
+    for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
+      run_tile(panel, tiles_[t], results[0]);
+      if (p_.gate) {
+        run_tile(up, tiles_[t], results[1]);
+      }
+      for (int m = 0; m < tiles_[t].size; ++m) {
+        finish(tiles_[t], m, index, results[0] + m * kPanelRows, results[1] + m * kPanelRows);
+      }
+    }
+  }
+
+  void run_tile(const Panel& panel, const Tile& tile, float* out) const {
+    const int code = static_cast<int>(p_.layout.code);
+    const int64_t at = tile.first * blocks_;
+    if (exact_) {
+      float_kernels().tile[code][tile.kind](
+          panel, {reinterpret_cast<const float*>(prepared_.values) + at * kBlockColumns, prepared_.sums + at}, out);
+    } else {
+      int8_kernels().tile[code][tile.kind](
+          panel,
+          {reinterpret_cast<const int32_t*>(prepared_.values + at * kBlockColumns),
+           prepared_.scales + at,
+           prepared_.sums + at,
+           prepared_.code_sums + 2 * at},
+          out);
+    }
+    for (int m = 0; m < tile.size; ++m) {
+      if (!prepared_.finite[tile.first + m]) {
+        run_carefully(panel, tile.first + m, out + m * kPanelRows);
+      }
+    }
+  }
+
+  void run_carefully(const Panel& panel, int64_t i, float* out) const {
+    static thread_local Scratch scratch;
+    auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
+    load(i, row);
+    float_kernels().careful[static_cast<int>(p_.layout.code)](panel, {row, nullptr}, out);
+  }
+
+  void finish(const Tile& tile, int m, int64_t panel, const float* x, const float* up) const {
+    const int64_t width = p_.gate ? p_.layout.n / 2 : p_.layout.n, column = panel * kPanelRows;
+    const int columns = static_cast<int>(std::min<int64_t>(kPanelRows, width - column));
+    const int64_t row = row_at(tile.first + m);
+    const int dtype = static_cast<int>(p_.dtype);
+    auto at = [this](const void* base, int64_t element) -> const void* {
+      return base == nullptr ? nullptr : static_cast<const char*>(base) + element * item_;
+    };
+    const void* bias = at(p_.bias, tile.expert * p_.layout.n + column);
+    void* y = static_cast<char*>(p_.y) + (row * width + column) * item_;
+    if (p_.gate) {
+      const void* up_bias = at(p_.bias, tile.expert * p_.layout.n + width + column);
+      finish_kernels().gated[dtype][static_cast<int>(*p_.gate)](x, up, columns, bias, up_bias, y);
+    } else {
+      finish_kernels().plain[dtype](x, columns, bias, at(p_.residual.data, row * p_.residual.stride + column), y);
+    }
+  }
+
+  const Product& p_;
+  const bool exact_;
+  const int64_t blocks_, padded_;
+  const int64_t item_; // bytes of an element
+  const int largest_;
+  std::vector<int64_t> order_;
+  int64_t first_ = 0, count_ = 0;
+  std::vector<Tile> tiles_;
+  std::vector<Segment> segments_;
+  Prepared prepared_{};
+};
+
+} // namespace
+
+void multiply(const Product& product) {
+  if (product.rows > 0 && product.layout.n > 0) {
+    Run(product).all();
+  }
+}
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,103 @@
+#include "matmul/rows.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "matmul/convert.h"
+
+namespace mlxinfer::cpu {
+namespace {
+
+float e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7fu;
+  float value = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  value = magnitude == 0x7f ? std::numeric_limits<float>::quiet_NaN() : value;
+  return code & 0x80u ? -value : value;
+}
+
+float e8m0(uint8_t code) {
+  return std::bit_cast<float>(code == 0 ? 0x400000u : static_cast<uint32_t>(code) << 23);
+}
+
+float e2m1(int code) {
+  constexpr float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  return code & 8 ? -values[code & 7] : values[code];
+}
+
+template <typename T>
+T read(const uint8_t* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+float scale_at(const uint8_t* scales, Scale scale, int row) {
+  switch (scale) {
+    case Scale::f32:
+      return read<float>(scales + row * 4);
+    case Scale::f16:
+      return half_to_float(read<uint16_t>(scales + row * 2));
+    case Scale::bf16:
+      return bfloat_to_float(read<uint16_t>(scales + row * 2));
+    case Scale::e8m0:
+      return e8m0(scales[row]);
+    default:
+      return e4m3(scales[row]);
+  }
+}
+
+// The code of a row and column of a block, from its planes.
+int code_at(const uint8_t* block, int bits, int row, int column) {
+  const int vector = column / 4, byte = column % 4;
+  auto lane = [&](int index) { return block[(index * kPanelRows + row) * 4 + byte]; };
+  if (bits == 8) {
+    return lane(vector);
+  }
+  int code = 0, index = 0, low = 0;
+  for (int plane : {4, 2, 1}) {
+    if (bits & plane) {
+      const int per_lane = 8 / plane;
+      code |= (lane(index + vector / per_lane) >> (vector % per_lane * plane) & ((1 << plane) - 1)) << low;
+      index += plane;
+      low += plane;
+    }
+  }
+  return code;
+}
+
+float plain_at(const Layout& l, const uint8_t* blocks, int row, int64_t column) {
+  const int64_t at = column * kPanelRows + row;
+  if (l.code == Code::f32) {
+    return read<float>(blocks + at * 4);
+  }
+  const auto bits = read<uint16_t>(blocks + at * 2);
+  return l.code == Code::f16 ? half_to_float(bits) : bfloat_to_float(bits);
+}
+
+} // namespace
+
+void read_row(const Layout& l, const uint8_t* weights, int64_t row, float* out) {
+  const uint8_t* panel = weights + row / kPanelRows * l.panel_bytes();
+  const uint8_t* blocks = panel + l.header_bytes();
+  const int lane = static_cast<int>(row % kPanelRows);
+  if (l.is_plain()) {
+    for (int64_t c = 0; c < l.k; ++c) {
+      out[c] = plain_at(l, blocks, lane, c);
+    }
+    return;
+  }
+  for (int64_t g = 0; g < l.groups(); ++g) {
+    const uint8_t* header = panel + g * l.group_header_bytes();
+    const float scale = scale_at(header, l.scale, lane);
+    const float bias = l.is_affine() ? scale_at(header + l.scale_bytes() * kPanelRows, l.scale, lane) : 0.0f;
+    for (int64_t c = g * l.group; c < (g + 1) * l.group; ++c) {
+      const int code = code_at(blocks + c / kBlockColumns * l.block_bytes(), l.bits, lane, static_cast<int>(c % kBlockColumns));
+      out[c] = l.is_affine() ? std::fma(scale, static_cast<float>(code), bias)
+                             : scale * (l.code == Code::mxfp8 ? e4m3(static_cast<uint8_t>(code)) : e2m1(code));
+    }
+  }
+}
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <stdint.h>
+
+#include "dispatch/isa.h"
+#include "matmul/layout.h"
+
+namespace mlxinfer::cpu {
+
+// Rows of activations are multiplied in tiles of 16, 8, 4, 2 or 1 rows; a kernel exists for each.
+constexpr int kTileSizes = 5;
+constexpr int kTileRows[kTileSizes] = {1, 2, 4, 8, 16};
+constexpr int kLargestTile = 16;
+
+// One tile of activations, quantized to 8 bits per block of 32 columns: x = scale * q.
+struct Int8Tile {
+  const int32_t* q; // [blocks][8][rows], four columns each
+  const float* scales; // [blocks][rows]
+  const float* sums; // [blocks][rows] sum of x over the block
+  const int32_t* code_sums; // [blocks][2][rows] sum of q over each half of the block
+};
+
+// One tile of activations in float32.
+struct FloatTile {
+  const float* x; // [blocks * 32][rows], zero beyond k
+  const float* sums; // [blocks][rows]
+};
+
+struct Panel {
+  const uint8_t* headers;
+  const uint8_t* blocks;
+  int64_t block_count;
+  int blocks_per_group; // 1 for nvfp4, whose blocks have two groups
+  Scale scale;
+  int scale_bytes; // of one scale
+  int64_t ahead; // bytes to what is worth prefetching while a place is read: the next panel
+};
+
+// `out` is [rows][16].
+using Int8Kernel = void (*)(const Panel& panel, const Int8Tile& x, float* out);
+using FloatKernel = void (*)(const Panel& panel, const FloatTile& x, float* out);
+
+struct Int8Kernels {
+  Int8Kernel tile[kCodes][kTileSizes]; // null where a code has none
+};
+struct FloatKernels {
+  FloatKernel tile[kCodes][kTileSizes];
+  // For one row with infinity or NaN in it: dequantizes first, as a zero code times infinity is not what the weight times infinity is.
+  FloatKernel careful[kCodes];
+};
+
+MLXINFER_DECLARE_KERNELS(Int8Kernels, int8_kernels)
+MLXINFER_DECLARE_KERNELS(FloatKernels, float_kernels)
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,16 @@
+#include "dispatch/isa.h"
+#include "op/bindings.h"
+#include "threads/pool.h"
+
+namespace mlxinfer::cpu {
+
+NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false); // arrays still referenced when the interpreter ends are no leak of ours
+  m.def("isa_name", &isa_name);
+  m.def("thread_count", &thread_count);
+  bind_packed(m);
+  bind_silu_multiply(m);
+  bind_paged_attention(m);
+}
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+namespace mlxinfer::cpu {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+// One per operation, defined beside it, called by module.cpp.
+void bind_packed(nb::module_& m);
+void bind_silu_multiply(nb::module_& m);
+void bind_paged_attention(nb::module_& m);
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,199 @@
+#include "op/op.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "mlx/allocator.h"
+#include "mlx/device.h"
+#include "mlx/stream.h"
+#include "mlx/utils.h"
+
+namespace mlxinfer::cpu {
+namespace {
+
+// Copies any strided array of items of `size` bytes to contiguous memory.
+void copy_strided(const char* from, char* to, const mx::Shape& shape, const mx::Strides& strides, size_t size) {
+  size_t axes = shape.size();
+  if (axes == 0) {
+    std::memcpy(to, from, size);
+    return;
+  }
+  mx::Shape index(axes, 0);
+  const int64_t last = shape[axes - 1], step = strides[axes - 1] * static_cast<int64_t>(size);
+  for (;;) {
+    const char* item = from;
+    for (int64_t i = 0; i < last; ++i, item += step, to += size) {
+      std::memcpy(to, item, size);
+    }
+    int axis = static_cast<int>(axes) - 2;
+    for (; axis >= 0; --axis) {
+      from += strides[axis] * static_cast<int64_t>(size);
+      if (++index[axis] < shape[axis]) {
+        break;
+      }
+      from -= strides[axis] * static_cast<int64_t>(size) * shape[axis];
+      index[axis] = 0;
+    }
+    if (axis < 0) {
+      return;
+    }
+  }
+}
+
+const void* copied(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
+  mx::array copy(a.shape(), a.dtype(), nullptr, {});
+  allocate(copy);
+  encoder.dispatch([from = a.data<char>(), to = copy.data<char>(), shape = a.shape(), strides = a.strides(), size = a.itemsize()] {
+    copy_strided(from, to, shape, strides, size);
+  });
+  const void* data = copy.data<char>();
+  encoder.add_temporary(std::move(copy));
+  return data;
+}
+
+// The distance of neighbouring rows, or 0 where it is not the same everywhere.
+int64_t row_stride(const mx::array& a) {
+  int axes = static_cast<int>(a.ndim());
+  if (a.shape(axes - 1) > 1 && a.strides(axes - 1) != 1) {
+    return 0;
+  }
+  int64_t stride = 0, expected = 0;
+  for (int axis = axes - 2; axis >= 0; --axis) {
+    if (a.shape(axis) == 1) {
+      continue;
+    }
+    if (stride == 0) {
+      stride = a.strides(axis);
+    } else if (a.strides(axis) != expected) {
+      return 0;
+    }
+    expected = a.strides(axis) * a.shape(axis);
+  }
+  return stride == 0 ? a.shape(axes - 1) : stride;
+}
+
+constexpr size_t kAlignment = 64, kHugePage = size_t{2} << 20, kSlab = size_t{32} << 20;
+
+// Memory that arrays share, given back when the last of them is gone.
+struct Slab {
+  explicit Slab(size_t bytes) : size(bytes), memory(static_cast<char*>(std::aligned_alloc(kHugePage, bytes))) {
+    if (memory == nullptr) {
+      throw std::bad_alloc();
+    }
+#ifdef __linux__
+    madvise(memory, size, MADV_HUGEPAGE);
+#endif
+  }
+  ~Slab() {
+    std::free(memory);
+  }
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
+
+  const size_t size;
+  char* const memory;
+  size_t used = 0;
+};
+
+struct Place {
+  std::shared_ptr<Slab> slab;
+  char* memory;
+};
+
+Place aligned_memory(size_t bytes) {
+  static std::weak_ptr<Slab> current;
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  auto slab = current.lock();
+  if (!slab || slab->size - slab->used < bytes) {
+    slab = std::make_shared<Slab>(std::max(kSlab, (bytes + kHugePage - 1) / kHugePage * kHugePage));
+    if (bytes < kSlab) {
+      current = slab;
+    }
+  }
+  slab->used += bytes;
+  return {slab, slab->memory + slab->used - bytes};
+}
+
+} // namespace
+
+void Operation::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+  throw std::runtime_error(std::string("[") + name() + "] runs on the CPU only.");
+}
+
+mx::Stream cpu_stream() {
+  return mx::default_device() == mx::Device::cpu ? mx::default_stream(mx::default_device()) : mx::default_stream(mx::Device::cpu);
+}
+
+void allocate(mx::array& out) {
+  out.set_data(mx::allocator::malloc(out.nbytes()));
+}
+
+mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype) {
+  size_t bytes = mx::size_of(dtype);
+  for (auto size : shape) {
+    bytes *= static_cast<size_t>(size);
+  }
+  // On the CPU an MLX buffer is a size followed by the data. Elsewhere its memory comes from MLX.
+  size_t probe[2] = {0, 0};
+  const auto distance = static_cast<char*>(mx::allocator::Buffer(probe).raw_ptr()) - reinterpret_cast<char*>(probe);
+  if (distance != sizeof(size_t)) {
+    return mx::array(mx::allocator::malloc(bytes), shape, dtype);
+  }
+  Place place = aligned_memory(kAlignment + bytes);
+  char* buffer = place.memory + kAlignment - distance;
+  std::memcpy(buffer, &bytes, sizeof(bytes));
+  return mx::array(mx::allocator::Data(mx::allocator::Buffer(buffer), [slab = place.slab](mx::allocator::Buffer) {}), shape, dtype);
+}
+
+Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
+  int64_t size = a.shape(-1), count = size == 0 ? 0 : static_cast<int64_t>(a.size()) / size;
+  if (a.size() == 0) {
+    return {nullptr, count, size, size};
+  }
+  int64_t stride = row_stride(a);
+  return stride > 0 ? Rows{a.data<char>(), count, size, stride} : Rows{copied(a, encoder), count, size, size};
+}
+
+const void* elements_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
+  return a.flags().row_contiguous || a.size() == 0 ? a.data<char>() : copied(a, encoder);
+}
+
+bool is_floating(const mx::array& a) {
+  return a.dtype() == mx::float32 || a.dtype() == mx::bfloat16 || a.dtype() == mx::float16;
+}
+
+void refuse(const std::string& operation, const std::string& message) {
+  throw std::invalid_argument("[" + operation + "] " + message);
+}
+
+std::string shape_text(const mx::Shape& shape) {
+  std::string text;
+  for (auto size : shape) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + text + "]";
+}
+
+std::string dtype_text(const mx::array& a) {
+  std::ostringstream text;
+  text << a.dtype();
+  return text.str();
+}
+
+Float float_of(const mx::array& a) {
+  return a.dtype() == mx::float32 ? Float::f32 : a.dtype() == mx::bfloat16 ? Float::bf16 : Float::f16;
+}
+
+} // namespace mlxinfer::cpu

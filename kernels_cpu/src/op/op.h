@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/primitives.h"
+
+namespace mlxinfer::cpu {
+
+namespace mx = mlx::core;
+
+// An operation on MLX's CPU stream. `eval_cpu` allocates the outputs (`allocate`) and hands a task with plain pointers to
+// `encoder().dispatch`; MLX keeps inputs, outputs and the encoder's temporaries alive until that task has run.
+class Operation : public mx::Primitive {
+ public:
+  explicit Operation(mx::Stream stream) : Primitive(stream) {}
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override;
+
+ protected:
+  mx::cpu::CommandEncoder& encoder() {
+    return mx::cpu::get_command_encoder(stream());
+  }
+};
+
+// The stream for new operations: the default one where it is on the CPU, otherwise the CPU's.
+mx::Stream cpu_stream();
+
+void allocate(mx::array& out);
+
+// An evaluated array whose memory, uninitialized, starts at a multiple of 64 bytes and asks for huge pages where it is large: for
+// weights, which are read from end to end at each token.
+mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype);
+
+// A matrix `[count, size]` in memory, rows `stride` elements apart.
+struct Rows {
+  const void* data;
+  int64_t count, size, stride;
+
+  template <typename T>
+  const T* row(int64_t i) const {
+    return static_cast<const T*>(data) + i * stride;
+  }
+};
+
+// All but the last axis taken together. Views whose rows lie at equal distances are used as they are; anything else is copied by a task.
+Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder);
+
+// Contiguous elements: the array itself or a copy made by a task.
+const void* elements_of(const mx::array& a, mx::cpu::CommandEncoder& encoder);
+
+bool is_floating(const mx::array& a); // float32, bfloat16 or float16
+
+// Throws std::invalid_argument with "[operation] message".
+[[noreturn]] void refuse(const std::string& operation, const std::string& message);
+std::string shape_text(const mx::Shape& shape);
+std::string dtype_text(const mx::array& a);
+
+// Order of the dtypes in tables of kernels.
+enum class Float { f32, bf16, f16 };
+constexpr int kFloats = 3;
+Float float_of(const mx::array& a);
+
+} // namespace mlxinfer::cpu

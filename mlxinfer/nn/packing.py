@@ -1,0 +1,36 @@
+"""Matrices of a loaded model in the layout of the native CPU products, where those are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from .. import kernels_cpu
+from ..device import is_gpu
+from .linear import Embedding, Linear
+from .tree import arrays, objects
+from .weights import Dense, Matrix
+
+
+def settle(part: object, *, exact: bool | None = None) -> None:
+    """Evaluate a finished part of a model, packed where that makes products faster. For the `ready` of a graph.
+
+    `exact` keeps the activations of packed products in float32; None leaves that to `MLXINFER_CPU_EXACT`.
+    """
+    if not is_gpu() and kernels_cpu.available():
+        for holder in _holders(part):
+            if not isinstance(holder.matrix, kernels_cpu.Packed):
+                holder.matrix = _packed(holder.matrix, exact)
+    mx.eval(list(arrays(part)))
+
+
+def _holders(part: object) -> Iterator[Linear | Embedding]:
+    return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
+
+
+def _packed(matrix: Matrix, exact: bool | None) -> kernels_cpu.Packed:
+    if isinstance(matrix, Dense):
+        return kernels_cpu.pack(matrix.weight)
+    f = matrix.format
+    return kernels_cpu.pack(matrix.weight, matrix.scales, matrix.biases, group_size=f.group_size, bits=f.bits, mode=f.mode, exact=exact)
