@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..loading.dtypes import dtype_name
-from ..models.old_style import to_old_style
+from ..models.old_style import lost_in_old_style, to_old_style
 from ..nn.weights import Format
 from .mapper import Plan
 
@@ -23,6 +23,17 @@ def destination_config(plan: Plan) -> dict[str, Any]:
     if plan.default:
         written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
     return written
+
+
+def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
+    """Where mlx-lm is known to give other logits than the model's authors, and this program, for this config."""
+    notes = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
+    window = config.get("sliding_window")
+    if window and config.get("model_type") in ("mistral", "gemma2"):
+        notes.append(f"mlx-lm runs {config['model_type']} without its window: beyond {window} tokens it gives other logits")
+    if (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("truncate") is False:
+        notes.append("mlx-lm does not know YaRN with truncate = false, so that it gives other logits")
+    return notes
 
 
 def _quantization(plan: Plan, default: Format) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from ..errors import DestinationError
 _SLACK = 16 << 20
 
 
-def check_destination(destination: Path, nbytes: int) -> None:
-    """Raise `DestinationError` if it exists, cannot be made, or `nbytes` do not fit beside it."""
+def check_destination(destination: Path) -> None:
+    """Raise `DestinationError` if it exists or cannot be made."""
     if os.path.lexists(destination):
         raise DestinationError(f"{destination} exists: choose another destination, or delete it")
     parent = destination.parent
@@ -23,7 +23,11 @@ def check_destination(destination: Path, nbytes: int) -> None:
         raise DestinationError(f"there is no directory {parent}: create it first")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DestinationError(f"{parent} is not writable")
-    free = shutil.disk_usage(parent).free
+
+
+def check_room(destination: Path, nbytes: int) -> None:
+    """Raise `DestinationError` unless so many bytes are free there."""
+    free = shutil.disk_usage(destination.parent).free
     if free < nbytes + _SLACK:
         raise DestinationError(f"{destination} needs {nbytes / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free")
 
@@ -35,7 +39,8 @@ def staged(destination: Path) -> Iterator[Path]:
     try:
         temporary.mkdir()
         yield temporary
-        _sync(temporary)
+        for path in [*temporary.rglob("*"), temporary]:
+            _sync(path)
         if os.path.lexists(destination):
             raise DestinationError(f"{destination} has appeared meanwhile: choose another destination")
         temporary.rename(destination)
@@ -46,8 +51,8 @@ def staged(destination: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

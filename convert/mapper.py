@@ -20,7 +20,6 @@ from ..loading.planned import Planned, PlannedWeights
 from ..loading.quantization import AFFINE_GROUPS, packed_shapes
 from ..loading.weights import can_quantize
 from ..models import build, supports
-from ..models.old_style import lost_in_old_style
 from ..models.wrapped import TEXT_MODELS, text_config
 from ..nn.weights import Format
 from .report import Action
@@ -112,8 +111,7 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     dtype = dtype or _natural_dtype(checkpoint)
     outputs = tuple(_output(tensor, asked, any_group, dtype) for tensor in planned.tensors.values())
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
-    lost = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
-    return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), (*_notes(outputs, asked), *lost))
+    return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
 
 def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
@@ -160,7 +158,7 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{count} matrices kept exactly as they are: {form}" for form, count in _counted(kept)]
+    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted(kept)]
     notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
     if asked:
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]

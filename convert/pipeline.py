@@ -18,16 +18,16 @@ from ..loading.no_tokenizer import NoTokenizer
 from ..loading.quantization import check_format
 from ..loading.resolve import resolve
 from ..tokenizer.tokenizer import Tokenizer
-from .config import destination_config
-from .destination import check_destination, staged
+from .config import destination_config, differences_in_mlx_lm
+from .destination import check_destination, check_room, staged
 from .mapper import Output, Plan, plan, str_format
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
-from .report import Report, TensorReport
+from .report import Action, Report, TensorReport
 from .sidecars import copy_sidecars, sidecars
 from .verifier import verify
-from .writer import SHARD_BYTES, Writer, write_synced
+from .writer import SHARD_BYTES, Writer
 
 Progress = Callable[[int, int], None]
 
@@ -54,18 +54,19 @@ def convert(
     asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     target_dtype = None if dtype is None else parse_dtype(dtype)
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
+    check_destination(destination)
     checkpoint = open_checkpoint(resolve(src).path)
     try:
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
-        check_destination(destination, planned.nbytes)
+        check_room(destination, planned.nbytes)
         tokenizer = load_tokenizer(checkpoint)
-        report = Report(checkpoint.path, destination, skipped=planned.skipped, notes=list(planned.notes))
+        report = Report(checkpoint.path, destination, skipped=planned.skipped)
+        report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         with staged(destination) as directory:
             _write_small_files(checkpoint, tokenizer, planned, directory, report)
-            _write_tensors(
-                checkpoint, planned, report, Writer(directory, [o.parts() for o in planned.outputs], shard_bytes=shard_bytes), progress
-            )
+            writer = Writer(directory, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
+            _write_tensors(checkpoint, planned, report, writer, progress)
             verify(directory, planned)
     finally:
         checkpoint.close()
@@ -76,7 +77,7 @@ def convert(
 
 def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Plan, directory: Path, report: Report) -> None:
     config = directory / "config.json"
-    write_synced(config, to_json(destination_config(planned)).encode())
+    config.write_text(to_json(destination_config(planned)), encoding="utf-8")
     if isinstance(checkpoint, GGUFCheckpoint):
         tokenizer.save(directory)
         report.copied = sorted(path.name for path in directory.iterdir() if path != config)
@@ -105,9 +106,10 @@ def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> Ten
     for block in blocks(checkpoint, output.request):
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)
-    request = output.request
+    request, error = output.request, quantizer.error
+    action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(output.name, request.sources, request.shape, output.action, str_format(output.target), nbytes, quantizer.error)
+    return TensorReport(output.name, request.sources, request.shape, action, str_format(output.target), nbytes, error)
 
 
 def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:

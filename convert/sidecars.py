@@ -10,9 +10,10 @@ _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.in
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files to copy, and those that are left with the reason. Of folders only that of further chat templates is copied."""
+    """The files to copy, and those that are left with the reason, hidden ones apart. Of folders only that of further chat templates
+    is copied."""
     copied, left = [], {}
-    for path in sorted(source.iterdir()):
+    for path in sorted(source.glob("[!.]*")):
         reason = _reason_to_leave(path)
         if reason:
             left[path.name] = reason
@@ -35,8 +36,6 @@ def copy_sidecars(files: list[Path], source: Path, destination: Path) -> list[st
 
 
 def _reason_to_leave(path: Path) -> str | None:
-    if path.name.startswith("."):
-        return "hidden"
     if path.is_dir():
         return None if path.name == "additional_chat_templates" else "a folder"
     if path.suffix == ".py":

@@ -46,7 +46,7 @@ class Writer:
         names = {name: self._shard_name(number) for name, number in sorted(self._shard_of.items())}
         size = sum(part.nbytes for shard in self._shards for part in shard)
         index = {"metadata": {"total_size": size, "total_parameters": parameters}, "weight_map": names}
-        write_synced(self._directory / INDEX, json.dumps(index, indent=4).encode())
+        (self._directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
 
     def abandon(self) -> None:
         """Close without looking at what is missing."""
@@ -71,17 +71,8 @@ class Writer:
             return
         unfinished = [name for name, (start, end) in self._at.items() if start != end]
         assert not unfinished, f"{unfinished[0]} was not written completely"
-        os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """A small file, on the disk when this returns."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _shards(groups: Sequence[Sequence[Part]], limit: int) -> list[list[Part]]:

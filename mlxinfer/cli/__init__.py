@@ -42,8 +42,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, 2 after a user's error (one line on standard error), 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    _open_closed_streams()
+    _clean_up_when_ended()
     try:
         code = cli(arguments or ["--help"], prog_name="mlxinfer", standalone_mode=False)
         sys.stdout.flush()
@@ -60,7 +60,23 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # The interpreter flushes standard output once more at exit, which must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
+    except OSError as error:
+        code = _complain(str(error), MLXInferError.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Python has None where a standard stream was closed before it started (`<&-`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _clean_up_when_ended() -> None:
+    """Let `finally` clauses run after SIGTERM and SIGHUP too, unless they are ignored (nohup)."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:
+            signal.signal(ending, lambda number, _: sys.exit(128 + number))
 
 
 def _complain(message: str, code: int) -> int:

@@ -30,7 +30,7 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
     """
     from ..convert import convert as convert_checkpoint
 
-    with byte_bar(f"converting {source}") as progress:
+    with byte_bar(f"converting {source}", then="measuring what was lost") as progress:
         report = convert_checkpoint(source, destination, progress=progress, **settings)
     click.echo("\n".join(_lines(report)))
 

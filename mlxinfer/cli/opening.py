@@ -16,8 +16,10 @@ Progress = Callable[[int, int], None]
 
 
 @contextmanager
-def byte_bar(title: str) -> Iterator[Progress | None]:
-    """A bar that is told (bytes done, bytes in all), removed at the end; None where standard error is no terminal."""
+def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
+    """A bar that is told (bytes done, bytes in all), removed at the end; None where standard error is no terminal.
+
+    `then` is its title when all bytes are done and something else is going on."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -27,7 +29,7 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
     columns = (TextColumn("[dim]{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total, description=then if then and done >= total else title)
 
 
 @contextmanager

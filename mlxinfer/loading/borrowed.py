@@ -14,24 +14,30 @@ from ..models.base import Model
 from ..nn.weights import Quantized
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
-from .weights import is_finite_array
+from .weights import Progress, is_finite_array
 
 
-def load_borrowed(checkpoint: Checkpoint, dtype: mx.Dtype) -> Model:
-    """Evaluated, a tensor at a time. Raises `UnsupportedModelError` where mlx-lm does not know the architecture either,
-    `WeightsError`, `MemoryPlanError`."""
+def check_borrowed(checkpoint: Checkpoint) -> None:
+    """Raise `UnsupportedModelError` where mlx-lm does not know the architecture either."""
     if not zoo.supports(checkpoint.config):
         raise UnsupportedModelError(f"architecture {checkpoint.config.get('model_type')!r} is supported neither here nor by mlx-lm")
+
+
+def load_borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, progress: Progress | None = None) -> Model:
+    """Evaluated, a tensor at a time. Raises `UnsupportedModelError`, `WeightsError`, `MemoryPlanError`."""
     # The tensors must not be kept beside the parameters that are made of them.
     model = zoo.build(checkpoint.config, _tensors(checkpoint), dtype)
     parameters: list[tuple[str, mx.array]] = tree_flatten(model.model.parameters())  # type: ignore[assignment]
-    needed, usable = sum(array.nbytes for _, array in parameters), device_memory().usable
+    needed, usable, done = sum(array.nbytes for _, array in parameters), device_memory().usable, 0
     if needed > usable:
         raise MemoryPlanError(f"the weights take {needed / 2**30:.1f} GiB, but this device can use {usable / 2**30:.1f} GiB")
     for name, array in parameters:
         mx.eval(array)
         if not is_finite_array(array):
             raise WeightsError(f"{checkpoint.path}: {name} holds NaN or infinite values")
+        done += array.nbytes
+        if progress:
+            progress(done, needed)
     return cast(Model, model)
 
 

@@ -107,12 +107,12 @@ def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> R
 
 def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
     # mlx-lm brings transformers with it, which takes seconds to import.
-    from .borrowed import load_borrowed
+    from .borrowed import check_borrowed, load_borrowed
 
+    check_borrowed(checkpoint)
     if quantize:
         raise UnsupportedModelError("a model that runs on mlx-lm's graph cannot be quantized while it is loaded: use mlx_lm.convert first")
-    model = load_borrowed(checkpoint, dtype)
-    return lambda progress: (model, [])
+    return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -11,25 +11,33 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 
-_MISSING = object()
+_LARGEST = 2**31 - 1
+_MANY = 1 << 16
 
 _HARMLESS_KEYS = """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention architectures attention_dropout
-    attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    cls_token_id cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty experts_implementation finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range is_decoder
-    is_encoder_decoder is_llama_config label2id length_penalty mask_token_id max_length max_new_tokens min_length model_type
-    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
-    pruned_heads quantization quantization_config remove_invalid_values repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+add_cross_attention architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens cache_implementation
+chunk_size_feed_forward cross_attention_hidden_size diversity_penalty do_sample dtype early_stopping
+encoder_no_repeat_ngram_size experts_implementation exponential_decay_length_penalty finetuning_task
+gradient_checkpointing id2label is_decoder is_encoder_decoder
+is_llama_config label2id length_penalty max_length max_new_tokens max_sequence_length min_length mlx_version
+model_max_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+output_hidden_states output_past output_router_logits output_scores prefix pretraining_tp problem_type pruned_heads
+quantization quantization_config remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+router_jitter_noise seq_length suppress_tokens task_specific_params temperature tf_legacy_loss
+tie_encoder_decoder tokenizer_class tokenizer_model_max_length top_k top_p torch_dtype torchscript transformers.js_config
+transformers_version typical_p use_bfloat16 use_cache use_return_dict
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 
-_FALSE_KEYS = "attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_sliding_window"
+_HARMLESS_STARTS = ("_", "initializer_", "unsloth_")
+_HARMLESS_ENDS = ("_token_id", "_token_ids", "_dropout", "_pdrop", "_loss_coef")
+"""Bookkeeping of transformers and others, ids of tokens, and what matters in training alone."""
+
+_MEANINGFUL = frozenset({"_sliding_window_pattern"})
+
+_FALSE_KEYS = """
+attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_mrope use_sliding_window
+"""
 _HARMLESS_WHEN_FALSE = frozenset(_FALSE_KEYS.split())
 
 
@@ -58,10 +66,6 @@ class ConfigReader:
         if value is not None and value not in allowed:
             raise self.bad(key, value, " or ".join(repr(item) for item in allowed))
 
-    def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        return self.config.get(key) is not None
-
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
         value = self.optional_integer(key, default, low=low)
         if value is None:
@@ -72,8 +76,15 @@ class ConfigReader:
         value = self.take(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-            raise self.bad(key, value, f"a whole number, at least {low}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _LARGEST):
+            raise self.bad(key, value, f"a whole number from {low} to {_LARGEST}")
+        return value
+
+    def count(self, key: str, default: int, *, low: int = 1) -> int:
+        """A number of things that are made one by one, so that no config can ask for more than there is memory for."""
+        value = self.integer(key, default, low=low)
+        if value > _MANY:
+            raise self.bad(key, value, f"at most {_MANY}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -131,9 +142,9 @@ class ConfigReader:
 
     def uniform_layers(self, kind: str) -> None:
         """Accept `layer_types` only where it says of every layer what holds for this architecture anyway."""
-        for name in self.take("layer_types") or []:
-            if name != kind:
-                raise self.bad("layer_types", name, f"{kind} for every layer of this model")
+        value = self.take("layer_types")
+        if value is not None and (not isinstance(value, list) or any(name != kind for name in value)):
+            raise self.bad("layer_types", value, f"{kind} for every layer of this model")
 
     def bad(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
         shown = repr(value)
@@ -142,12 +153,18 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise for the first key that was not taken and may change the maths."""
         for key, value in self.config.items():
-            if value is None or key in self._taken or key in _HARMLESS or (key in _HARMLESS_WHEN_FALSE and value is False):
+            if value is None or key in self._taken or _is_harmless(key, value):
                 continue
             shown = repr(value)
             raise UnsupportedModelError(
                 f"config.json: {key} = {shown[:60]} is not understood by this model ({self.config.get('model_type')})"
             )
+
+
+def _is_harmless(key: str, value: object) -> bool:
+    if key in _HARMLESS or (key in _HARMLESS_WHEN_FALSE and value is False):
+        return True
+    return (key.startswith(_HARMLESS_STARTS) and key not in _MEANINGFUL) or key.endswith(_HARMLESS_ENDS)
 
 
 def is_number(value: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..cache.base import LayerSpec, Step
+from ..nn.fuse import fused
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.rope import Rope, Rotation
@@ -55,7 +56,13 @@ class Block:
         return self._add(x, _maybe(self.norms.after_mlp, y))
 
     def _add(self, x: mx.array, y: mx.array) -> mx.array:
-        return x + y if self.residual == 1.0 else x + y * self.residual
+        return x + y if self.residual == 1.0 else _add_scaled(x, y, mx.array(self.residual))
+
+
+@fused
+def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
+    """In float32: the scale itself would lose digits in a half-precision dtype."""
+    return (x + y * scale).astype(x.dtype)
 
 
 def _maybe(norm: Layer | None, x: mx.array) -> mx.array:

@@ -26,7 +26,15 @@ def read_expert_count(reader: ConfigReader, default: int) -> int:
     old, new = reader.optional_integer("num_experts", low=0), reader.optional_integer("num_local_experts", low=0)
     if old is not None and new is not None and old != new:
         raise reader.bad("num_local_experts", new, f"num_experts, {old}")
-    return next((count for count in (old, new) if count is not None), default)
+    return reader.count("num_local_experts" if old is None else "num_experts", default, low=0)
+
+
+def read_chosen_count(reader: ConfigReader, default: int, experts: int) -> int:
+    """`num_experts_per_tok`, at most as many as there are."""
+    chosen = reader.integer("num_experts_per_tok", default)
+    if chosen > experts > 0:
+        raise reader.bad("num_experts_per_tok", chosen, f"at most the number of experts, {experts}")
+    return chosen
 
 
 def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: Gate, parts: Mapping[str, str] = PROJECTIONS) -> Experts:

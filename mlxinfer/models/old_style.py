@@ -9,12 +9,26 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from .layer_types import FULL, LINEAR, SLIDING
+from .layer_types import FULL, SLIDING
 
 _NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 """Text models that mlx-lm has under the name of the whole."""
 
-_PATTERN_KEYS = {"gemma3_text": "sliding_window_pattern", "cohere2": "sliding_window_pattern", "plamo3": "sliding_window_pattern"}
+_PATTERN_KEYS = {
+    **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "full_attention_interval"),
+}
+_COPIES = {
+    "gpt2": {"n_ctx": "n_positions"},
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    "lfm2": {"block_dim": "hidden_size"},
+}
+"""By `model_type`, keys that went out of use and those that say the same."""
+
+_CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True}}
+"""By `model_type`, keys that went out of use because only one value was ever published."""
+
+_HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
 
 
@@ -29,13 +43,13 @@ def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
 def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
     """What of this config the old style has no words for; the model would run, with other logits."""
     lost = []
-    for key, value in (config.get("rope_parameters") or {}).items():
+    for key, value in _object(config.get("rope_parameters")).items():
         if isinstance(value, dict) and key != FULL and set(value) - {"rope_theta", "rope_type"}:
             lost.append(f"rope_parameters of {key}")
         elif isinstance(value, dict) and key != FULL and value.get("rope_type", "default") != "default":
             lost.append(f"rope type {value['rope_type']} of {key}")
-    types, key = config.get("layer_types"), _interval_key(config)
-    if types and key and key not in config and _interval(types) is None:
+    types, interval_key = _layer_types(config), _interval_key(config)
+    if types and interval_key and interval_key not in config and _interval(types) is None:
         lost.append("layer_types, which are not periodic")
     inner = config.get("text_config")
     return lost + (lost_in_old_style(inner) if isinstance(inner, dict) else [])
@@ -49,13 +63,23 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         old.setdefault("torch_dtype", old["dtype"])
     if "num_local_experts" in old:
         old.setdefault("num_experts", old["num_local_experts"])
-    key, types = _interval_key(old), old.get("layer_types")
+    key, types = _interval_key(old), _layer_types(old)
     if key and types and _interval(types) is not None:
         old.setdefault(key, _interval(types))
-    if old.get("model_type") == "qwen3_moe" and not old.get("head_dim"):
-        old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
-    _spread_rope(old, old.get("rope_parameters") or {})
+    _spread_rope(old, _object(old.get("rope_parameters")))
+    _add_keys_out_of_use(old)
     return old
+
+
+def _add_keys_out_of_use(old: dict[str, Any]) -> None:
+    model_type = old.get("model_type", "")
+    if model_type in _HEAD_DIM_NEEDED and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
+        old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
+    for key, same in _COPIES.get(model_type, {}).items():
+        if same in old:
+            old.setdefault(key, old[same])
+    for key, value in _CONSTANTS.get(model_type, {}).items():
+        old.setdefault(key, value)
 
 
 def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
@@ -69,16 +93,26 @@ def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
     scaling = {key: value for key, value in flat.items() if key not in _NOT_SCALING and not isinstance(value, dict)}
     if kind == "default":
         scaling.pop("original_max_position_embeddings", None)
-    if (kind != "default" or scaling) and not old.get("rope_scaling"):
+    scales_unless_told = old.get("model_type") == "gpt_oss"
+    if (kind != "default" or scaling or scales_unless_told) and parameters and not old.get("rope_scaling"):
         old["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
+    if parameters:
+        old.setdefault("rope_scaling", None)
     if kind == "longrope" and "original_max_position_embeddings" in scaling:
         old.setdefault("original_max_position_embeddings", scaling["original_max_position_embeddings"])
 
 
 def _interval_key(config: Mapping[str, Any]) -> str | None:
-    if LINEAR in (config.get("layer_types") or ()):
-        return "full_attention_interval"
     return _PATTERN_KEYS.get(config.get("model_type", ""))
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[Any]:
+    types = config.get("layer_types")
+    return types if isinstance(types, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _interval(types: Sequence[str]) -> int | None:

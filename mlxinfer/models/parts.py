@@ -29,12 +29,11 @@ def pre_norm(
     *,
     rope: str | None = "rope",
     residual: float = 1.0,
-    centred: bool = False,
 ) -> Block:
     """The usual block: a norm before the mixer and one before the MLP."""
     norms = Norms(
-        before_mixer=RMSNorm.load(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps, centred=centred),
-        before_mlp=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps, centred=centred),
+        before_mixer=RMSNorm.load(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps),
+        before_mlp=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps),
     )
     return Block(mixer, mlp, norms, rope, residual)
 

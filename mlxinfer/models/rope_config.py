@@ -73,6 +73,8 @@ def read_rope_by_layer(
         own = {"rope_theta": reader.optional_number(key) or default}
         given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
         ropes[kind] = checked_rope(own | given, head_dim, max_positions)
+        # Such configs count the stretched positions already.
+        ropes[kind].context = max_positions
     return ropes
 
 
@@ -86,8 +88,8 @@ def checked_rope(
 ) -> Rope:
     """Check the parameters of one rope and make it. Raises `UnsupportedModelError` naming what is not understood."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    kind = (aliases or {}).get(kind, kind)
-    if kind not in ROPE_TYPES:
+    kind = (aliases or {}).get(str(kind), kind)
+    if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise UnsupportedModelError(f"config.json: rope type {kind!r} is not supported (known: {', '.join(ROPE_TYPES)})")
     for key, value in parameters.items():
         if key not in _COMMON | _OWN[kind] | ignored:
@@ -97,11 +99,16 @@ def checked_rope(
         clean.setdefault("original_max_position_embeddings", max_positions)
     clean["rope_type"] = kind
     _check_values(clean, kind)
-    if kind == "yarn" and int(head_dim * clean["partial_rotary_factor"]) % 2:
-        raise UnsupportedModelError(f"config.json: partial_rotary_factor {clean['partial_rotary_factor']} rotates half a pair")
     if kind == "longrope":
         _check_factors(clean, (int(head_dim * clean["partial_rotary_factor"]) + 1) // 2)
-    return make_rope(clean, head_dim, max_positions)
+    try:
+        rope = make_rope(clean, head_dim, max_positions)
+    except ArithmeticError as error:
+        raise UnsupportedModelError(f"config.json: the rope parameters of type {kind!r} have no meaning: {error}") from error
+    turned = clean["partial_rotary_factor"]
+    if not 0 < rope.dims <= head_dim or (kind == "yarn" and int(head_dim * turned) % 2):
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {turned} of {head_dim} channels is no number of pairs")
+    return rope
 
 
 def rope_mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
@@ -129,6 +136,8 @@ def _check_values(parameters: Mapping[str, Any], kind: str) -> None:
             right = key not in _POSITIVE or (is_number(value) and value > 0)
         if not right:
             raise UnsupportedModelError(f"config.json: rope parameter {key} is {str(value)[:40]}, which has no meaning")
+    if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
+        raise UnsupportedModelError("config.json: rope parameter high_freq_factor must be above low_freq_factor")
     if not 0 < parameters["partial_rotary_factor"] <= 1:
         raise UnsupportedModelError(f"config.json: partial_rotary_factor is {parameters['partial_rotary_factor']}, must be above 0 to 1")
 

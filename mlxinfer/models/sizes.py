@@ -32,9 +32,11 @@ def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any], *, activation_
     `head_dim` it is `hidden_size / heads`; the same where the key is null.
     """
     hidden = reader.integer("hidden_size", defaults["hidden_size"])
-    count = reader.integer("num_attention_heads", defaults["num_attention_heads"])
+    count = reader.count("num_attention_heads", defaults["num_attention_heads"])
     kv = reader.optional_integer("num_key_value_heads", defaults.get("num_key_value_heads")) or count
     dim = reader.optional_integer("head_dim", defaults.get("head_dim")) or hidden // count
+    if not 2 <= dim <= 1 << 16:
+        raise UnsupportedModelError(f"config.json: attention heads of {dim} channels (head_dim, or hidden_size / num_attention_heads)")
     if count % kv:
         raise UnsupportedModelError(f"config.json: {count} attention heads cannot share {kv} key-value heads")
     reader.take("tie_word_embeddings")
@@ -42,7 +44,7 @@ def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any], *, activation_
         vocab=reader.integer("vocab_size", defaults["vocab_size"]),
         hidden=hidden,
         inner=reader.integer("intermediate_size", defaults["intermediate_size"]),
-        layers=reader.integer("num_hidden_layers", defaults["num_hidden_layers"]),
+        layers=reader.count("num_hidden_layers", defaults["num_hidden_layers"]),
         heads=Heads(hidden, count, kv, dim),
         eps=reader.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
         positions=reader.integer("max_position_embeddings", defaults["max_position_embeddings"]),

@@ -31,7 +31,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config")
     if inner is None:
         return dict(config) | {"model_type": model_type}
-    if not isinstance(inner, dict) or inner.get("model_type", model_type) != model_type:
+    if not isinstance(inner, dict) or inner.get("model_type", model_type) not in (model_type, config["model_type"]):
         raise UnsupportedModelError(f"config.json: text_config of {config['model_type']} must describe a {model_type}")
     reader = ConfigReader(config)
     reader.skip(*_OUTER_KEYS.split())

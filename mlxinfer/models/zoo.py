@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -29,7 +30,7 @@ _LISTED = 8
 
 def supports(config: Mapping[str, Any]) -> bool:
     """Whether mlx-lm has this architecture."""
-    return _module_name(config) is not None
+    return isinstance(config.get("model_type"), str) and _module_name(config) is not None
 
 
 def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> ZooModel:
@@ -38,6 +39,8 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     Floating-point tensors are cast to `dtype`. The result's weights are not evaluated yet. Raises `UnsupportedModelError`, and
     `WeightsError` with the names of missing, unexpected and mis-shaped tensors.
     """
+    if not supports(config):
+        raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
     if config.get("model_file"):
         raise UnsupportedModelError(f"config.json: model_file = {config['model_file']!r} is code of the model's own, which is never run")
     lost = lost_in_old_style(config)
@@ -109,20 +112,36 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
 
 def _instantiate(config: dict[str, Any]) -> Any:
     name = _module_name(config)
-    module: Any = import_module(f"mlx_lm.models.{name}") if name else None
+    try:
+        module: Any = import_module(f"mlx_lm.models.{name}")
+    except (ImportError, SystemExit) as error:
+        raise UnsupportedModelError(f"mlx-lm's {name} needs a package that is not installed ({error})") from error
     if not (hasattr(module, "Model") and hasattr(module, "ModelArgs")):
-        raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
+        raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
+    _check_that_rope_is_read(module.ModelArgs, name, config)
     try:
         return module.Model(module.ModelArgs.from_dict(config))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
 
 
+def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[str, Any]) -> None:
+    """mlx-lm drops the keys that a model does not know; those of rope would change its logits unseen."""
+    read = set(signature(arguments).parameters)
+    if read & {"rope_parameters", "text_config"}:
+        return
+    scaling, share = config.get("rope_scaling") or {}, config.get("partial_rotary_factor") or 1
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default" and "rope_scaling" not in read:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read rope_scaling, which this config has")
+    if share != 1 and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
+        raise UnsupportedModelError(f"mlx-lm's {name} does not read partial_rotary_factor, which is {share} in this config")
+
+
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:
     """Replace the layers that are stored packed, each in the format of its tensors."""
-    legacy = config.get("quantization_config") or {}
-    if "quantization" not in config and legacy.get("quant_method") is not None:
-        raise UnsupportedModelError(f"config.json: quantization_config with quant_method {legacy['quant_method']!r} is not supported")
+    foreign = config.get("quantization_config")
+    if "quantization" not in config and isinstance(foreign, dict) and foreign.get("quant_method") is not None:
+        raise UnsupportedModelError(f"config.json: quantization_config with quant_method {foreign['quant_method']!r} is not supported")
     stated: Mapping[str, Any] = config.get("quantization") or {}
 
     def form(path: str, module: Any) -> bool | dict[str, Any]:

@@ -88,22 +88,33 @@ class Attention:
             self.query_gain = mx.array(gain)
 
     def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
-        q, k, v = self.qkv(x)
-        return self.output(self.attend(q, k, v, step, rotation))
+        turning = rotation if self.rotates else None
+        if turning is not None and self.q_norm is None and len(self.qkv.linears) == 1:
+            q, k, v = self._turned_together(x, turning)
+        else:
+            q, k, v = self.heads_of(*self.qkv(x), rotation=turning)
+        return self.output(self.attend(q, k, v, step))
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
-        """Flat projections `[T, heads * dim]` to the heads' answers `[T, heads * dim]`."""
+    def _turned_together(self, x: mx.array, rotation: Rotation) -> list[mx.array]:
+        """Queries and keys are neighbours in the joined product: one rotation serves both."""
+        heads = self.heads
+        rows = self.qkv.linears[0](x).reshape(x.shape[0], -1, heads.dim)
+        turned, v = mx.split(rows, [heads.count + heads.kv], axis=1)
+        return [*mx.split(rotation(turned), [heads.count], axis=1), v]
+
+    def heads_of(self, q: mx.array, k: mx.array, v: mx.array, *, rotation: Rotation | None) -> list[mx.array]:
+        """Flat projections `[T, heads * dim]` to normed and rotated heads `[T, heads, dim]`."""
         heads, rows = self.heads, q.shape[0]
         if self.wide_norms and self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = q.reshape(rows, heads.count, heads.dim)
-        k = k.reshape(rows, heads.kv, heads.dim)
-        v = v.reshape(rows, heads.kv, heads.dim)
+        q, k, v = q.reshape(rows, heads.count, heads.dim), k.reshape(rows, heads.kv, heads.dim), v.reshape(rows, heads.kv, heads.dim)
         if not self.wide_norms and self.q_norm and self.k_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None and self.rotates:
-            q, k = rotation(q), rotation(k)
+        return [q, k, v] if rotation is None else [rotation(q), rotation(k), v]
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step) -> mx.array:
+        """Heads `[T, heads, dim]` to their answers, flat."""
         if self.query_gain is not None:
-            q = q * self.query_gain.astype(q.dtype)
+            q = (q * self.query_gain).astype(q.dtype)
         y = step.attend(self.layer, q, k, v, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
-        return y.reshape(rows, heads.count * heads.dim)
+        return y.reshape(q.shape[0], -1)

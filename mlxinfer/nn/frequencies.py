@@ -42,7 +42,8 @@ def _default(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
 
 def _linear(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     dims = _rotated(parameters, head_dim)
-    return _fixed(_plain(parameters, dims) / parameters["factor"], max_positions)
+    factor = parameters["factor"]
+    return _fixed(_plain(parameters, dims) / factor, int(factor * max_positions))
 
 
 def _proportional(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:

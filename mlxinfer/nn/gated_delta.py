@@ -75,7 +75,8 @@ class GatedDelta:
         batch, length = x.shape[:2]
         qkv, beta, decay = mx.split(x, [sizes.channels, sizes.channels + sizes.value_heads], axis=-1)
         row = mx.concatenate([window.astype(qkv.dtype), qkv], axis=1)
-        qkv = silu(mx.conv1d(row, self.convolution, groups=sizes.channels))
+        # The kernel wants one dtype throughout, and decays close to one do not survive bfloat16.
+        qkv = silu(mx.conv1d(row, self.convolution, groups=sizes.channels)).astype(mx.float32)
         q, k, v = mx.split(qkv, [sizes.keys, 2 * sizes.keys], axis=-1)
         q = _unit(q.reshape(batch, length, sizes.key_heads, sizes.key_dim)) * sizes.key_dim**-0.5
         k = _unit(k.reshape(batch, length, sizes.key_heads, sizes.key_dim))

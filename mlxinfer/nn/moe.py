@@ -38,7 +38,7 @@ class ExpertLinear(Linear):
     def __call__(self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
         matrix = self.matrix
         if isinstance(matrix, Dense):
-            y = mx.gather_mm(x, matrix.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=is_sorted)
+            y = _gather_product(x, matrix.weight.swapaxes(-1, -2), experts, is_sorted)
         else:
             f = matrix.format
             y = mx.gather_qmm(
@@ -54,6 +54,13 @@ class ExpertLinear(Linear):
                 sorted_indices=is_sorted,
             )
         return y if self.bias is None else y + self.bias[experts][..., None, :]
+
+
+def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is_sorted: bool) -> mx.array:
+    if mx.default_device().type == mx.cpu and x.dtype != mx.float32:
+        # MLX's CPU kernel knows float32 only.
+        return _gather_product(x.astype(mx.float32), weights.astype(mx.float32), experts, is_sorted).astype(x.dtype)
+    return mx.gather_mm(x, weights, rhs_indices=experts, sorted_indices=is_sorted)
 
 
 @dataclass(frozen=True, slots=True)

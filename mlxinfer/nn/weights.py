@@ -51,8 +51,12 @@ class Quantized:
         return (*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.format.bits)
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
+        """The numbers themselves, computed in this dtype: with scales of 16 bits MLX would compute in those."""
         f = self.format
-        return mx.dequantize(self.weight, self.scales, self.biases, f.group_size, f.bits, f.mode).astype(dtype)
+        scales, biases = self.scales, self.biases
+        if biases is not None:
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
+        return mx.dequantize(self.weight, scales, biases, f.group_size, f.bits, f.mode).astype(dtype)
 
     def each(self, operation: Callable[[mx.array], mx.array]) -> Quantized:
         """Apply an operation on rows (never on the packed input axis) to weight, scales and biases alike."""

@@ -100,37 +100,31 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """Raises `TokenizerError`."""
     keys = _Metadata(metadata)
     model = keys.get("tokenizer.ggml.model", str)
+    if model is None:
+        raise TokenizerError("the GGUF file has no tokenizer (tokenizer.ggml.model)")
     if model not in _KINDS:
-        what = (
-            "has no tokenizer (tokenizer.ggml.model)" if model is None else f"has a tokenizer of the kind {model!r}, which is not supported"
-        )
-        raise TokenizerError(f"the GGUF file {what}")
+        raise TokenizerError(f"the GGUF file has a tokenizer of the kind {model!r}, which is not supported")
     kind = _KINDS[model]
     vocabulary = _vocabulary(keys, kind)
+    size = len(vocabulary.tokens)
     pre = keys.get("tokenizer.ggml.pre", str, "default")
     with tokenizer_errors("building the tokenizer of the GGUF file"):
         backend = _build(keys, model, pre, vocabulary)
-    add_bos = kind.add_bos if model != "gpt2" or pre in _RAW_TEXT_BPE else pre_tokenization(pre).add_bos
-    special_ids = {name: keys.token_id(name, len(vocabulary.tokens), default) for name, default in _special_defaults(kind).items()}
-    bos, eos = special_ids["bos"], special_ids["eos"]
+    bos, eos = keys.token_id("bos", size, kind.bos), keys.token_id("eos", size, kind.eos)
+    add_bos = pre_tokenization(pre).add_bos if model == "gpt2" and pre not in _RAW_TEXT_BPE else kind.add_bos
+    # Gemma 4's files say that it wants no BOS, and it does
     first = bos if keys.flag("add_bos_token", add_bos) or model == "gemma4" else None
-    last = eos if keys.flag("add_eos_token", kind.add_eos) else None
-    frame_texts(backend, first, last)
+    frame_texts(backend, first, eos if keys.flag("add_eos_token", kind.add_eos) else None)
+    named = {"bos_token": bos, "eos_token": eos, "unk_token": keys.token_id("unknown", size, kind.unknown)}
+    named["pad_token"] = keys.token_id("padding", size)
     return TokenizerParts(
         backend,
-        len(vocabulary.tokens),
+        size,
         bos,
         frozenset(_end_of_turn(keys, vocabulary, eos)),
-        {_TEMPLATE_NAMES[name]: vocabulary.tokens[i] for name, i in special_ids.items() if i is not None},
+        {name: vocabulary.tokens[token_id] for name, token_id in named.items() if token_id is not None},
         _chat_templates(keys),
     )
-
-
-_TEMPLATE_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-
-
-def _special_defaults(kind: _Kind) -> dict[str, int | None]:
-    return {"bos": kind.bos, "eos": kind.eos, "unknown": kind.unknown, "padding": None}
 
 
 def _vocabulary(keys: _Metadata, kind: _Kind) -> Vocabulary:

@@ -14,19 +14,20 @@ from .library import tokenizer_errors
 from .parts import DEFAULT_TEMPLATE, TokenizerParts
 from .sentencepiece_model import read_sentencepiece_model
 
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_directory(path: Path) -> TokenizerParts:
     """From `tokenizer.json`, else from a SentencePiece `tokenizer.model`, with the JSON files beside it. Raises `TokenizerError`."""
-    config = {**read_json(path / "special_tokens_map.json"), **read_json(path / "tokenizer_config.json")}
+    config = _config(path)
     special_tokens = _special_tokens(config)
     if (path / "tokenizer.json").is_file():
         with tokenizer_errors(f"reading {path / 'tokenizer.json'}"):
             backend = Tokenizer.from_file(str(path / "tokenizer.json"))
             _add_missing_tokens(backend, path, config, special_tokens)
-    elif (path / "tokenizer.model").is_file():
-        backend = read_sentencepiece_model(path / "tokenizer.model", config, _declared_tokens(path, config, special_tokens))
+    elif model := next((path / name for name in _SENTENCEPIECE if (path / name).is_file()), None):
+        backend = read_sentencepiece_model(model, config, _declared_tokens(path, config, special_tokens))
     else:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor a SentencePiece tokenizer.model is there")
     model_config, generation_config = read_json(path / "config.json"), read_json(path / "generation_config.json")
@@ -38,6 +39,12 @@ def read_directory(path: Path) -> TokenizerParts:
         special_tokens,
         _chat_templates(path, config),
     )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """tokenizer_config.json with special_tokens_map.json, which wins only beside the older configs that list no tokens."""
+    config, named = read_json(path / "tokenizer_config.json"), read_json(path / "special_tokens_map.json")
+    return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
 
 def read_json(path: Path) -> dict[str, Any]:

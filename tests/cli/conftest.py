@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.chat_model import write_chat_model
+from support.tiny_directory import tiny_directory
 
 from mlxinfer.cli import main
 
@@ -24,7 +24,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_chat_model(tmp_path_factory.mktemp("models") / "tiny"))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False))
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.chat_model import write_chat_model
+from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl.commands import COMMANDS, Leave, obey
@@ -60,13 +60,13 @@ def test_a_question_that_does_not_fit_leaves_no_trace(conversation):
 
 
 def test_meter_grows(conversation):
-    assert meter(conversation, 4) == "░░░░ 0 / 512 tokens (0%)"
-    conversation.context_used = 256
-    assert meter(conversation, 4) == "██░░ 256 / 512 tokens (50%)"
+    assert meter(conversation, 4) == "░░░░ 0 / 256 tokens (0%)"
+    conversation.context_used = 128
+    assert meter(conversation, 4) == "██░░ 128 / 256 tokens (50%)"
 
 
 def test_without_a_template_there_is_no_chat(call, tmp_path):
-    result = call("chat", str(write_chat_model(tmp_path / "base", template=None)))
+    result = call("chat", str(tiny_directory(tmp_path / "base", chat=False)))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "mlxinfer run" in result.err
 
@@ -126,7 +126,7 @@ def test_save_and_load(llm, conversation, tmp_path):
     other = Conversation(llm, SamplingParams())
     assert obey(other, f"/load {path}") == f"2 messages from {path}"
     assert (other.messages, other.params) == (conversation.messages, conversation.params)
-    end_of_turn = 2
+    end_of_turn = 1
     assert other.context_used == conversation.context_used + end_of_turn
     assert list(tmp_path.iterdir()) == [path]
 
@@ -181,7 +181,7 @@ def test_piped_lines_are_messages(call, chat_model, llm, conversation):
 
 def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tmp_path: Path):
     path = tmp_path / "talk.json"
-    lines = ["/fly", "x" * 600, "/set temperature hot", "hello", f"/save {path}", "/stats"]
+    lines = ["/fly", "x" * 300, "/set temperature hot", "hello", f"/save {path}", "/stats"]
     result = call("chat", chat_model, "--system", "be brief", *GREEDY, stdin="\n".join(lines))
     saved = json.loads(path.read_text())
     assert result.code == 0

@@ -1,16 +1,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from support.checkpoints import config_of, random_checkpoint
 
 QUICK = ("--no-measure",)
 
 
-def test_the_result_runs_and_the_report_tells_its_size(call, chat_model, tmp_path):
+@pytest.fixture
+def wide(chat_model: str, tmp_path: Path) -> str:
+    """A chat model whose rows groups of 32 divide."""
+    target = random_checkpoint(tmp_path / "wide", config_of("llama"))
+    for file in Path(chat_model).glob("tokenizer*"):
+        shutil.copy2(file, target)
+    return str(target)
+
+
+def test_the_result_runs_and_the_report_tells_its_size(call, wide, tmp_path):
     target = tmp_path / "small"
-    result = call("convert", chat_model, str(target), "--bits", "4", "--group-size", "32", *QUICK)
+    result = call("convert", wide, str(target), "--bits", "4", "--group-size", "32", *QUICK)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"{target}\n")
     shown = json.loads(call("models", "show", str(target), "--json").out)
@@ -22,8 +33,8 @@ def test_the_result_runs_and_the_report_tells_its_size(call, chat_model, tmp_pat
     assert call("run", str(target), "hello", "--max-tokens", "3").code == 0
 
 
-def test_the_loss_is_measured_when_asked(call, chat_model, tmp_path):
-    result = call("convert", chat_model, str(tmp_path / "small"), "--bits", "3", "--group-size", "32", "--measure")
+def test_the_loss_is_measured_when_asked(call, wide, tmp_path):
+    result = call("convert", wide, str(tmp_path / "small"), "--bits", "3", "--group-size", "32", "--measure")
     assert "against the source: KL" in result.out
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.chat_model import CONTEXT, write_chat_model
+from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.run import run as run_command
@@ -116,7 +116,7 @@ def test_every_sampling_parameter_has_a_flag():
         ["MODEL", "hi", "--bits", "7"],
         ["MODEL", "hi", "--max-context", "0"],
         ["MODEL", "hi", "--max-context", "8"],
-        ["MODEL", "x" * CONTEXT],
+        ["MODEL", "x" * 300],
         ["MODEL", "hi", "--raw", "--system", "be brief"],
         ["MODEL", "hi", "--no-such-option"],
         ["MODEL", "hi", "there"],
@@ -133,7 +133,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(call, chat_model, arguments):
 
 
 def test_a_model_without_template_is_continued(call, tmp_path):
-    path = str(write_chat_model(tmp_path / "base", template=None))
+    path = str(tiny_directory(tmp_path / "base", chat=False))
     assert call("run", path, "hello", *GREEDY).out == call("run", path, "hello", "--raw", *GREEDY).out
     assert call("run", path, "hello", "--system", "be brief").code == 2
 
@@ -141,7 +141,7 @@ def test_a_model_without_template_is_continued(call, tmp_path):
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command that goes on answering for a long time."""
-    path = write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000)
+    path = tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000)
     return [sys.executable, "-m", "mlxinfer", "run", str(path), "hi", "--temperature", "0", "--max-tokens", "90000"]
 
 
@@ -165,3 +165,14 @@ def test_a_closed_pipe_ends_an_answer_quietly(endless, tmp_path: Path):
         process.stdout.close()
         assert process.wait(timeout=60) == 1
     assert err.read_bytes() == b""
+
+
+@pytest.mark.parametrize(("redirection", "code", "told"), [("<&-", 0, ""), (">&-", 0, ""), ("> /dev/full", 2, "No space left on device")])
+def test_odd_standard_streams(chat_model, redirection, code, told):
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    command = f"{sys.executable} -m mlxinfer run {chat_model} hi --max-tokens 2 --quiet {redirection}"
+    done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert done.stderr.count("\n") == bool(told)

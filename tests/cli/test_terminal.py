@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.chat_model import write_chat_model
+from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
 PROMPT = "> "
@@ -19,7 +19,7 @@ PROMPT = "> "
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000))
 
 
 @pytest.fixture
@@ -106,3 +106,12 @@ def test_no_color_writes_no_colour_into_answers(chat):
     child.send("hello\r")
     child.expect("reading|\\S{12}")
     assert child.after != "reading"
+
+
+def test_impatient_ctrl_c_does_not_end_the_program(chat):
+    child = chat("--max-tokens", "90000")
+    child.send("hello\r")
+    child.expect(r"\S{40}")
+    child.send(CTRL_C * 3)
+    child.send("/stats\r")
+    child.expect("context [0-9]+ of 100000")

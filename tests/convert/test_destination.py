@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.convert.destination import check_destination, staged
+from mlxinfer.convert.destination import check_destination, check_room, staged
 from mlxinfer.errors import DestinationError
 
 
@@ -46,19 +46,20 @@ def test_a_destination_that_appears_meanwhile(tmp_path: Path) -> None:
 
 
 def test_checks(tmp_path: Path) -> None:
-    check_destination(tmp_path / "out", 1000)
+    check_destination(tmp_path / "out")
+    check_room(tmp_path / "out", 1000)
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "file").write_text("")
     for name in ("there", "link", "file"):
         with pytest.raises(DestinationError, match="exists"):
-            check_destination(tmp_path / name, 0)
+            check_destination(tmp_path / name)
     with pytest.raises(DestinationError, match="no directory"):
-        check_destination(tmp_path / "no" / "out", 0)
+        check_destination(tmp_path / "no" / "out")
     with pytest.raises(DestinationError, match="no directory"):
-        check_destination(tmp_path / "file" / "out", 0)
+        check_destination(tmp_path / "file" / "out")
     with pytest.raises(DestinationError, match=r"needs 1000000000\.00 GB"):
-        check_destination(tmp_path / "out", 10**18)
+        check_room(tmp_path / "out", 10**18)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -66,6 +67,6 @@ def test_not_writable(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(DestinationError, match="not writable"):
-            check_destination(tmp_path / "out", 0)
+            check_destination(tmp_path / "out")
     finally:
         tmp_path.chmod(0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,17 @@ def test_layers_with_smaller_groups_and_without(tmp_path: Path) -> None:
     assert agree(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("name", "same"), [("mistral", 24), ("gemma2", 24), ("gpt_oss", 1)])
+def test_where_mlx_lm_is_known_to_differ_the_report_says_so(tmp_path: Path, name: str, same: int) -> None:
+    source = random_checkpoint(tmp_path / "source", config_of(name))
+    report = convert(source, tmp_path / "out")
+    assert any("mlx-lm" in note for note in report.notes)
+    difference = np.abs(ours(tmp_path / "out") - theirs(tmp_path / "out")).max(axis=-1)
+    assert difference[:same].max() < 1e-3
+    assert difference[same:].max() > 1e-3
+    assert not any("mlx-lm" in note for note in convert(GOLDEN / "llama", tmp_path / "llama").notes)
+
+
 def written_by_mlx_lm(source: Path, target: Path, predicate: Any = None, **form: Any) -> Path:
     model, config = load_model(source)
     model, config = quantize_model(model, config, form.get("group_size", 64), form.get("bits", 4), quant_predicate=predicate)
@@ -128,3 +140,54 @@ def test_the_same_bytes_as_mlx_lm(tmp_path: Path) -> None:
     first, second = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs"))
     assert first.keys() == second.keys()
     assert all(mx.array_equal(first[name], second[name]).item() for name in first)
+
+
+def with_images(directory: Path, text: str, outer: str, prefix: str) -> Path:
+    """The checkpoint of a model that also sees images: the text model under longer names, and a vision tower."""
+    config = config_of(text)
+    random_checkpoint(directory, config)
+    tensors = {prefix + name.removeprefix("model."): array for name, array in mx.load(str(directory / "model.safetensors")).items()}
+    if "lm_head.weight" not in tensors and prefix + "lm_head.weight" in tensors:
+        tensors["lm_head.weight"] = tensors.pop(prefix + "lm_head.weight")
+    mx.eval(list(tensors.values()))
+    mx.save_safetensors(str(directory / "model.safetensors"), {**tensors, "model.visual.patch_embed.weight": mx.ones((4, 4))})
+    whole = {"model_type": outer, "text_config": config, "vision_config": {"depth": 1}, "architectures": ["X"]}
+    (directory / "config.json").write_text(json.dumps(whole))
+    return directory
+
+
+@pytest.mark.parametrize(("text", "outer"), [("gemma3_text", "gemma3"), ("qwen3_5_text", "qwen3_5")])
+def test_the_text_model_inside_a_larger_one(tmp_path: Path, text: str, outer: str) -> None:
+    source = with_images(tmp_path / "source", text, outer, "model.language_model.")
+    report = convert(source, tmp_path / "out", bits=4, group_size=32)
+    assert report.skipped == {"model.visual.patch_embed.weight": "only the text model is used"}
+    assert all(tensor.name.startswith(("model.layers", "model.norm", "model.embed", "lm_head")) for tensor in report.tensors)
+    assert agree(tmp_path / "out")
+    convert(source, tmp_path / "plain")
+    assert np.array_equal(ours(source), ours(tmp_path / "plain"))
+
+
+def test_mxfp4_of_gpt_oss_is_kept(tmp_path: Path) -> None:
+    """Hugging Face's blocks and scales, gate and up in alternate rows, become mlx-lm's without a change of a bit."""
+    plain = random_checkpoint(tmp_path / "plain", config_of("gpt_oss", **CHANGES["gpt_oss"]))
+    tensors = dict(mx.load(str(plain / "model.safetensors")))
+    stored = {name: array for name, array in tensors.items() if "experts" not in name}
+    for layer in range(3):
+        name = f"model.layers.{layer}.mlp.experts"
+        for part, rows in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            joined = mx.stack([tensors[f"{name}.{row}.weight"] for row in rows], axis=2).flatten(1, 2)
+            codes, scales = mx.quantize(joined, mode="mxfp4")
+            stored[f"{name}.{part}_blocks"] = codes.view(mx.uint8).reshape(*scales.shape, 16)
+            stored[f"{name}.{part}_scales"] = scales
+            stored[f"{name}.{part}_bias"] = mx.stack([tensors[f"{name}.{row}.bias"] for row in rows], axis=-1).flatten(1, 2)
+    source = tmp_path / "source"
+    source.mkdir()
+    mx.save_safetensors(str(source / "model.safetensors"), stored)
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (source / "config.json").write_text(json.dumps(config))
+    report = convert(source, tmp_path / "out")
+    assert max(tensor.error for tensor in report.tensors) == 0
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
+    assert (written["mode"], written["bits"], written["group_size"]) == ("mxfp4", 4, 32)
+    assert np.array_equal(ours(source), ours(tmp_path / "out"))
+    assert agree(tmp_path / "out")

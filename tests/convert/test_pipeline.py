@@ -12,7 +12,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.peak_rss import peak_rss
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.convert import Report, convert, reader
@@ -322,6 +323,19 @@ def test_a_relative_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     report = convert("./source", "out")
     assert report.destination == Path(os.path.abspath("out"))
     assert same_weights(source, tmp_path / "out")
+
+
+def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
+    """A matrix of 256 MB, mostly a hole in the file, in blocks of 1 MB."""
+    config = config_of("llama", vocab_size=8, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
+    source = random_checkpoint(tmp_path / "source", config)
+    grow(source / "model.safetensors", "model.embed_tokens.weight", (1 << 19, 128))
+    edit_config(source, vocab_size=1 << 19)
+    script = "from mlxinfer.convert import convert, reader\nreader.BLOCK = 1 << 18\n"
+    before, _ = peak_rss(script)
+    peak, _ = peak_rss(script + "convert(sys.argv[1], sys.argv[2], bits=4, measure=False)", str(source), str(tmp_path / "out"))
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 36e6
+    assert peak < before + 64e6
 
 
 @pytest.mark.model

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxinfer.convert.mapper import Part
-from mlxinfer.convert.writer import Writer, write_synced
+from mlxinfer.convert.writer import Writer
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
 
 NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
@@ -72,12 +72,6 @@ def test_what_was_planned_must_come(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="longer than planned"):
         writer.append(part("a", a), a[:2])
     writer.abandon()
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    write_synced(tmp_path / "x", b"1")
-    with pytest.raises(FileExistsError):
-        write_synced(tmp_path / "x", b"2")
 
 
 ARRAYS = st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(sorted(NAMES, key=str)))

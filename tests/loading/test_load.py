@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.peak_rss import peak_rss
 from support.plain_step import PlainCache
 from support.tiny_directory import tiny_directory
 
@@ -200,35 +198,10 @@ class TestRefusals:
         assert file.stat().st_blocks * 512 < 1 << 24
 
 
-def grow(file: Path, name: str, shape: tuple[int, ...]) -> None:
-    """Rewrite a file of float32 tensors so that one of them has this shape, as a hole at the end."""
-    data = file.read_bytes()
-    length = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8 : 8 + length])
-    kept, body, end = {}, b"", 0
-    for key, entry in header.items():
-        if key in ("__metadata__", name):
-            continue
-        start, stop = entry["data_offsets"]
-        kept[key] = {**entry, "data_offsets": [end, end + stop - start]}
-        body += data[8 + length + start : 8 + length + stop]
-        end += stop - start
-    size = 4 * int(np.prod(shape, dtype=object))
-    kept[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
-    text = json.dumps(kept).encode()
-    with file.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text + body)
-        out.truncate(8 + len(text) + end + size)
-
-
 @pytest.mark.model
-def test_loading_smollm2_peaks_near_its_weights() -> None:
-    script = (
-        "import resource, sys\nfrom mlxinfer.loading.load import load\nloaded = load('smollm2')\n"
-        "unit = 1 if sys.platform == 'darwin' else 1024\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, loaded.weight_bytes)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    peak, weights = map(int, done.stdout.split())
-    assert 80e6 < weights < 200e6
-    assert peak < weights + 300e6
+@pytest.mark.parametrize(("name", "least"), [("smollm2", 80e6), ("gemma3-270m", 500e6)])
+def test_loading_peaks_near_the_weights(name: str, least: float) -> None:
+    script = "from mlxinfer.loading.load import load\nprint(load(sys.argv[1]).weight_bytes)"
+    peak, printed = peak_rss(script, name)
+    weights = int(printed)
+    assert least < weights < peak < weights + 300e6

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
-from support.chat_model import write_chat_model
+from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.errors import PromptError
@@ -18,7 +18,7 @@ ENDLESS = "SamplingParams(temperature=0, max_tokens=90_000, logprobs=1)"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_chat_model(tmp_path_factory.mktemp("models") / "long", context=100_000))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000))
 
 
 def test_outside_of_a_notebook_it_prints(model, capsys):

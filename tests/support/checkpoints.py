@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,24 @@ def random_checkpoint(directory: Path, config: dict[str, Any], *, dtype: mx.Dtyp
     mx.save_safetensors(str(directory / "model.safetensors"), weights.tensors, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def grow(file: Path, name: str, shape: tuple[int, ...]) -> None:
+    """Rewrite a file of float32 tensors so that one of them has this shape, as a hole at the end."""
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    kept, body, end = {}, b"", 0
+    for key, entry in header.items():
+        if key in ("__metadata__", name):
+            continue
+        start, stop = entry["data_offsets"]
+        kept[key] = {**entry, "data_offsets": [end, end + stop - start]}
+        body += data[8 + length + start : 8 + length + stop]
+        end += stop - start
+    size = 4 * int(np.prod(shape, dtype=object))
+    kept[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+    text = json.dumps(kept).encode()
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text + body)
+        out.truncate(8 + len(text) + end + size)

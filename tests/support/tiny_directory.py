@@ -16,8 +16,9 @@ CHARACTERS = ["<pad>", "<s>", "</s>", *sorted(set(string.printable) - set("\t\r\
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
-def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True) -> Path:
-    """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length."""
+def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True, context: int | None = None) -> Path:
+    """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length.
+    `context` overrides the length that the config allows."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(GOLDEN / architecture / name, target / name)
@@ -29,7 +30,8 @@ def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = Tr
     settings |= {"eos_token": "</s>"} if eos else {}
     settings |= {"chat_template": CHAT_TEMPLATE} if chat else {}
     (target / "tokenizer_config.json").write_text(json.dumps(settings))
-    if not eos:
+    changes = ({} if eos else {"eos_token_id": None}) | ({} if context is None else {"max_position_embeddings": context})
+    if changes:
         config = json.loads((target / "config.json").read_text())
-        (target / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+        (target / "config.json").write_text(json.dumps(config | changes))
     return target

@@ -69,6 +69,8 @@ def test_where_bos_is_found(files: dict[str, Any], bos: int | None, tmp_path: Pa
     [
         ({"tokenizer_config": {"eos_token": "</s>"}}, {1}),
         ({"special_tokens_map": {"eos_token": {"content": "</s>"}}}, {1}),
+        ({"special_tokens_map": {"eos_token": "</s>"}, "tokenizer_config": {"eos_token": "<s>"}}, {1}),
+        ({"special_tokens_map": {"eos_token": "<s>"}, "tokenizer_config": {"eos_token": "</s>", "added_tokens_decoder": {}}}, {1}),
         ({"config": {"eos_token_id": 2}}, {2}),
         ({"config": {"text_config": {"eos_token_id": [2]}}}, {2}),
         ({"generation_config": {"eos_token_id": [1, 2]}, "tokenizer_config": {"eos_token": "</s>"}}, {1, 2}),

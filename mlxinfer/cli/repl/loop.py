@@ -40,6 +40,9 @@ def converse(conversation: Conversation) -> None:
             _handle(conversation, line, out, interactive)
         except Leave:
             return
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
 
 
 def _reader(conversation: Conversation, interactive: bool) -> Reader:
@@ -73,7 +76,8 @@ def _answer(conversation: Conversation, text: str, out: Writer, interactive: boo
             for chunk in chunks:
                 out.text(chunk.text)
         except KeyboardInterrupt:
-            pass
+            if not interactive:
+                raise
         finally:
             out.end()
     if interactive:

@@ -1,1 +1,1 @@
-"""One file per family of architectures; each has a `build` that reads the config and asks for the tensors."""
+"""One file per family of architectures. Each function that is named after a `model_type` makes an `Architecture` of its config."""

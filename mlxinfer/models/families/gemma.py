@@ -66,7 +66,8 @@ def _architecture(
     head_norms: bool,
     notes: tuple[str, ...] = (),
 ) -> Architecture:
-    seen = windows(types, reader.optional_integer("sliding_window", 4096))
+    window = reader.optional_integer("sliding_window", 4096)
+    reader.only("sliding_window_size", window)
     scale = reader.nonzero("query_pre_attn_scalar", 256) ** -0.5
     logit_cap = reader.optional_number("final_logit_softcapping", logit_cap)
     bias = reader.boolean("attention_bias", False)
@@ -100,7 +101,7 @@ def _architecture(
 
     return Architecture(
         sizes,
-        attention_specs(sizes, seen),
+        attention_specs(sizes, windows(types, window)),
         ropes,
         block,
         embedding_scale=sizes.hidden**0.5,

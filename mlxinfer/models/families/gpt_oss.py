@@ -11,7 +11,7 @@ from ...nn.moe import MixtureOfExperts, top_then_softmax
 from ...nn.weights import Weights
 from ..config import ConfigReader
 from ..decoder import Architecture, Block
-from ..experts import load_interleaved_experts, read_expert_count
+from ..experts import load_interleaved_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, SLIDING, every, read_layer_types, windows
 from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope
@@ -46,7 +46,7 @@ def gpt_oss(config: dict[str, Any]) -> Architecture:
     rope = read_rope(reader, sizes.heads.dim, sizes.positions, theta=150000.0, otherwise=YARN)
     bias = reader.boolean("attention_bias", True)
     count = read_expert_count(reader, 128)
-    chosen = reader.integer("num_experts_per_tok", 4)
+    chosen = read_chosen_count(reader, 4, count)
     reader.only("experts_per_token", chosen)
     reader.skip("initial_context_length")
     gate = clamped_swiglu(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0))

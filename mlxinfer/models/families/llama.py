@@ -72,6 +72,7 @@ def smollm3(config: dict[str, Any]) -> Architecture:
     sizes = read_sizes(reader, SMOLLM3)
     interval = reader.integer("no_rope_layer_interval", 4)
     rotates = reader.integers("no_rope_layers", sizes.layers) or [(layer + 1) % interval for layer in range(sizes.layers)]
+    reader.skip("max_window_layers")
     window = reader.optional_integer("sliding_window")
     slides = reader.boolean("use_sliding_window", False) and window is not None
     types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, lambda layer: SLIDING if slides and not rotates[layer] else FULL)

@@ -11,7 +11,7 @@ from ...nn.moe import MixtureOfExperts, softmax_then_top
 from ...nn.weights import Recipe, Weights
 from ..config import ConfigReader
 from ..decoder import Architecture, Block
-from ..experts import load_experts, read_expert_count
+from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, SLIDING
 from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope
@@ -37,7 +37,7 @@ def mixtral(config: dict[str, Any]) -> Architecture:
     reader.uniform_layers(FULL if window is None else SLIDING)
     rope = read_rope(reader, sizes.heads.dim, sizes.positions, theta=1000000.0)
     count = read_expert_count(reader, 8)
-    route = softmax_then_top(reader.integer("num_experts_per_tok", 2), normalized=True)
+    route = softmax_then_top(read_chosen_count(reader, 2, count), normalized=True)
     reader.finish()
     gate = gated(sizes.activation)
 

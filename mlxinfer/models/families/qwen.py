@@ -13,7 +13,7 @@ from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
 from ..config import ConfigReader
 from ..decoder import Architecture, Block, Layer
-from ..experts import load_experts, read_expert_count
+from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, SLIDING, read_layer_types, windows
 from ..parts import attention_specs, gated_mlp, is_sparse_layer, pre_norm
 from ..rope_config import read_rope
@@ -59,7 +59,7 @@ def qwen3_moe(config: dict[str, Any]) -> Architecture:
     reader.uniform_layers(FULL if window is None else SLIDING)
     inner = reader.integer("moe_intermediate_size", 768)
     count = read_expert_count(reader, 128)
-    route = softmax_then_top(reader.integer("num_experts_per_tok", 8), normalized=reader.boolean("norm_topk_prob", False))
+    route = softmax_then_top(read_chosen_count(reader, 8, count), normalized=reader.boolean("norm_topk_prob", False))
     sparse = is_sparse_layer(reader, count)
     gate = gated(sizes.activation)
 

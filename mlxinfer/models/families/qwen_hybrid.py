@@ -21,7 +21,7 @@ from ...nn.rope import Rope, Rotation
 from ...nn.weights import Matrix, Recipe, Weights, map_rows
 from ..config import ConfigReader
 from ..decoder import Architecture, Block, Layer, Mixer, Norms
-from ..experts import load_experts, read_expert_count
+from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, LINEAR, every, read_layer_types
 from ..parts import gated_mlp, is_sparse_layer
 from ..rope_config import read_rope
@@ -45,6 +45,15 @@ QWEN3_5 = QWEN3_NEXT | {
     "num_key_value_heads": 4,
 }
 
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
+    "mlp_only_layers": ([],),
+    "output_gate_type": ("silu", "swish"),
+    "rope_type": ("default",),
+}
+"""Keys of published configs that no code reads, with the values that say what holds anyway."""
+
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
 LoadMLP = Callable[[Weights, int], Layer]
 
@@ -57,7 +66,7 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
     count = read_expert_count(reader, 512)
     shape = (count, reader.integer("moe_intermediate_size", 512), sizes.hidden)
     shared = reader.integer("shared_expert_intermediate_size", 512)
-    route = softmax_then_top(reader.integer("num_experts_per_tok", 10), normalized=reader.boolean("norm_topk_prob", True))
+    route = softmax_then_top(read_chosen_count(reader, 10, count), normalized=reader.boolean("norm_topk_prob", True))
     sparse = is_sparse_layer(reader, count)
 
     def mlp(weights: Weights, layer: int) -> Layer:
@@ -78,9 +87,11 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_5)
     gate = gated(sizes.activation)
-    reader.only("attn_output_gate", True)
-    reader.only("mamba_ssm_dtype", "float32")
-    reader.skip("mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    for key, allowed in _WITHOUT_EFFECT.items():
+        reader.only(key, *allowed)
+    if reader.config.get("num_experts", 0) == 0:
+        reader.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+    reader.skip("mrope_interleaved", "mrope_section", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return _architecture(reader, sizes, lambda weights, layer: gated_mlp(weights, f"model.layers.{layer}", sizes, gate), _separate_inputs)
 
 
@@ -166,7 +177,8 @@ class GatedAttention:
         heads = self.attention.heads
         both, k, v = self.inputs(x)
         q, gate = mx.split(both.reshape(-1, heads.count, 2 * heads.dim), 2, axis=-1)
-        y = self.attention.attend(q, k, v, step, rotation)
+        q, k, v = self.attention.heads_of(q, k, v, rotation=rotation)
+        y = self.attention.attend(q, k, v, step)
         return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)))
 
 

@@ -1,0 +1,42 @@
+"""Activations by name are those that mlx.nn and the papers define."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlxinfer.errors import UnsupportedModelError
+from mlxinfer.nn.activations import clamped_swiglu, gated
+
+X, UP = mx.linspace(-6, 6, 49), mx.linspace(2, -3, 49)
+EXPECTED = {
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "gelu": nn.gelu,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "gelu_new": nn.gelu_approx,
+    "gelu_fast": nn.gelu_approx,
+    "quick_gelu": nn.gelu_fast_approx,
+    "relu": nn.relu,
+    "relu2": nn.relu2,
+    "sigmoid": mx.sigmoid,
+    "tanh": mx.tanh,
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_gate_is_the_activation_times_up(name: str) -> None:
+    np.testing.assert_allclose(gated(name)(X, UP), EXPECTED[name](X) * UP, atol=2e-5)
+
+
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(UnsupportedModelError, match="'swoosh'"):
+        gated("swoosh")
+
+
+def test_the_clamped_gate() -> None:
+    y = clamped_swiglu(1.5, 2.0)(mx.array([3.0, -3.0, 1.0]), mx.array([5.0, -5.0, 0.5]))
+    g, u = np.array([2.0, -3.0, 1.0]), np.array([2.0, -2.0, 0.5])
+    np.testing.assert_allclose(y, g / (1 + np.exp(-1.5 * g)) * (u + 1), rtol=1e-5)
