@@ -52,7 +52,7 @@ def _counts(least: int) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, help="Samples of each row.")
 @click.option("--steps", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Tokens in a sample of decoding.")
 @click.option(
-    "--max-seconds", type=click.FloatRange(0, 1e9), default=60.0, show_default=True, help="Leave out rows that take longer; 0: none."
+    "--max-seconds", type=click.IntRange(0, 10**6), default=60, show_default=True, help="Leave out rows that take longer; 0: none."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @model_options
@@ -137,7 +137,7 @@ def _show(found: dict[str, Any]) -> None:
     if any(row["tokens_per_s"] for row in found["rows"]):
         console.print(_table(found["rows"]))
         click.echo(
-            "ms, MB and GFLOP: of a whole prompt, or of one step of decoding; of read, of mult-add: shares of what the machine can do"
+            "ms, MB, GFLOP: of a whole prompt, or of one step of decoding\nread, mul-add: the share of the speeds above that this reaches"
         )
     for row in found["rows"]:
         if row["left_out"]:

@@ -36,7 +36,7 @@ def borrowed(tmp_path: Path) -> Iterator[LLM]:
     from mlx_lm.models.stablelm import Model, ModelArgs
 
     config = {"model_type": "stablelm", "norm_eps": 1e-5, "layer_norm_eps": 1e-5, "vocab_size": 64, "rope_theta": 1e4, "rope_pct": 0.25}
-    config |= LLAMA | {"use_qkv_bias": True, "qk_layernorm": False, "max_position_embeddings": 128}
+    config |= LLAMA | {"use_qkv_bias": True, "qk_layernorm": False, "partial_rotary_factor": 0.5, "max_position_embeddings": 128}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(Model(ModelArgs.from_dict(config)).parameters())))
     (tmp_path / "config.json").write_text(json.dumps(config))
     with LLM(tmp_path) as llm:
@@ -130,7 +130,7 @@ def test_what_cannot_be_measured_is_left_out_with_its_reason(llm: LLM) -> None:
 def test_a_cache_that_is_too_small_leaves_a_batch_out() -> None:
     bench = Bench(tiny_engine(capacity_tokens=256))
     assert bench.fits(50, 1, 10)
-    assert not bench.fits(100, 2, 10)
+    assert not bench.fits(130, 2, 10)
 
 
 def test_time_limits_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,11 +72,11 @@ def test_windows_experts_and_states_are_found(tmp_path: Path) -> None:
     windows = footprint(tiny_model("gemma3_text"), {}, mx.float32)
     assert windows is not None
     assert {layer.window is None for layer in windows.attention} == {True, False}
-    config = config_of("qwen3_moe")
+    config = config_of("qwen3_moe", mlp_only_layers=[])
     loaded = load(random_checkpoint(tmp_path / "moe", config), bits=4, group_size=64)
     mixture = footprint(loaded.model, loaded.config, loaded.dtype)
     assert mixture is not None
-    experts, layers = config["num_experts"], config["num_hidden_layers"]
+    experts, layers = config["num_local_experts"], config["num_hidden_layers"]
     assert mixture.chosen == config["num_experts_per_tok"] / experts
     assert mixture.experts.parameters == layers * experts * 3 * config["hidden_size"] * config["moe_intermediate_size"]
     assert mixture.experts.nbytes == mixture.experts.parameters * (4 + 2 * 32 / 64) / 8
