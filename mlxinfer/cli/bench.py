@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._version import __version__
+from ..metrics import peak_rss
 from .opening import opened
 from .options import model_argument, model_options, split
 from .text import human_bytes
@@ -71,7 +72,7 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 
 
 def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
-    from ..engine.machine import measure_machine, peak_rss
+    from ..engine.machine import measure_machine
     from ..engine.measure import Bench, Plan, measure
 
     # These bring all that loading needs with them, so it is timed without its import.

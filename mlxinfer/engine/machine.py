@@ -1,4 +1,4 @@
-"""What this machine can do, measured: reading and copying memory, multiply-adds; and what this process has used of it.
+"""What this machine can do, measured: reading and copying memory, multiply-adds.
 
 The rates are the best of several passes, so they are what is possible, not what is usual. On a GPU MLX measures, on a CPU numpy with one
 thread per processor allowed, because MLX's own CPU operations use a small part of the machine.
@@ -6,20 +6,17 @@ thread per processor allowed, because MLX's own CPU operations use a small part 
 
 from __future__ import annotations
 
-import os
 import platform
-import resource
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import mlx.core as mx
 import numpy as np
 
 from ..device import is_gpu
+from ..metrics import allowed_threads, processor_name
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 24, 1 << 30
 _LEAST_PASSES, _LEAST_SECONDS = 5, 0.3
@@ -44,7 +41,7 @@ def measure_machine(nbytes: int) -> Machine:
     """`nbytes` is the size of the buffer to read (16 MiB to 1 GiB): that of the weights gives the rate at which they could be read."""
     size = min(max(nbytes, _LEAST_BYTES), _MOST_BYTES) // 64 * 64
     read, copy, multiply, dtype = _gpu_rates(size) if is_gpu() else _cpu_rates(size, allowed_threads())
-    return Machine(device_name(), allowed_threads(), size, read, copy, multiply, dtype)
+    return Machine(_device_name(), allowed_threads(), size, read, copy, multiply, dtype)
 
 
 def _cpu_rates(size: int, threads: int) -> tuple[float, float, float, str]:
@@ -80,35 +77,5 @@ def _best(once: Callable[[], object]) -> float:
     return min(times)
 
 
-def device_name() -> str:
-    """The GPU's name, or the processor's."""
-    if is_gpu():
-        return str(mx.device_info().get("device_name", "GPU"))
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def allowed_threads() -> int:
-    """`MLXINFER_THREADS`, or the processors that this process may use."""
-    wanted = os.environ.get("MLXINFER_THREADS", "")
-    if wanted.isascii() and wanted.isdigit() and 1 <= int(wanted) <= 256:
-        return int(wanted)
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def peak_rss() -> int:
-    """Bytes of memory that this process has held at most. On a Mac, without what only the GPU holds."""
-    try:
-        # Not getrusage: on Linux that starts at what the process held that this one was started from.
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def _device_name() -> str:
+    return str(mx.device_info().get("device_name", "GPU")) if is_gpu() else processor_name() or platform.processor() or platform.machine()
