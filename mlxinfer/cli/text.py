@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def usage_line(usage: Usage) -> str:
-    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", f"first after {usage.ttft_s:.2f} s"]
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", f"ttft {usage.ttft_s:.2f} s"]
     if usage.prefill_tps:
         parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
     if usage.decode_tps:

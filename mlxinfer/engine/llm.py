@@ -41,9 +41,9 @@ class LLM:
     def __init__(
         self,
         path_or_id: str | Path,
-        *,
         dtype: str | mx.Dtype | None = None,
         kv: str = "16",
+        *,
         bits: int | None = None,
         group_size: int = 64,
         max_context: int | None = None,

@@ -67,7 +67,7 @@ def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Ga
     count, inner, hidden = shape
 
     def gate_or_up(part: str, first: int) -> ExpertLinear:
-        bias = Recipe((f"{name}.gate_up_proj_bias",), ((count, 2 * inner),), lambda s: _dense(s, lambda a: a[:, first::2]))
+        bias = Recipe((f"{name}.gate_up_proj_bias",), ((count, 2 * inner),), lambda s: map_rows(s[0], lambda a: a[:, first::2]))
         recipes = _stored(f"{name}.gate_up_proj", (count, 2 * inner, hidden), lambda a: a[:, first::2])
         return ExpertLinear.load_experts(weights, f"{name}.{part}", (count, inner, hidden), bias=[bias], otherwise=recipes)
 
@@ -75,10 +75,6 @@ def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Ga
     recipes = _stored(f"{name}.down_proj", (count, hidden, inner), lambda a: a)
     down = ExpertLinear.load_experts(weights, f"{name}.down_proj", (count, hidden, inner), bias=[bias], otherwise=recipes)
     return Experts(JoinedLinear([gate_or_up("gate_proj", 0), gate_or_up("up_proj", 1)], [inner, inner]), down, gate)
-
-
-def _dense(sources: list[Matrix], operation: Callable[[mx.array], mx.array]) -> Matrix:
-    return map_rows(sources[0], operation)
 
 
 def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> list[Recipe]:

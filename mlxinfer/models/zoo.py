@@ -47,8 +47,9 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     if lost:
         raise UnsupportedModelError(f"mlx-lm cannot be told of {', '.join(lost)}, and would give other logits")
     old = to_old_style(config)
+    old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
     model = _instantiate(old)
-    weights = model.sanitize(dict(tensors)) if hasattr(model, "sanitize") else dict(tensors)
+    weights = _sanitized(model, tensors)
     _quantize(model, old, weights)
     _check_names(model, weights)
     model.load_weights(list(_cast(model, weights, dtype).items()))
@@ -123,6 +124,17 @@ def _instantiate(config: dict[str, Any]) -> Any:
         return module.Model(module.ModelArgs.from_dict(config))
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
+
+
+def _sanitized(model: Any, tensors: Tensors) -> dict[str, mx.array]:
+    """The tensors under the names and in the layouts that the model has."""
+    if not hasattr(model, "sanitize"):
+        return dict(tensors)
+    try:
+        weights: dict[str, mx.array] = model.sanitize(dict(tensors))
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise WeightsError(f"mlx-lm cannot arrange these tensors, some are missing or of another layout: {error!r}") from error
+    return weights
 
 
 def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[str, Any]) -> None:

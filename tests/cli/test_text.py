@@ -31,6 +31,6 @@ def test_no_control_character_reaches_the_terminal(text):
 
 
 def test_usage_line_leaves_out_what_is_not_known():
-    assert usage_line(Usage(3, 1, ttft_s=0.5)) == "3 + 1 tokens · first after 0.50 s"
+    assert usage_line(Usage(3, 1, ttft_s=0.5)) == "3 + 1 tokens · ttft 0.50 s"
     line = usage_line(Usage(3, 20, 0.5, 6.0, 5.26, 812_000_000))
-    assert line == "3 + 20 tokens · first after 0.50 s · prefill 6.0 tok/s · decode 5.3 tok/s · peak 812 MB"
+    assert line == "3 + 20 tokens · ttft 0.50 s · prefill 6.0 tok/s · decode 5.3 tok/s · peak 812 MB"

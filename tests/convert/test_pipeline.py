@@ -27,7 +27,7 @@ from mlxinfer.errors import (
     WeightsError,
 )
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
-from mlxinfer.loading.load import load
+from mlxinfer.loading.load import load, load_tokenizer, open_checkpoint
 from mlxinfer.nn.tree import arrays
 from mlxinfer.nn.weights import Dense, Format, Quantized
 
@@ -336,6 +336,18 @@ def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
     peak, _ = peak_rss(script + "convert(sys.argv[1], sys.argv[2], bits=4, measure=False)", str(source), str(tmp_path / "out"))
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 36e6
     assert peak < before + 64e6
+
+
+def test_a_gguf_keeps_all_its_end_tokens(tmp_path: Path) -> None:
+    """Its tokenizer knows several; the files that a tokenizer saves name one."""
+    source = tmp_path / "model.gguf"
+    shutil.copyfile(GOLDEN.parent / "gguf" / "llama.gguf", source)
+    tokenizer = load_tokenizer(open_checkpoint(source))
+    tokenizer.eos_token_ids = frozenset({2, 5, 7})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxinfer.convert.pipeline.load_tokenizer", lambda checkpoint: tokenizer)
+        convert(source, tmp_path / "out", measure=False)
+    assert load(tmp_path / "out").tokenizer.eos_token_ids >= {2, 5, 7}
 
 
 @pytest.mark.model

@@ -182,7 +182,18 @@ def test_unknown_architectures_are_named() -> None:
             build({"model_type": unknown}, None)  # type: ignore[arg-type]
 
 
-@given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), max_size=4))
+@pytest.mark.parametrize(
+    "key", ["_anything", "image_token_id", "hidden_dropout", "router_z_loss_coef", "unsloth_tags", "initializer_factor"]
+)
+def test_bookkeeping_and_training_are_let_pass(key: str) -> None:
+    assert architecture(QWEN25 | {key: 7}).sizes == architecture(QWEN25).sizes
+
+
+@given(
+    st.dictionaries(
+        st.text("abcxyz", min_size=3, max_size=8), st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), max_size=4
+    )
+)
 def test_a_reader_never_lets_a_key_pass_unseen(config: dict[str, Any]) -> None:
     reader = ConfigReader(config)
     if any(value is not None for value in config.values()):

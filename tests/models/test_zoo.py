@@ -141,6 +141,20 @@ def test_missing_unexpected_and_misshaped_tensors_are_named() -> None:
         assert part in str(caught.value)
 
 
+def test_tensors_that_mlx_lm_cannot_arrange_are_a_users_error() -> None:
+    held = tensors("mixtral")
+    del held["model.layers.1.block_sparse_moe.experts.2.w1.weight"]
+    with pytest.raises(WeightsError, match=r"layers\.1\.block_sparse_moe\.experts\.2\.w1"):
+        zoo.build(config("mixtral"), held)
+
+
+def test_whether_the_head_is_tied_shows_in_the_tensors() -> None:
+    tied = {name: tensor for name, tensor in tensors("llama").items() if name != "lm_head.weight"}
+    for held in (tied, tensors("llama")):
+        silent = {key: value for key, value in config("llama").items() if key != "tie_word_embeddings"}
+        assert logits(zoo.build(silent, held), [5, 6], [2]).shape == (2, 96)
+
+
 @pytest.mark.parametrize("model_type", ["nonesuch", "../utils", "cache.KVCache", "utils", "switch_layers", "__init__", ""])
 def test_only_architectures_of_mlx_lm_are_imported(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError):
