@@ -17,9 +17,9 @@ from ..cache.base import PAGE, AttentionSpec, LayerSpec, RecurrentSpec
 from ..cache.store import LayerStore
 from ..models.base import Model
 from ..models.decoder import Decoder
+from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
-from ..nn.tree import arrays, instances
-from ..nn.weights import Dense, Matrix, Quantized
+from ..nn.tree import arrays, objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Weights:
 
     @classmethod
     def of(cls, part: object) -> Weights:
-        matrices: list[Matrix] = [*instances(part, Dense), *instances(part, Quantized)]
-        return cls(sum(array.nbytes for array in arrays(part)), sum(math.prod(matrix.shape) for matrix in matrices))
+        shapes = [node.matrix.shape for node in objects(part) if isinstance(node, (Linear, Embedding))]
+        return cls(sum(array.nbytes for array in arrays(part)), sum(map(math.prod, shapes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype) -> Footp
     """None for a model whose graph is not of this project: nothing is known of it. Experts are taken to be chosen evenly."""
     if not isinstance(model, Decoder):
         return None
-    experts = Weights.of(list(instances(model.blocks, Experts)))
+    experts = Weights.of(_experts(model))
     blocks, norm = Weights.of(model.blocks), Weights.of(model.norm)
     return Footprint(
         body=Weights(blocks.nbytes + norm.nbytes - experts.nbytes, blocks.parameters - experts.parameters),
@@ -127,10 +127,12 @@ def _state_bytes(spec: LayerSpec) -> int:
 
 
 def _chosen_share(model: Decoder, config: Mapping[str, Any]) -> float:
-    found = next(instances(model.blocks, Experts), None)
-    if found is None:
-        return 0.0
-    return min(_setting(config, "num_experts_per_tok", found.down.matrix.shape[0]) / found.down.matrix.shape[0], 1.0)
+    counts = [experts.down.matrix.shape[0] for experts in _experts(model)]
+    return min(_setting(config, "num_experts_per_tok", counts[0]) / counts[0], 1.0) if counts else 0.0
+
+
+def _experts(model: Decoder) -> list[Experts]:
+    return [node for node in objects(model.blocks) if isinstance(node, Experts)]
 
 
 def _setting(config: Mapping[str, Any], key: str, default: int) -> int:
