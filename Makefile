@@ -19,7 +19,7 @@ extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
 smollm2     := $(VENV)/.smollm2
 gemma3      := $(VENV)/.gemma3
 
-.PHONY: help demo chat test quick lint fix torch clean
+.PHONY: help demo chat test quick bench lint fix torch clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -35,6 +35,10 @@ test: lint $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first
 
 quick: $(extras)  ## the tests that need no real model
 	$(bin)/python -m pytest -m "not model and not torch" $(ARGS)
+
+bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (ten minutes)
+	@$(pip) install --editable ".[bench]"
+	$(bin)/python -m benchmarks compare $(ARGS)
 
 lint: $(extras)  ## ruff and mypy
 	$(bin)/ruff check .

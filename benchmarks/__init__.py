@@ -1,0 +1,1 @@
+"""This project beside mlx-lm and llama.cpp on one machine, in one run. See README.md."""

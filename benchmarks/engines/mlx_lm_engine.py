@@ -1,0 +1,81 @@
+"""mlx-lm, through the generator that its own commands use."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from importlib.metadata import version
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm import load
+from mlx_lm.generate import generate_step, generation_stream
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+
+from .base import WARM_STEPS, About, random_tokens
+
+
+class MLXLM:
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
+        self.model, self.tokenizer = load(model)[:2]
+        self._filled: dict[int, list[Any]] = {}
+        tokens = self._generate(self.tokenizer.encode(prompt), 1)
+        text: str = self.tokenizer.decode([next(tokens)])
+        _finish(tokens)
+        return text
+
+    def about(self) -> About:
+        leaves: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
+        dtype = next(array.dtype for name, array in leaves if name.endswith("norm.weight"))
+        details = f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}"
+        return About(version("mlx-lm"), details, sum(array.nbytes for _, array in leaves), dtype.size)
+
+    def prefill(self, tokens: int) -> float:
+        prompt = random_tokens(tokens, self._vocabulary)
+        start = perf_counter()
+        answer = self._generate(prompt, 1)
+        next(answer)
+        seconds = perf_counter() - start
+        _finish(answer)
+        return seconds
+
+    def decode(self, depth: int, streams: int, steps: int) -> float:
+        if streams != 1:
+            raise ValueError("one sequence at a time")
+        cache = self._filled.pop(depth, None)
+        prompt = random_tokens(max(depth, 1) if cache is None else 1, self._vocabulary)
+        cache = cache or make_prompt_cache(self.model)
+        answer = self._generate(prompt, 1 + WARM_STEPS + steps, cache)
+        for _ in range(1 + WARM_STEPS):
+            next(answer)
+        start = perf_counter()
+        for _ in range(steps):
+            next(answer)
+        seconds = perf_counter() - start
+        _finish(answer)
+        if can_trim_prompt_cache(cache):
+            trim_prompt_cache(cache, cache[0].offset - depth)
+            self._filled[depth] = cache
+        return seconds
+
+    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
+        return {}
+
+    @property
+    def _vocabulary(self) -> int:
+        size: int = self.model.args.vocab_size
+        return size
+
+    def _generate(self, prompt: list[int], tokens: int, cache: list[Any] | None = None) -> Generator[Any, None, None]:
+        return (token for token, _ in generate_step(mx.array(prompt), self.model, max_tokens=tokens, prompt_cache=cache))
+
+
+def _finish(answer: Generator[Any, None, None]) -> None:
+    """The generator has a step under way that nobody will read; it must not run into the next measurement."""
+    answer.close()
+    mx.synchronize(generation_stream)
+
+
+def create() -> MLXLM:
+    return MLXLM()

@@ -1,0 +1,66 @@
+"""This project, through the front door and the engine that serve every request."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.engine.measure import Bench
+from mlxinfer.engine.roofline import footprint
+from mlxinfer.engine.sequence import Sequence
+
+from .base import About
+
+MOST_STEPS = 256
+
+
+class MLXInfer:
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
+        self.llm = LLM(model)
+        text = self.llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1))[0].text
+        self._held: dict[tuple[int, int], list[Sequence]] = {}
+        self._open = ExitStack()
+        return text
+
+    def about(self) -> About:
+        dtype = self.llm.dtype
+        return About(
+            version("mlxinfer"), f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}, {_kernels()}", self.llm.weight_bytes, dtype.size
+        )
+
+    def prefill(self, tokens: int) -> float:
+        return Bench(self.llm.engine).prefill(tokens)
+
+    def decode(self, depth: int, streams: int, steps: int) -> float:
+        # The cache is filled once: every measurement runs on copies of the sequences that are held there.
+        key, bench = (depth, streams), Bench(self.llm.engine)
+        if key not in self._held:
+            self._held[key] = self._open.enter_context(bench.filled(depth, streams, MOST_STEPS))
+        return bench.decode(self._held[key], steps)
+
+    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
+        engine = self.llm.engine
+        sizes = footprint(engine.model, self.llm.config, self.llm.dtype)
+        if sizes is None:
+            return {}
+        weights = replace(sizes, attention=(), state_bytes=0)
+        costs = [
+            part.prefill(tokens, engine.config.max_step_tokens) if tokens else part.decode(depth, streams) for part in (sizes, weights)
+        ]
+        return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
+
+
+def _kernels() -> str:
+    """Which native operations are in use."""
+    if find_spec("mlxinfer.kernels_cpu") is None:
+        return "no CPU kernels"
+    status: str = import_module("mlxinfer.kernels_cpu").status()
+    return status
+
+
+def create() -> MLXInfer:
+    return MLXInfer()

@@ -1,0 +1,78 @@
+"""A worker, seen from the process that compares."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+from .engines import ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[1]
+_THREAD_VARIABLES = ("MLXINFER_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class WorkerError(Exception):
+    """A worker said that it could not do a job, ended, or did not answer in time."""
+
+
+class Process(AbstractContextManager["Process"]):
+    """Starts a worker and ends it. All of them have the same number of threads, and the processors that this process has."""
+
+    def __init__(self, engine: str, threads: int, *, command: list[str] | None = None, patience_s: float = 1800.0) -> None:
+        self.engine = engine
+        self._patience = patience_s
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
+        variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | ENVIRONMENT.get(engine, {})
+        self.started = perf_counter()
+        self._process = subprocess.Popen(
+            command or [sys.executable, "-m", "benchmarks.worker", engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            cwd=ROOT,
+            env=os.environ | variables,
+            start_new_session=True,
+        )
+
+    def ask(self, do: str, **job: Any) -> dict[str, Any]:
+        """Give a job and wait for the answer. Raises `WorkerError`."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **job}).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        answer: Mapping[str, Any] = json.loads(self._line())
+        if "error" in answer:
+            raise WorkerError(f"{self.engine}: {answer['error']}")
+        return dict(answer)
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], self._patience)[0]:
+            raise WorkerError(f"{self.engine}: no answer in {self._patience:.0f} s")
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        return line
+
+    def _ended(self) -> WorkerError:
+        code = self._process.wait()
+        self._complaints.seek(0)
+        words = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return WorkerError(f"{self.engine}: its process ended with {code}: {words[-1] if words else 'it said nothing'}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._complaints.close()

@@ -1,0 +1,91 @@
+"""The results as tables in Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .samples import BYTES, MACHINE, SECONDS, Results, Spread
+from .works import OURS
+
+MOST_IDLE_S = 1.0
+TOGETHER, ALONE = "decode at 0, 8 together", "decode at 0"
+
+
+def document(models: list[Results], about: dict[str, Any]) -> str:
+    """Everything: where it was measured, and for each model its table with what has to be said about it."""
+    parts = [f"{caption(about)}\n\n{versions(about)}"]
+    for results in models:
+        described = about["models"][results.model]
+        said = [*notes(results), *_warnings(described, results)]
+        parts.append(f"## {results.model} ({described['file']})\n\n{table(results)}\n\n" + "\n".join(f"- {line}" for line in said))
+    return "\n\n".join(parts) + "\n"
+
+
+def caption(about: dict[str, Any]) -> str:
+    count = about["threads"]
+    return f"{about['processor']}, {count} thread{'s' * (count > 1)}, {about['system']}, {about['date']}."
+
+
+def versions(about: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {found}" for name, found in about["packages"].items())
+    return f"Python {about['python']}, {packages}; commit {about['commit'] or 'unknown'}."
+
+
+def table(results: Results) -> str:
+    """A row for each work, a column for each engine, and how much better ours is than each of the others."""
+    engines, others = results.engines, [engine for engine in results.engines if engine != OURS] if OURS in results.engines else []
+    head = ["", *engines, *(f"{OURS} / {other}" for other in others), "of the machine"]
+    rows = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    for work in results.works:
+        ratios = [_ratio(results.better((work, OURS), (work, other))) for other in others]
+        share = results.share(work, OURS)
+        rows.append([work, *(cell(results, work, engine) for engine in engines), *ratios, f"{share.middle:.0%}" if share else ""])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def notes(results: Results) -> list[str]:
+    """What the table does not say."""
+    lines = []
+    together = results.better((TOGETHER, OURS), (ALONE, OURS))
+    if together:
+        lines.append(f"{OURS}: 8 sequences together get {_ratio(together)} times the tokens of one.")
+    rates = {work: results.spread(work, MACHINE) for work in ("read", "copy", "multiply-add")}
+    shown = [f"{work} {rate.middle / 1e9:.1f}" for work, rate in rates.items() if rate]
+    if shown:
+        lines.append(f"This machine, in 10⁹ bytes or operations a second: {', '.join(shown)}.")
+    if any(results.shortened(work, engine) is not None for work in results.works for engine in results.engines):
+        lines.append("“at” and a number: this engine got so many tokens only, because more would take it minutes.")
+    return lines
+
+
+def _warnings(described: dict[str, Any], results: Results) -> list[str]:
+    lines = [f"{engine} is left out: {reason}" for engine, reason in described["left_out"].items()]
+    texts = {engine: about["first_token"] for engine, about in described["engines"].items()}
+    if len(set(texts.values())) > 1:
+        lines.append("The engines do not agree on the first token: " + ", ".join(f"{engine} {text!r}" for engine, text in texts.items()))
+    for engine in results.engines:
+        idle = sum(sample.idle_cpu_s for work in results.works for sample in results.of(work, engine))
+        if idle > MOST_IDLE_S:
+            lines.append(f"{engine} used {idle:.1f} s of processor time while others were measured.")
+    return lines
+
+
+def cell(results: Results, work: str, engine: str, *, spread: bool = True) -> str:
+    """A value with its unit, its spread, and its length where that is another than the others'."""
+    samples = results.of(work, engine)
+    if not samples:
+        return "–"
+    scale, unit = {SECONDS: (1.0, " s"), BYTES: (1e-6, " MB")}.get(samples[0].unit, (1.0, "" if spread else " tok/s"))
+    found = Spread.of(sample.value * scale for sample in samples)
+    shortened = results.shortened(work, engine)
+    around = f" ({number(found.low)}–{number(found.high)})" if spread else ""
+    return f"{number(found.middle)}{unit}{around}" + (f" at {shortened}" if shortened is not None else "")
+
+
+def _ratio(spread: Spread | None) -> str:
+    return f"{spread.middle:.2f} ({spread.low:.2f}–{spread.high:.2f})" if spread else "–"
+
+
+def number(value: float) -> str:
+    """Three digits or more."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,123 @@
+"""Measurements: kept as CSV, one a line, and put together as medians and ratios."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import IO, get_type_hints
+
+from .engines import MODULES
+
+MACHINE = "machine"
+TOKENS_PER_S, SECONDS, BYTES = "tokens/s", "s", "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement. `length` is what the engine really got: tokens of the prompt, or in the cache. `bytes` and `operations` are those
+    of the prompt or of one step of decoding, 0 where they are not known."""
+
+    model: str
+    work: str
+    engine: str
+    round: int
+    length: int
+    streams: int
+    steps: int
+    value: float
+    unit: str
+    bytes: float = 0.0
+    operations: float = 0.0
+    idle_cpu_s: float = 0.0
+
+
+class Writer:
+    """Writes each sample as it comes, so that an interrupted run keeps what it has."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._rows = csv.DictWriter(file, [field.name for field in fields(Sample)], lineterminator="\n")
+        self._rows.writeheader()
+
+    def add(self, sample: Sample) -> None:
+        self._rows.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(sample).items()})
+        self._file.flush()
+
+
+def read(path: Path) -> list[Sample]:
+    """Raises `ValueError` for a file that is not one of ours."""
+    types = get_type_hints(Sample)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if rows.fieldnames != list(types):
+            raise ValueError(f"{path}: the columns must be {', '.join(types)}")
+        return [Sample(**{name: types[name](text) for name, text in row.items()}) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, lowest and highest of several values."""
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        found = list(values)
+        return cls(median(found), min(found), max(found))
+
+
+class Results:
+    """The samples of one model."""
+
+    def __init__(self, model: str, samples: Iterable[Sample]) -> None:
+        self.model = model
+        self._samples = [sample for sample in samples if sample.model == model]
+
+    @property
+    def works(self) -> list[str]:
+        return list(dict.fromkeys(sample.work for sample in self._samples if sample.engine != MACHINE))
+
+    @property
+    def engines(self) -> list[str]:
+        """In the order in which they are always listed."""
+        found = {sample.engine for sample in self._samples} - {MACHINE}
+        return [name for name in MODULES if name in found] + sorted(found - set(MODULES))
+
+    def of(self, work: str, engine: str) -> list[Sample]:
+        return [sample for sample in self._samples if sample.work == work and sample.engine == engine]
+
+    def shortened(self, work: str, engine: str) -> int | None:
+        """The length that this engine got, where that is less than others got."""
+        longest = max((s.length for other in self.engines for s in self.of(work, other)), default=0)
+        own = max((s.length for s in self.of(work, engine)), default=longest)
+        return own if own < longest else None
+
+    def spread(self, work: str, engine: str) -> Spread | None:
+        found = self.of(work, engine)
+        return Spread.of(sample.value for sample in found) if found else None
+
+    def better(self, ours: tuple[str, str], theirs: tuple[str, str]) -> Spread | None:
+        """How many times better the one (work, engine) was than the other, of pairs measured in the same round: speeds are better when
+        they are higher, times and sizes when they are lower."""
+        others = {sample.round: sample.value for sample in self.of(*theirs)}
+        pairs = [(sample, others[sample.round]) for sample in self.of(*ours) if sample.round in others]
+        if not pairs:
+            return None
+        return Spread.of(mine.value / other if mine.unit == TOKENS_PER_S else other / mine.value for mine, other in pairs)
+
+    def share(self, work: str, engine: str) -> Spread | None:
+        """Of what the machine could do in the same round: bytes read for decoding, multiply-adds for prompts."""
+        kind = "operations" if work.startswith("prefill") else "bytes"
+        rates = {sample.round: sample.value for sample in self.of("multiply-add" if kind == "operations" else "read", MACHINE)}
+        shares = []
+        for sample in self.of(work, engine):
+            cost = getattr(sample, kind)
+            seconds = (sample.length if kind == "operations" else sample.streams) / sample.value
+            if cost and sample.round in rates and sample.unit == TOKENS_PER_S:
+                shares.append(cost / seconds / rates[sample.round])
+        return Spread.of(shares) if shares else None

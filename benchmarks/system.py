@@ -1,0 +1,57 @@
+"""The machine and the versions that a result belongs to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from mlxinfer.metrics import processor_name
+
+from .process import ROOT
+
+PACKAGES = ("mlxinfer", "mlx", "mlx-lm", "llama-cpp-python", "numpy", "transformers", "tokenizers")
+
+
+def pin(cpus: list[int]) -> list[int]:
+    """Keep this process, and those it starts, on these processors, if any are named; gives those it may use. Only Linux can do that.
+    Raises OSError for processors that are not there."""
+    if sys.platform != "linux":
+        return list(range(os.cpu_count() or 1))
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    return sorted(os.sched_getaffinity(0))
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor_name() or platform.processor(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """Of this project, with a plus where files differ from it; "" outside a repository."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()

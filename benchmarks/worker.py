@@ -1,0 +1,87 @@
+"""One engine in a process of its own: takes jobs, one JSON object a line, from standard input, and answers each with one.
+
+    {"do": "load", "model": ..., "threads": 2, "context": 4096, "prompt": "..."}    -> {"text": ...}
+    {"do": "prefill", "tokens": 512}                                                -> {"seconds": ...}
+    {"do": "decode", "depth": 0, "streams": 1, "steps": 64}                         -> {"seconds": ...}
+    {"do": "about"}, {"do": "cost", ...}, {"do": "memory"}, {"do": "machine", "bytes": ...}
+
+What goes wrong is answered as {"error": ...}. Every answer says what processor time the process has used since the one before
+(`idle_cpu_s`): a worker that computes while another one is measured shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from time import process_time
+from typing import IO, Any
+
+from .engines import create
+from .engines.base import Engine
+
+Answer = dict[str, Any]
+Open = Callable[[str], Engine]
+
+
+class Worker:
+    """Does jobs with one engine; it is created by the first of them, so that starting it can be timed from outside."""
+
+    def __init__(self, name: str, open_engine: Open = create) -> None:
+        self._name = name
+        self._open = open_engine
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = self._open(self._name)
+        return self._engine
+
+    def do(self, job: Mapping[str, Any]) -> Answer:
+        options = dict(job)
+        kind = options.pop("do", None)
+        if kind == "load":
+            return {"text": self.engine.load(options.pop("model"), **options)}
+        if kind in ("prefill", "decode"):
+            return {"seconds": getattr(self.engine, kind)(**options)}
+        if kind == "about":
+            return asdict(self.engine.about())
+        if kind == "cost":
+            return dict(self.engine.cost(**options))
+        if kind == "memory":
+            from mlxinfer.metrics import peak_rss
+
+            return {"peak_rss_bytes": peak_rss()}
+        if kind == "machine":
+            from mlxinfer.engine.machine import measure_machine
+
+            return asdict(measure_machine(options["bytes"]))
+        raise ValueError(f"no such job: {job!r}")
+
+
+def serve(worker: Worker, jobs: IO[str], answers: IO[str]) -> None:
+    """Until there are no more jobs."""
+    before = process_time()
+    for line in jobs:
+        idle = process_time() - before
+        try:
+            answer = worker.do(json.loads(line))
+        except Exception as error:  # noqa: BLE001  what an engine throws is for the reader of the results to know
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer | {"idle_cpu_s": idle}) + "\n")
+        answers.flush()
+        before = process_time()
+
+
+def main(make: Callable[[str], Worker] = Worker) -> None:
+    # What an engine prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    serve(make(sys.argv[1]), sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

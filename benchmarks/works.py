@@ -1,0 +1,56 @@
+"""What is measured, and with which lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+OURS = "mlxinfer"
+ONE_AT_A_TIME = "mlx-lm"
+PROMPT = "The capital of France is"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A row of the results. `tokens` of a prompt, or `depth` and `steps` of decoding `streams` sequences."""
+
+    name: str
+    kind: str
+    tokens: int = 0
+    depth: int = 0
+    streams: int = 1
+    steps: int = 0
+
+    def job(self) -> dict[str, int]:
+        if self.kind == "prefill":
+            return {"tokens": self.tokens}
+        return {"depth": self.depth, "streams": self.streams, "steps": self.steps}
+
+    def limited(self, most: int | None) -> Work:
+        """The same with no more than so many tokens in a prompt or in the cache."""
+        if most is None:
+            return self
+        return replace(self, tokens=min(self.tokens, most), depth=min(self.depth, most))
+
+    def suits(self, engine: str) -> bool:
+        return self.streams == 1 or engine != ONE_AT_A_TIME
+
+
+START = Work("start", "start", tokens=512, steps=32)
+"""A process of its own, from its start to the first token; then a prompt and some decoding, for the memory of it."""
+
+START_NAME, MEMORY_NAME = "load to first token", "peak memory"
+
+
+def works(steps: int) -> tuple[Work, ...]:
+    return (
+        Work("decode at 0", "decode", depth=0, steps=steps),
+        Work("decode at 1024", "decode", depth=1024, steps=steps),
+        Work("decode at 0, 8 together", "decode", depth=0, streams=8, steps=steps),
+        Work("prefill 512", "prefill", tokens=512),
+        Work("prefill 2048", "prefill", tokens=2048),
+    )
+
+
+def context_of(all_works: tuple[Work, ...]) -> int:
+    """Tokens that a sequence needs room for."""
+    return max(max(work.tokens, work.depth) + work.steps for work in all_works) + 64
