@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
+settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 
 def _missing() -> dict[str, str]:
