@@ -12,8 +12,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .process import ROOT, Process, WorkerError
+from .process import Process, WorkerError
 from .samples import BYTES, MACHINE, SECONDS, TOKENS_PER_S, Sample
+from .system import ROOT
 from .works import MEMORY_NAME, ONE_AT_A_TIME, OURS, PROMPT, START, START_NAME, Work, context_of
 
 Tell = Callable[[str], None]
@@ -50,11 +51,11 @@ class Comparison:
         """All rounds. Raises `WorkerError` if an engine fails that was able to start."""
         with ExitStack() as stack:
             self._models = self._prepare(stack)
-            machine = stack.enter_context(self._process(MACHINE, self.settings.threads))
             for engine in self.settings.engines:
                 self._start(engine, stack)
             if not self._workers:
                 raise WorkerError("; ".join(self.left_out.values()))
+            machine = stack.enter_context(self._process(MACHINE, self.settings.threads))
             for number in range(1, self.settings.rounds + 1):
                 yield from self._machine_samples(machine, number)
                 for turn, work in enumerate(self.settings.works):
@@ -80,7 +81,7 @@ class Comparison:
     def _start(self, engine: str, stack: ExitStack) -> None:
         worker = stack.enter_context(self._process(engine, self.settings.threads))
         try:
-            text = self._load(worker, context_of(self.settings.works))
+            text = self._load(worker, context_of(self.settings.works))["text"]
         except WorkerError as error:
             self.left_out[engine] = str(error)
             self._tell(f"left out: {error}")
@@ -88,10 +89,9 @@ class Comparison:
         self._workers[engine] = worker
         self.about[engine] = worker.ask("about") | {"first_token": text}
 
-    def _load(self, worker: Process, context: int) -> str:
+    def _load(self, worker: Process, context: int) -> dict[str, Any]:
         model = self._models[worker.engine]
-        text: str = worker.ask("load", model=model, threads=self.settings.threads, context=context, prompt=PROMPT)["text"]
-        return text
+        return worker.ask("load", model=model, threads=self.settings.threads, context=context, prompt=PROMPT)
 
     def _order(self, turn: int) -> list[str]:
         """The engines, another one first each time."""
@@ -106,7 +106,9 @@ class Comparison:
             ("copy", "copy_bytes", "bytes/s"),
             ("multiply-add", "operations", "operations/s"),
         ):
-            yield Sample(self.name, work, MACHINE, number, 0, 0, 0, found[key], unit, idle_cpu_s=found["idle_cpu_s"])
+            yield Sample(
+                self.name, work, MACHINE, number, 0, 0, 0, found[key], unit, others=found["others"], idle_cpu_s=found["idle_cpu_s"]
+            )
 
     def _bytes_to_read(self) -> int:
         """What a step of decoding reads here, or the size of the file."""
@@ -121,12 +123,9 @@ class Comparison:
             self._tell(f"round {number} of {self.settings.rounds}, {self.name}: {work.name}, {engine}")
             answer = self._workers[engine].ask(limited.kind, **limited.job())
             rate = (limited.tokens or limited.streams * limited.steps) / answer["seconds"]
-            length = limited.tokens or limited.depth
-            moved, operations = self._cost(limited, engine)
-            idle = answer["idle_cpu_s"]
-            yield Sample(
-                self.name, work.name, engine, number, length, limited.streams, limited.steps, rate, TOKENS_PER_S, moved, operations, idle
-            )  # fmt: skip
+            place = (number, limited.tokens or limited.depth, limited.streams, limited.steps)
+            kept = {key: answer[key] for key in ("others", "idle_cpu_s")}
+            yield Sample(self.name, work.name, engine, *place, rate, TOKENS_PER_S, *self._cost(limited, engine), **kept)
 
     def _cost(self, work: Work, engine: str) -> tuple[float, float]:
         """Bytes and operations: the operations are the same for all, the bytes are those of the engine's own weights and cache."""
@@ -147,10 +146,10 @@ class Comparison:
         work = START.limited(self.settings.limits.get(engine))
         self._tell(f"round {number} of {self.settings.rounds}, {self.name}: {START_NAME}, {engine}")
         with self._process(engine, self.settings.threads) as worker:
-            self._load(worker, context_of((work,)))
+            loaded = self._load(worker, context_of((work,)))
             seconds = perf_counter() - worker.started
             worker.ask("prefill", tokens=work.tokens)
             worker.ask("decode", depth=0, streams=1, steps=work.steps)
             peak = worker.ask("memory")["peak_rss_bytes"]
-        yield Sample(self.name, START_NAME, engine, number, 0, 1, 0, seconds, SECONDS)
+        yield Sample(self.name, START_NAME, engine, number, 0, 1, 0, seconds, SECONDS, others=loaded["others"])
         yield Sample(self.name, MEMORY_NAME, engine, number, work.tokens, 1, work.steps, peak, BYTES)

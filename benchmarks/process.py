@@ -10,14 +10,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 from .engines import ENVIRONMENT
+from .system import ROOT, Window
 
-ROOT = Path(__file__).resolve().parents[1]
 _THREAD_VARIABLES = ("MLXINFER_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -34,6 +33,8 @@ class Process(AbstractContextManager["Process"]):
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | ENVIRONMENT.get(engine, {})
         self.started = perf_counter()
+        self._window = Window()
+        self._asked = False
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "benchmarks.worker", engine],
             stdin=subprocess.PIPE,
@@ -45,7 +46,11 @@ class Process(AbstractContextManager["Process"]):
         )
 
     def ask(self, do: str, **job: Any) -> dict[str, Any]:
-        """Give a job and wait for the answer. Raises `WorkerError`."""
+        """Give a job and wait for the answer, to which is added what share of the processors others had meanwhile (`others`).
+        Raises `WorkerError`."""
+        if self._asked:
+            self._window = Window()
+        self._asked = True
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **job}).encode() + b"\n")
@@ -55,7 +60,7 @@ class Process(AbstractContextManager["Process"]):
         answer: Mapping[str, Any] = json.loads(self._line())
         if "error" in answer:
             raise WorkerError(f"{self.engine}: {answer['error']}")
-        return dict(answer)
+        return {**answer, "others": self._window.others(answer.get("cpu_s", 0.0))}
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None

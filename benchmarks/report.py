@@ -8,6 +8,7 @@ from .samples import BYTES, MACHINE, SECONDS, Results, Spread
 from .works import OURS
 
 MOST_IDLE_S = 1.0
+MOST_OTHERS = 0.05
 TOGETHER, ALONE = "decode at 0, 8 together", "decode at 0"
 
 
@@ -63,6 +64,13 @@ def _warnings(described: dict[str, Any], results: Results) -> list[str]:
     texts = {engine: about["first_token"] for engine, about in described["engines"].items()}
     if len(set(texts.values())) > 1:
         lines.append("The engines do not agree on the first token: " + ", ".join(f"{engine} {text!r}" for engine, text in texts.items()))
+    shares = [sample.others for sample in results.samples]
+    disturbed = sum(share > MOST_OTHERS for share in shares)
+    if disturbed:
+        lines.append(
+            f"Not a quiet machine: in {disturbed} of {len(shares)} measurements others had more than {MOST_OTHERS:.0%} of its processors "
+            f"(at most {max(shares):.0%}). Engines whose threads spin while they wait lose most by that."
+        )
     for engine in results.engines:
         idle = sum(sample.idle_cpu_s for work in results.works for sample in results.of(work, engine))
         if idle > MOST_IDLE_S:

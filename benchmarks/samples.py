@@ -18,7 +18,8 @@ TOKENS_PER_S, SECONDS, BYTES = "tokens/s", "s", "bytes"
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement. `length` is what the engine really got: tokens of the prompt, or in the cache. `bytes` and `operations` are those
-    of the prompt or of one step of decoding, 0 where they are not known."""
+    of the prompt or of one step of decoding, 0 where they are not known. `others` is the share of the processors that other processes had
+    meanwhile, `idle_cpu_s` the processor time that the worker had used before it was asked."""
 
     model: str
     work: str
@@ -31,6 +32,7 @@ class Sample:
     unit: str
     bytes: float = 0.0
     operations: float = 0.0
+    others: float = 0.0
     idle_cpu_s: float = 0.0
 
 
@@ -76,20 +78,20 @@ class Results:
 
     def __init__(self, model: str, samples: Iterable[Sample]) -> None:
         self.model = model
-        self._samples = [sample for sample in samples if sample.model == model]
+        self.samples = [sample for sample in samples if sample.model == model]
 
     @property
     def works(self) -> list[str]:
-        return list(dict.fromkeys(sample.work for sample in self._samples if sample.engine != MACHINE))
+        return list(dict.fromkeys(sample.work for sample in self.samples if sample.engine != MACHINE))
 
     @property
     def engines(self) -> list[str]:
         """In the order in which they are always listed."""
-        found = {sample.engine for sample in self._samples} - {MACHINE}
+        found = {sample.engine for sample in self.samples} - {MACHINE}
         return [name for name in MODULES if name in found] + sorted(found - set(MODULES))
 
     def of(self, work: str, engine: str) -> list[Sample]:
-        return [sample for sample in self._samples if sample.work == work and sample.engine == engine]
+        return [sample for sample in self.samples if sample.work == work and sample.engine == engine]
 
     def shortened(self, work: str, engine: str) -> int | None:
         """The length that this engine got, where that is less than others got."""

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from mlxinfer.metrics import processor_name
 
-from .process import ROOT
-
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mlxinfer", "mlx", "mlx-lm", "llama-cpp-python", "numpy", "transformers", "tokenizers")
 
 
@@ -55,3 +56,26 @@ def _commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+class Window:
+    """From its making on: what share of the processors was not there for the one who is measured."""
+
+    def __init__(self) -> None:
+        self._start, self._busy = perf_counter(), _busy_seconds()
+
+    def others(self, own: float) -> float:
+        """`own` is the processor time that the measured process used. 0 where the system does not tell."""
+        elapsed = perf_counter() - self._start
+        busy = _busy_seconds() - self._busy
+        return min(max(busy - own, 0.0) / (elapsed * (os.cpu_count() or 1)), 1.0)
+
+
+def _busy_seconds() -> float:
+    """Processor time of everybody since the system started, and what a hypervisor took."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _waiting, hard, soft, stolen = map(int, line.split()[1:9])
+    return (user + nice + system + hard + soft + stolen) / os.sysconf("SC_CLK_TCK")

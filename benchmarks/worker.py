@@ -5,8 +5,9 @@
     {"do": "decode", "depth": 0, "streams": 1, "steps": 64}                         -> {"seconds": ...}
     {"do": "about"}, {"do": "cost", ...}, {"do": "memory"}, {"do": "machine", "bytes": ...}
 
-What goes wrong is answered as {"error": ...}. Every answer says what processor time the process has used since the one before
-(`idle_cpu_s`): a worker that computes while another one is measured shows.
+What goes wrong is answered as {"error": ...}. Every answer says what processor time the job took (`cpu_s`; the first one's since the
+process began), and what the process used between the answer before and this job (`idle_cpu_s`): a worker that computes while another one
+is measured shows.
 """
 
 from __future__ import annotations
@@ -64,16 +65,18 @@ class Worker:
 
 def serve(worker: Worker, jobs: IO[str], answers: IO[str]) -> None:
     """Until there are no more jobs."""
-    before = process_time()
+    begun = used = 0.0
     for line in jobs:
-        idle = process_time() - before
+        if used:
+            begun = process_time()
+        idle = begun - used
         try:
             answer = worker.do(json.loads(line))
         except Exception as error:  # noqa: BLE001  what an engine throws is for the reader of the results to know
             answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer | {"idle_cpu_s": idle}) + "\n")
+        used = process_time()
+        answers.write(json.dumps(answer | {"cpu_s": used - begun, "idle_cpu_s": idle}) + "\n")
         answers.flush()
-        before = process_time()
 
 
 def main(make: Callable[[str], Worker] = Worker) -> None:

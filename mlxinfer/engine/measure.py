@@ -168,7 +168,7 @@ def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
     engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype)
     bench = Bench(engine)
     tell("warming up")
-    warm = min(_WARM_PROMPT, engine.config.max_context - 1)
+    warm = max(min(_WARM_PROMPT, engine.config.max_context - 1), 1)
     bench.prefill(warm)
     speed = warm / bench.prefill(warm)
     for tokens in plan.prefill:

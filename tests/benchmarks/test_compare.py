@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import system
 from benchmarks.compare import Comparison, Settings
 from benchmarks.process import Process, WorkerError
 from benchmarks.samples import Sample
@@ -124,6 +126,32 @@ def test_unknown_jobs_and_bad_ones_are_errors() -> None:
         with pytest.raises(WorkerError, match="TypeError"):
             worker.ask("prefill", speed=3)
         assert worker.ask("prefill", tokens=20)["seconds"] == 2
+
+
+def test_an_answer_tells_the_time_of_the_worker_and_of_others() -> None:
+    with fake("mlx-lm", 1) as worker:
+        first = worker.ask("load", model="", threads=1, context=1, prompt="")
+        second = worker.ask("prefill", tokens=20)
+    assert first["cpu_s"] > second["cpu_s"] >= 0
+    assert first["idle_cpu_s"] == 0
+    assert all(0 <= answer["others"] <= 1 for answer in (first, second))
+
+
+def test_others_are_what_is_busy_besides_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, clock = iter([100.0, 106.0, 106.0, 106.0]), iter([10.0, 12.0, 20.0, 30.0])
+    monkeypatch.setattr(system, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(system, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(system.os, "cpu_count", lambda: 4)
+    assert system.Window().others(own=2.0) == (6.0 - 2.0) / (2.0 * 4)
+    assert system.Window().others(own=2.0) == 0.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_the_system_counts_what_is_used() -> None:
+    before, own = system._busy_seconds(), time.process_time()
+    while time.process_time() < own + 0.1:
+        pass
+    assert system._busy_seconds() - before >= 0.05
 
 
 def test_limits_and_room() -> None:

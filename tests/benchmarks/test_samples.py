@@ -101,11 +101,12 @@ def test_a_shorter_length_is_never_silent() -> None:
 
 def test_the_document_tells_what_went_wrong() -> None:
     described = ABOUT["models"]["m"] | {"engines": {"mlxinfer": {"first_token": " Paris"}, "llama.cpp": {"first_token": " London"}}}
-    busy = Sample("m", "decode at 0", "mlxinfer", 4, 0, 1, 64, 1.0, "tokens/s", idle_cpu_s=9.0)
+    busy = Sample("m", "decode at 0", "mlxinfer", 4, 0, 1, 64, 1.0, "tokens/s", others=0.25, idle_cpu_s=9.0)
     text = document([Results("m", [*samples(), busy])], ABOUT | {"models": {"m": described}})
     assert "mlx-lm is left out: not installed" in text
     assert "' Paris'" in text
     assert "used 9.0 s of processor time while others were measured" in text
+    assert f"in 1 of {len(samples()) + 1} measurements others had more than 5% of its processors (at most 25%)" in text
     assert "A processor, 2 threads" in text
     assert "8 sequences together get 3.00" in text
 

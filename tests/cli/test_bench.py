@@ -55,6 +55,11 @@ def test_nothing_to_measure_but_loading(call, tiny):
     assert "loaded in" in call("bench", tiny, "--prefill", "none", "--batch", "none").out
 
 
+def test_the_smallest_context_leaves_everything_out(call, tiny):
+    found = json.loads(call("bench", tiny, "--json", "--max-context", "1").out)
+    assert {row["left_out"] for row in found["rows"]} == {"does not fit in the context of 1 tokens"}
+
+
 def test_settings_reach_the_model(call, tiny):
     found = json.loads(call("bench", tiny, "--json", "--dtype", "bfloat16", "--prefill", "8", "--batch", "none").out)
     assert found["dtype"] == "bfloat16"
