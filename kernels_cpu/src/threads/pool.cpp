@@ -60,13 +60,15 @@ class Pool {
     if (!lock) {
       return false;
     }
+    // A late worker may hold the last job's ticket: it must not be able to take a piece with it once the fields change.
+    uint32_t job = ++job_;
+    ticket_.exchange(static_cast<uint64_t>(job) << 32 | UINT32_MAX, std::memory_order_acq_rel);
     count_.store(count, std::memory_order_relaxed);
     grain_.store(grain, std::memory_order_relaxed);
     pieces_.store(pieces, std::memory_order_relaxed);
     body_.store(body, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     unfinished_.store(static_cast<uint32_t>(pieces), std::memory_order_relaxed);
-    uint32_t job = ++job_;
     ticket_.store(static_cast<uint64_t>(job) << 32, std::memory_order_release);
     published_.store(job, std::memory_order_release);
     published_.notify_all();
