@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from .attention import attention_plan, paged_attention, rotation
 from .interface import AttentionPlan, Rotation
-from .native import available, isa_name, status, thread_count
-from .operations import silu_multiply
+from .native import available, in_use, isa_name, status, thread_count
+from .operations import rms_norm, silu_multiply
 from .packed import Packed, pack
 
 __all__ = [
@@ -19,9 +19,11 @@ __all__ = [
     "Rotation",
     "attention_plan",
     "available",
+    "in_use",
     "isa_name",
     "pack",
     "paged_attention",
+    "rms_norm",
     "rotation",
     "silu_multiply",
     "status",

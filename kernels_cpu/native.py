@@ -68,6 +68,15 @@ def available() -> bool:
     return _native().module is not None
 
 
+def in_use() -> bool:
+    """Whether the operations can be called and MLX computes on the CPU."""
+    if not available():
+        return False
+    import mlx.core as mx
+
+    return mx.default_device().type == mx.DeviceType.cpu
+
+
 def status() -> str:
     """One line for people: what is in use, or why it is not and what that costs."""
     found = _native()

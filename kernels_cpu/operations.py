@@ -10,3 +10,8 @@ from .native import native
 def silu_multiply(gate: mx.array, up: mx.array) -> mx.array:
     """`gate * sigmoid(gate) * up`, both `[..., n]` in one floating dtype, computed in float32."""
     return native().silu_multiply(gate, up)
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None = None) -> mx.array:
+    """`x / sqrt(mean(x^2) + eps) * weight` along the last axis of `[..., n]`, `weight` `[n]`, added to `onto` of the shape of x."""
+    return native().rms_norm(x, weight, eps, onto)

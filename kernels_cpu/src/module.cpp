@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
   bind_packed(m);
   bind_silu_multiply(m);
   bind_paged_attention(m);
+  bind_rms_norm(m);
 }
 
 } // namespace mlxinfer::cpu

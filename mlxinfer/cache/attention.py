@@ -9,7 +9,6 @@ from typing import Protocol
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..device import is_gpu
 from ..kernels_metal.paged_attention.reference import attention
 from .base import PAGE, HeadSteps, Rotation, Segment
 from .heads import separate
@@ -47,7 +46,7 @@ class AttentionBackend(Protocol):
 
 
 def attention_backend() -> AttentionBackend:
-    return NativeAttention() if kernels_cpu.available() and not is_gpu() else PlainAttention()
+    return NativeAttention() if kernels_cpu.in_use() else PlainAttention()
 
 
 class PlainAttention:

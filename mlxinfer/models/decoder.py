@@ -16,23 +16,33 @@ from ..nn.rope import Rope
 from ..nn.weights import Weights
 from .sizes import Sizes
 
-Layer = Callable[[mx.array], mx.array]
-
 
 class Mixer(Protocol):
     """What mixes tokens: attention, or a recurrence."""
 
-    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array: ...
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
+        """`onto + mix(norm(x))`, `[T, hidden]`."""
+        ...
+
+
+class FeedForward(Protocol):
+    """What works on each token alone."""
+
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        """`onto + f(norm(x))`, `[T, hidden]`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
     """The norms of a block, None where there is none."""
 
-    before_mixer: Layer | None = None
-    after_mixer: Layer | None = None
-    before_mlp: Layer | None = None
-    after_mlp: Layer | None = None
+    before_mixer: RMSNorm | None = None
+    after_mixer: RMSNorm | None = None
+    before_mlp: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +53,32 @@ class Block:
     """
 
     mixer: Mixer
-    mlp: Layer
+    mlp: FeedForward
     norms: Norms
     rope: str | None = "rope"
     residual: float = 1.0
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         rotation = None if self.rope is None else rotations[self.rope]
-        y = self.mixer(_maybe(self.norms.before_mixer, x), step, rotation)
-        x = self._add(x, _maybe(self.norms.after_mixer, y))
-        y = self.mlp(_maybe(self.norms.before_mlp, x))
-        return self._add(x, _maybe(self.norms.after_mlp, y))
+        norms = self.norms
+        onto = x if self.residual == 1.0 and norms.after_mixer is None else None
+        y = self.mixer(x, step, rotation, norm=norms.before_mixer, onto=onto)
+        x = self._sum(x, y, norms.after_mixer)
+        onto = x if self.residual == 1.0 and norms.after_mlp is None else None
+        y = self.mlp(x, norm=norms.before_mlp, onto=onto)
+        return self._sum(x, y, norms.after_mlp)
 
-    def _add(self, x: mx.array, y: mx.array) -> mx.array:
-        return x + y if self.residual == 1.0 else _add_scaled(x, y, mx.array(self.residual))
+    def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
+        """A part's result with the stream that it is added to, which it has done itself if nothing comes between."""
+        if self.residual == 1.0:
+            return y if after is None else after(y, onto=x)
+        return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
 
 
 @fused
 def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
     """In float32: the scale itself would lose digits in a half-precision dtype."""
     return (x + y * scale).astype(x.dtype)
-
-
-def _maybe(norm: Layer | None, x: mx.array) -> mx.array:
-    return x if norm is None else norm(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..nn.weights import Weights
 from .config import ConfigReader
-from .decoder import Block, Layer, Mixer, Norms
+from .decoder import Block, FeedForward, Mixer, Norms
 from .sizes import Sizes
 
 
@@ -25,7 +25,7 @@ def pre_norm(
     name: str,
     sizes: Sizes,
     mixer: Mixer,
-    mlp: Layer,
+    mlp: FeedForward,
     *,
     rope: str | None = "rope",
     residual: float = 1.0,

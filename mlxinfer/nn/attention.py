@@ -9,6 +9,7 @@ import numpy as np
 
 from ..cache.base import HeadNorm, HeadSteps, Rotation, Step
 from .linear import JoinedLinear, Linear
+from .norms import RMSNorm
 from .rope import Rope
 from .weights import Weights
 
@@ -84,16 +85,20 @@ class Attention:
             gain[: rope.dims] = rope.gain**2
             self.query_gain = mx.array(gain)
 
-    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
+        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
         turning = rotation if self.rotates else None
         if self.query_gain is not None:
-            q, k, v = self.heads_of(*self.qkv(x), rotation=turning)
-            return self.output(self.attend(q, k, v, step))
+            q, k, v = self.heads_of(*self.qkv(x, norm=norm), rotation=turning)
+            return self.output(self.attend(q, k, v, step), onto=onto)
         if self.wide_norms:
-            rows, steps = self._normed(*self.qkv(x)), HeadSteps(rotation=turning)
+            rows, steps = self._normed(*self.qkv(x, norm=norm)), HeadSteps(rotation=turning)
         else:
-            rows, steps = self.qkv.runs(x), HeadSteps(self.q_norm, self.k_norm, turning)
-        return self.output(step.attend_rows(self.layer, rows, steps, scale=self.scale, softcap=self.softcap, sinks=self.sinks))
+            rows, steps = self.qkv.runs(x, norm=norm), HeadSteps(self.q_norm, self.k_norm, turning)
+        y = step.attend_rows(self.layer, rows, steps, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
+        return self.output(y, onto=onto)
 
     def _normed(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
         return [self.q_norm(q), self.k_norm(k), v] if self.q_norm and self.k_norm else [q, k, v]

@@ -11,6 +11,7 @@ from ..cache.base import RecurrentSpec, Rotation, Step
 from .activations import silu
 from .fuse import fused
 from .linear import JoinedLinear, Linear
+from .norms import RMSNorm
 
 _EPS = 1e-6
 
@@ -61,12 +62,15 @@ class GatedDelta:
     norm: mx.array
     eps: float
 
-    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
+        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
         sizes = self.sizes
-        qkv, beta, decay, gate = self.inputs(x)
+        qkv, beta, decay, gate = self.inputs(x, norm=norm)
         y = step.recur(self.layer, mx.concatenate([qkv, beta, decay], axis=-1), self.update)
         heads = mx.fast.rms_norm(y.reshape(-1, sizes.value_heads, sizes.value_dim), self.norm, self.eps)
-        return self.output(_gated(heads.reshape(-1, sizes.values), gate))
+        return self.output(_gated(heads.reshape(-1, sizes.values), gate), onto=onto)
 
     def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Advance: x `[B, L, channels + 2 * value_heads]`, states as in `DeltaSizes.spec`, to `[B, L, values]`."""

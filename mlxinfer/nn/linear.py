@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
+from .norms import RMSNorm
 from .weights import Dense, Format, Matrix, Quantized, Recipe, Weights, concat, map_rows
 
 
@@ -48,23 +49,33 @@ class Linear:
         matrix = weights.matrix(f"{name}.weight", (out_dims, in_dims), otherwise=otherwise, quantizable=quantizable)
         return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None)
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        """`[..., in]`, normed first where there is a `norm`, to `[..., out]`, added to `onto` where that is given."""
+        matrix = self.matrix
+        if isinstance(matrix, Packed):
+            if norm is None:
+                return matrix.multiply(x, bias=self.bias, residual=onto)
+            return matrix.multiply(x, bias=self.bias, residual=onto, norm=norm.weight, eps=norm.eps)
+        y = self._plain(x if norm is None else norm(x), matrix)
+        return y if onto is None else onto + y
+
+    def _plain(self, x: mx.array, matrix: Matrix) -> mx.array:
         if self.bias is None:
-            return multiply(x, self.matrix)
-        if isinstance(self.matrix, Packed):
-            return self.matrix.multiply(x, bias=self.bias)
-        if isinstance(self.matrix, Dense):
-            return mx.addmm(self.bias, x, self.matrix.weight.T)
-        return multiply(x, self.matrix) + self.bias
+            return multiply(x, matrix)
+        if isinstance(matrix, Dense):
+            return mx.addmm(self.bias, x, matrix.weight.T)
+        return multiply(x, matrix) + self.bias
 
     def can_gate(self, activation: str) -> bool:
         """Whether `gated` can be called."""
         return isinstance(self.matrix, Packed) and self.matrix.can_gate(activation)
 
-    def gated(self, activation: str, x: mx.array) -> mx.array:
+    def gated(self, activation: str, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
         """`activation(first half of the outputs) * second half`."""
         assert isinstance(self.matrix, Packed)
-        return self.matrix.multiply(x, bias=self.bias, gate=activation)
+        if norm is None:
+            return self.matrix.multiply(x, bias=self.bias, gate=activation)
+        return self.matrix.multiply(x, bias=self.bias, gate=activation, norm=norm.weight, eps=norm.eps)
 
 
 class JoinedLinear:
@@ -85,22 +96,27 @@ class JoinedLinear:
         joined.splits = [list(accumulate(sizes))[:-1]]
         return joined
 
-    def __call__(self, x: mx.array, *chosen: Any) -> list[mx.array]:
+    def __call__(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         outputs: list[mx.array] = []
-        for y, splits in zip(self.runs(x, *chosen), self.splits, strict=True):
+        for y, splits in zip(self.runs(x, *chosen, norm=norm), self.splits, strict=True):
             outputs += mx.split(y, splits, axis=-1) if splits else [y]
         return outputs
 
-    def runs(self, x: mx.array, *chosen: Any) -> list[mx.array]:
+    def runs(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         """The products as they come, each with the outputs of its projections behind one another."""
+        if norm is None:
+            return [linear(x, *chosen) for linear in self.linears]
+        if len(self.linears) == 1:
+            return [self.linears[0](x, *chosen, norm=norm)]
+        x = norm(x)
         return [linear(x, *chosen) for linear in self.linears]
 
-    def gated(self, gate: Gate, x: mx.array, *chosen: Any) -> mx.array:
+    def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
         """`gate(first projection, second projection)`, which a packed matrix computes in its product."""
         linear = self.linears[0]
         if len(self.linears) == 1 and isinstance(gate, Activated) and linear.can_gate(gate.activation):
-            return linear.gated(gate.activation, x, *chosen)
-        first, second = self(x, *chosen)
+            return linear.gated(gate.activation, x, *chosen, norm=norm)
+        first, second = self(x, *chosen, norm=norm)
         return gate(first, second)
 
 

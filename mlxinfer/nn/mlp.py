@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from .activations import Gate
 from .linear import JoinedLinear, Linear
+from .norms import RMSNorm
 from .weights import Weights
 
 
@@ -23,5 +24,6 @@ class GatedMLP:
         down = Linear.load(weights, f"{name}.down_proj", hidden, inner, bias=bias)
         return cls(JoinedLinear(parts, [inner, inner]), down, gate)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.down(self.gate_up.gated(self.gate, x))
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
+        return self.down(self.gate_up.gated(self.gate, x, norm=norm), onto=onto)

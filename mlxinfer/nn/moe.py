@@ -10,6 +10,7 @@ import mlx.core as mx
 from ..kernels_cpu import Packed
 from .activations import Gate
 from .linear import JoinedLinear, Linear
+from .norms import RMSNorm
 from .weights import Dense, Recipe, Weights
 
 Route = Callable[[mx.array], tuple[mx.array, mx.array]]
@@ -36,7 +37,9 @@ class ExpertLinear(Linear):
         matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
         return cls(matrix, None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias))
 
-    def __call__(self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
+    def __call__(  # type: ignore[override]
+        self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False
+    ) -> mx.array:
         matrix = self.matrix
         if isinstance(matrix, Packed):
             return matrix.multiply(x, bias=self.bias, experts=experts)[..., None, :]
@@ -58,7 +61,10 @@ class ExpertLinear(Linear):
             )
         return y if self.bias is None else y + self.bias[experts][..., None, :]
 
-    def gated(self, activation: str, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False) -> mx.array:
+    def gated(  # type: ignore[override]
+        self, activation: str, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False, *, norm: RMSNorm | None = None
+    ) -> mx.array:
+        assert norm is None
         assert isinstance(self.matrix, Packed)
         return self.matrix.multiply(x, bias=self.bias, gate=activation, experts=experts)[..., None, :]
 
@@ -111,10 +117,12 @@ class MixtureOfExperts:
     experts: Experts
     shared: SharedExpert | None = None
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        x = x if norm is None else norm(x)
         experts, shares = self.route(self.router(x))
         y = (self.experts(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
-        return y if self.shared is None else y + self.shared(x)
+        y = y if self.shared is None else y + self.shared(x)
+        return y if onto is None else onto + y
 
 
 def softmax_then_top(count: int, *, normalized: bool) -> Route:

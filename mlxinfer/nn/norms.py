@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
+from .. import kernels_cpu
 from .weights import Weights
 
 
@@ -13,11 +16,22 @@ class RMSNorm:
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
         self.eps = eps
+        self._compute = _computation()
 
     @classmethod
     def load(cls, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> RMSNorm:
         weight = weights.vector(f"{name}.weight", (size,))
         return cls(1 + weight if centred else weight, eps)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
+        """Of `[..., n]`; added to `onto` where that is given."""
+        return self._compute(x, self.weight, self.eps, onto)
+
+
+def _computation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:
+    return kernels_cpu.rms_norm if kernels_cpu.in_use() else _plain
+
+
+def _plain(x: mx.array, weight: mx.array, eps: float, onto: mx.array | None) -> mx.array:
+    y: mx.array = mx.fast.rms_norm(x, weight, eps)
+    return y if onto is None else onto + y

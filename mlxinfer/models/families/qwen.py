@@ -12,7 +12,7 @@ from ...nn.moe import MixtureOfExperts, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
 from ..config import ConfigReader
-from ..decoder import Architecture, Block, Layer
+from ..decoder import Architecture, Block, FeedForward
 from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, SLIDING, read_layer_types, windows
 from ..parts import attention_specs, gated_mlp, is_sparse_layer, pre_norm
@@ -31,7 +31,7 @@ QWEN2 = {
 QWEN3 = QWEN2 | {"head_dim": 128}
 QWEN3_MOE = QWEN2 | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4}
 
-LoadMLP = Callable[[Weights, int], Layer]
+LoadMLP = Callable[[Weights, int], FeedForward]
 
 
 def qwen2(config: dict[str, Any]) -> Architecture:
@@ -63,7 +63,7 @@ def qwen3_moe(config: dict[str, Any]) -> Architecture:
     sparse = is_sparse_layer(reader, count)
     gate = gated(sizes.activation)
 
-    def mlp(weights: Weights, layer: int) -> Layer:
+    def mlp(weights: Weights, layer: int) -> FeedForward:
         name = f"model.layers.{layer}"
         if not sparse(layer):
             return gated_mlp(weights, name, sizes, gate)
@@ -88,7 +88,7 @@ def _dense(reader: ConfigReader, sizes: Sizes, *, qkv_bias: bool, output_bias: b
     )
     gate = gated(sizes.activation)
 
-    def mlp(weights: Weights, layer: int) -> Layer:
+    def mlp(weights: Weights, layer: int) -> FeedForward:
         return gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
 
     return _architecture(reader, sizes, windows(types, window), mlp, qkv_bias=qkv_bias, output_bias=output_bias, head_norms=head_norms)

@@ -20,7 +20,7 @@ from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Matrix, Recipe, Weights, map_rows
 from ..config import ConfigReader
-from ..decoder import Architecture, Block, Layer, Mixer, Norms
+from ..decoder import Architecture, Block, FeedForward, Mixer, Norms
 from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, LINEAR, every, read_layer_types
 from ..parts import gated_mlp, is_sparse_layer
@@ -55,7 +55,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 """Keys of published configs that no code reads, with the values that say what holds anyway."""
 
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
-LoadMLP = Callable[[Weights, int], Layer]
+LoadMLP = Callable[[Weights, int], FeedForward]
 
 
 def qwen3_next(config: dict[str, Any]) -> Architecture:
@@ -69,7 +69,7 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
     route = softmax_then_top(read_chosen_count(reader, 10, count), normalized=reader.boolean("norm_topk_prob", True))
     sparse = is_sparse_layer(reader, count)
 
-    def mlp(weights: Weights, layer: int) -> Layer:
+    def mlp(weights: Weights, layer: int) -> FeedForward:
         name = f"model.layers.{layer}.mlp"
         if not sparse(layer):
             return gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
@@ -173,13 +173,15 @@ class GatedAttention:
         inputs, output = JoinedLinear(parts, wide), load_output(weights, name, heads, bias=bias)
         return cls(Attention(layer, heads, inputs, output, rope=rope, q_norm=q_norm, k_norm=k_norm), inputs)
 
-    def __call__(self, x: mx.array, step: Step, rotation: Rotation | None) -> mx.array:
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
         heads = self.attention.heads
-        both, k, v = self.inputs(x)
+        both, k, v = self.inputs(x, norm=norm)
         q, gate = mx.split(both.reshape(-1, heads.count, 2 * heads.dim), 2, axis=-1)
         q, k, v = self.attention.heads_of(q, k, v, rotation=rotation)
         y = self.attention.attend(q, k, v, step)
-        return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)))
+        return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)), onto=onto)
 
 
 def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: DeltaSizes, load_inputs: LoadInputs) -> GatedDelta:

@@ -1,0 +1,79 @@
+#include "norm/rms_norm.h"
+
+#include <algorithm>
+
+#include "op/bindings.h"
+#include "op/op.h"
+#include "threads/pool.h"
+
+#include "mlx/ops.h"
+
+namespace mlxinfer::cpu {
+namespace {
+
+constexpr int64_t kPieceElements = 16384; // some 5 us of work
+
+// Inputs: x, then weight and onto as far as there are any.
+class RmsNorm : public Operation {
+ public:
+  RmsNorm(mx::Stream stream, float eps, bool weighted, bool added) : Operation(stream), eps_(eps), weighted_(weighted), added_(added) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    allocate(outputs[0]);
+    if (outputs[0].size() == 0) {
+      return;
+    }
+    const Rows x = rows_of(inputs[0], encoder());
+    const void* weight = weighted_ ? elements_of(inputs[1], encoder()) : nullptr;
+    const Rows onto = added_ ? rows_of(inputs.back(), encoder()) : Rows{};
+    auto kernel = rms_norm_kernels().row[static_cast<int>(float_of(inputs[0]))];
+    encoder().dispatch([=, eps = eps_, out = outputs[0].data<char>(), item = static_cast<int64_t>(inputs[0].itemsize())] {
+      parallel_for(x.count, std::max<int64_t>(1, kPieceElements / x.size), [&](size_t begin, size_t end) {
+        auto at = [&](const Rows& rows, int64_t i) -> const void* {
+          return rows.data == nullptr ? nullptr : static_cast<const char*>(rows.data) + i * rows.stride * item;
+        };
+        for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
+          kernel(at(x, i), weight, eps, at(onto, i), out + i * x.size * item, x.size);
+        }
+      });
+    });
+  }
+
+  const char* name() const override {
+    return "mlxinfer.rms_norm";
+  }
+
+ private:
+  const float eps_;
+  const bool weighted_, added_;
+};
+
+mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps, const std::optional<mx::array>& onto) {
+  const char* op = "rms_norm";
+  if (x.ndim() == 0 || !is_floating(x)) {
+    refuse(op, "x must be floats [..., n], not " + dtype_text(x) + " " + shape_text(x.shape()) + ".");
+  }
+  std::vector<mx::array> inputs{x};
+  if (weight) {
+    if (weight->shape() != mx::Shape{x.shape(-1)}) {
+      refuse(op, "weight " + shape_text(weight->shape()) + " must have the " + std::to_string(x.shape(-1)) + " columns of x.");
+    }
+    inputs.push_back(mx::astype(*weight, x.dtype(), cpu_stream()));
+  }
+  if (onto) {
+    if (onto->shape() != x.shape() || onto->dtype() != x.dtype()) {
+      refuse(op, "onto must be " + dtype_text(x) + " " + shape_text(x.shape()) + " like x, not " + dtype_text(*onto) + " " + shape_text(onto->shape()) + ".");
+    }
+    inputs.push_back(*onto);
+  }
+  return mx::array(
+      x.shape(), x.dtype(), std::make_shared<RmsNorm>(cpu_stream(), eps, weight.has_value(), onto.has_value()), std::move(inputs));
+}
+
+} // namespace
+
+void bind_rms_norm(nb::module_& m) {
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a, "onto"_a.none());
+}
+
+} // namespace mlxinfer::cpu
