@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from .native import available, isa_name, status, thread_count
 from .operations import silu_multiply
-from .packed import Packed, pack
+from .packed import PRECISIONS, Packed, default_precision, pack
 
-__all__ = ["Packed", "available", "isa_name", "pack", "silu_multiply", "status", "thread_count"]
+__all__ = ["PRECISIONS", "Packed", "available", "default_precision", "isa_name", "pack", "silu_multiply", "status", "thread_count"]
