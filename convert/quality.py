@@ -66,7 +66,7 @@ def _log_probabilities(path: Path, ids: list[int]) -> mx.array:
     try:
         dtype = default_dtype()
         weights = CheckpointWeights(checkpoint, dtype)
-        model = build(checkpoint.config, weights, ready=partial(settle, exact=True))
+        model = build(checkpoint.config, weights, ready=partial(settle, precision="float32"))
         weights.finish()
     finally:
         checkpoint.close()

@@ -11,14 +11,16 @@ from .attention import attention_plan, paged_attention, rotation
 from .interface import AttentionPlan, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import rms_norm, silu_multiply
-from .packed import Packed, pack
+from .packed import PRECISIONS, Packed, default_precision, pack
 
 __all__ = [
+    "PRECISIONS",
     "AttentionPlan",
     "Packed",
     "Rotation",
     "attention_plan",
     "available",
+    "default_precision",
     "in_use",
     "isa_name",
     "pack",

@@ -15,8 +15,7 @@ class Layout(Protocol):
     k: int
     bits: int
     group_size: int
-    has_int8: bool
-    is_plain: bool
+    has_integers: bool
 
 
 class AttentionPlan(Protocol):
@@ -47,7 +46,7 @@ class Native(Protocol):
         x: mx.array,
         data: mx.array,
         layout: Layout,
-        exact: bool,
+        precision: int,
         bias: mx.array | None,
         residual: mx.array | None,
         norm: mx.array | None,

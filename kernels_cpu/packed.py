@@ -15,10 +15,14 @@ GATES = {"silu": 1, "gelu_tanh": 2}
 
 _GATED_ROWS = 32
 
+PRECISIONS = {"float32": 0, "int16": 1, "int8": 2}
+"""What activations are rounded to in products with quantized matrices: nothing, or 15 or 8 bits with a scale per 32 columns."""
 
-def exact_is_default() -> bool:
-    """Whether activations stay float32: unless `MLXINFER_CPU_EXACT=0` asks for 8 bits, which are faster and change answers."""
-    return os.environ.get("MLXINFER_CPU_EXACT") != "0"
+
+def default_precision() -> str:
+    """`MLXINFER_CPU_PRECISION` where it names one of `PRECISIONS`, otherwise "int16", whose loss does not show in the logits."""
+    wanted = os.environ.get("MLXINFER_CPU_PRECISION", "")
+    return wanted if wanted in PRECISIONS else "int16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,14 @@ class Packed:
     """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products. Made by `pack`.
 
     `data` replaces the arrays that it was made from and has their size; scales are kept in 16 bits where that loses nothing. `dtype`
-    is that of the scales, or of the plain matrix; where activations have another, results are float32. With quantized matrices (except
-    mxfp8) activations are rounded to 8 bits per 32 columns, unless `exact`.
+    is that of the scales, or of the plain matrix; where activations have another, results are float32. `precision` is
+    one of `PRECISIONS`; plain and mxfp8 matrices always have float32.
     """
 
     data: mx.array
     layout: Layout
     dtype: mx.Dtype | None
-    exact: bool
+    precision: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +65,8 @@ class Packed:
             x = x.astype(mx.float32)
         bias, residual, norm = _cast(bias, x.dtype), _cast(residual, x.dtype), _cast(norm, x.dtype)
         number = 0 if gate is None else GATES[gate]
-        return native().packed_matmul(x, self.data, self.layout, self.exact, bias, residual, norm, eps, number, experts)
+        precision = PRECISIONS[self.precision]
+        return native().packed_matmul(x, self.data, self.layout, precision, bias, residual, norm, eps, number, experts)
 
     def can_gate(self, activation: str) -> bool:
         """Whether `multiply` takes this `gate`: the halves must be of a multiple of 16 columns."""
@@ -84,15 +89,15 @@ def pack(
     group_size: int = 0,
     bits: int = 0,
     mode: str = "affine",
-    exact: bool | None = None,
+    precision: str | None = None,
 ) -> Packed:
     """Rearrange a matrix in MLX's quantized form, or without `scales` a plain one in a floating dtype. Evaluates its arguments.
 
-    `[n, k]` or `[experts, n, k]`; `exact` None means `exact_is_default()`. Raises ValueError for arrays that are not such a matrix.
+    `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are no such matrix.
     """
-    exact = exact_is_default() if exact is None else exact
     if scales is None:
         data, layout = native().pack_plain(weight)
-        return Packed(data, layout, weight.dtype, True)
+        return Packed(data, layout, weight.dtype, "float32")
     data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
-    return Packed(data, layout, scales.dtype if biases is not None else None, exact)
+    precision = (precision or default_precision()) if layout.has_integers else "float32"
+    return Packed(data, layout, scales.dtype if biases is not None else None, precision)

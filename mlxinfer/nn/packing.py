@@ -13,15 +13,15 @@ from .tree import arrays, objects
 from .weights import Dense, Matrix
 
 
-def settle(part: object, *, exact: bool | None = None) -> None:
+def settle(part: object, *, precision: str | None = None) -> None:
     """Evaluate a finished part of a model, packed where that makes products faster. For the `ready` of a graph.
 
-    `exact` keeps the activations of packed products in float32; None leaves that to `MLXINFER_CPU_EXACT`.
+    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`), None the default.
     """
     if not is_gpu() and kernels_cpu.available():
         for holder in _holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
-                holder.matrix = _packed(holder.matrix, exact)
+                holder.matrix = _packed(holder.matrix, precision)
     mx.eval(list(arrays(part)))
 
 
@@ -29,8 +29,10 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
     return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
 
 
-def _packed(matrix: Matrix, exact: bool | None) -> kernels_cpu.Packed:
+def _packed(matrix: Matrix, precision: str | None) -> kernels_cpu.Packed:
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
     f = matrix.format
-    return kernels_cpu.pack(matrix.weight, matrix.scales, matrix.biases, group_size=f.group_size, bits=f.bits, mode=f.mode, exact=exact)
+    return kernels_cpu.pack(
+        matrix.weight, matrix.scales, matrix.biases, group_size=f.group_size, bits=f.bits, mode=f.mode, precision=precision
+    )

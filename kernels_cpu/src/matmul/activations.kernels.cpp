@@ -70,7 +70,16 @@ MLXINFER_INLINE int32_t sum(I32 v) {
   return total;
 }
 
+// 32 columns to four-byte steps `stride` bytes apart.
+MLXINFER_INLINE void scatter(const int8_t* codes, int8_t* to, int64_t stride) {
+  for (int i = 0; i < 8; ++i) {
+    memcpy(to + i * stride, codes + 4 * i, 4);
+  }
+}
+
+template <int Planes>
 void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float* scales, float* sums, int32_t* code_sums) {
+  constexpr float limit = Planes == 1 ? 127.0f : 127.0f * 128.0f;
   for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
     F32 values[kVectors], most = {};
     for (int i = 0; i < kVectors; ++i) {
@@ -79,17 +88,21 @@ void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float*
     }
     const float top = largest(most);
     const bool counts = top > 1e-30f; // below, the scale would lose its precision
-    const float inverse = counts ? 127.0f / top : 0.0f, scale = counts ? top / 127.0f : 0.0f;
-    int8_t codes[kBlockColumns];
+    const float inverse = counts ? limit / top : 0.0f, scale = counts ? top / limit : 0.0f;
+    int8_t codes[2][kBlockColumns];
     I32 halves[2] = {};
     for (int i = 0; i < kVectors; ++i) {
       I32 code = (I32)(values[i] * inverse + 12582912.0f) - 0x4b400000; // 1.5 * 2^23: rounds to an integer in the low bits
       halves[i / (kVectors / 2)] += code;
-      store_bits(codes + i * kWidth, __builtin_convertvector(code, I8Lanes));
+      I32 high = (code + 64) >> 7;
+      I32 first = Planes == 1 ? code : high;
+      store_bits(codes[0] + i * kWidth, __builtin_convertvector(first, I8Lanes));
+      if (Planes == 2) {
+        store_bits(codes[1] + i * kWidth, __builtin_convertvector(code - (high << 7), I8Lanes));
+      }
     }
-    int8_t* to = q + (b * 8 * rows + m) * 4;
-    for (int i = 0; i < 8; ++i) {
-      memcpy(to + i * rows * 4, codes + 4 * i, 4);
+    for (int plane = 0; plane < Planes; ++plane) {
+      scatter(codes[plane], q + (((b * Planes + plane) * 8) * rows + m) * 4, int64_t{4} * rows);
     }
     const int32_t first = sum(halves[0]), second = sum(halves[1]);
     code_sums[2 * b * rows + m] = first;
@@ -153,7 +166,7 @@ namespace mlxinfer::cpu {
 #define MLXINFER_GATED_(T) {MLXINFER_ISA::finish_gated<T, Gate::silu>, MLXINFER_ISA::finish_gated<T, Gate::gelu_tanh>}
 MLXINFER_DEFINE_KERNELS(ActivationKernels, activation_kernels) = {
     {MLXINFER_ISA::load_row<float>, MLXINFER_ISA::load_row<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::load_row<MLXINFER_ISA::Half>},
-    MLXINFER_ISA::quantize,
+    {MLXINFER_ISA::quantize<1>, MLXINFER_ISA::quantize<2>},
     MLXINFER_ISA::place};
 MLXINFER_DEFINE_KERNELS(FinishKernels, finish_kernels) = {
     {MLXINFER_ISA::finish<float>, MLXINFER_ISA::finish<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::finish<MLXINFER_ISA::Half>},

@@ -17,6 +17,9 @@ constexpr int kBlockColumns = 32;
 enum class Code : int { affine1, affine2, affine3, affine4, affine5, affine6, affine8, mxfp4, nvfp4, mxfp8, f32, bf16, f16 };
 constexpr int kCodes = 13;
 
+// What activations become before they are multiplied with codes: nothing, or integers of 15 or 8 bits with a scale per 32 columns.
+enum class Precision : int { f32, int16, int8 };
+
 enum class Scale : int { none, f32, bf16, f16, e8m0, e4m3 };
 
 struct Layout {
@@ -32,8 +35,8 @@ struct Layout {
   bool is_plain() const {
     return code >= Code::f32;
   }
-  // Whether products with 8-bit activations exist; the others keep the activations as they are.
-  bool has_int8() const {
+  // Whether products with integer activations exist; otherwise they stay float32.
+  bool has_integers() const {
     return code <= Code::nvfp4;
   }
   int64_t panels() const {

@@ -11,7 +11,7 @@
 namespace mlxinfer::cpu {
 namespace {
 
-// Quantized activations of this size stay in a core's second cache while the panels go by.
+// Activations of this size stay in a core's second cache while the panels go by.
 constexpr int64_t kChunkBytes = 512 * 1024;
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
@@ -53,30 +53,30 @@ struct Segment {
 
 // Activations of a chunk in the form that the kernels read, rows in the chunk's order.
 struct Prepared {
-  uint8_t* values; // int8 codes or float32, by tiles
+  uint8_t* values; // planes of codes or float32, by tiles
   float *scales, *sums;
   int32_t* code_sums;
   uint8_t* finite; // [rows]
 };
 
 // Larger ones unpack each weight for more rows, until the sums no longer fit into registers.
-int largest_tile(bool exact) {
-  return exact || level() == Level::lowest ? 8 : 16;
+int largest_tile(bool integers) {
+  return integers && level() != Level::lowest ? 16 : 8;
 }
 
 class Run {
  public:
   explicit Run(const Product& product)
       : p_(product),
-        exact_(product.exact || !product.layout.has_int8()),
+        planes_(!product.layout.has_integers() ? 0 : product.precision == Precision::int8 ? 1 : product.precision == Precision::int16 ? 2 : 0),
         blocks_(product.layout.blocks()),
         padded_(blocks_ * kBlockColumns),
         item_(product.dtype == Float::f32 ? 4 : 2),
-        largest_(largest_tile(exact_)) {}
+        largest_(largest_tile(planes_ > 0)) {}
 
   void all() {
     order_rows();
-    const int64_t row_bytes = exact_ ? padded_ * 4 : padded_ + blocks_ * 16;
+    const int64_t row_bytes = value_bytes(padded_) + blocks_ * 16;
     const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes / kLargestTile * kLargestTile, 4 * kLargestTile);
     for (first_ = 0; first_ < p_.rows; first_ += count_) {
       count_ = std::min(most, p_.rows - first_);
@@ -87,6 +87,10 @@ class Run {
   }
 
  private:
+  int64_t value_bytes(int64_t values) const {
+    return values * (planes_ == 0 ? 4 : planes_);
+  }
+
   // Rows of one expert become neighbours.
   void order_rows() {
     if (p_.experts != nullptr) {
@@ -129,10 +133,10 @@ class Run {
 
   void prepare() {
     static thread_local Scratch scratch;
-    const int64_t value_bytes = count_ * padded_ * (exact_ ? 4 : 1), per_block = count_ * blocks_ * 4;
-    uint8_t* memory = scratch.take(static_cast<size_t>(value_bytes + 4 * per_block + count_));
+    const int64_t values = value_bytes(count_ * padded_), per_block = count_ * blocks_ * 4;
+    uint8_t* memory = scratch.take(static_cast<size_t>(values + 4 * per_block + count_));
     prepared_.values = memory;
-    prepared_.sums = reinterpret_cast<float*>(memory += value_bytes);
+    prepared_.sums = reinterpret_cast<float*>(memory += values);
     prepared_.scales = reinterpret_cast<float*>(memory += per_block);
     prepared_.code_sums = reinterpret_cast<int32_t*>(memory += per_block);
     prepared_.finite = memory + 2 * per_block;
@@ -154,19 +158,12 @@ class Run {
       if (!finite) {
         std::fill_n(row, padded_, 0.0f); // computed again, carefully
       }
-      if (exact_) {
-        activation_kernels().place(
-            row, blocks_, tile.size, m, reinterpret_cast<float*>(prepared_.values) + at * kBlockColumns, prepared_.sums + at);
+      uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
+      if (planes_ == 0) {
+        activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + at);
       } else {
-        activation_kernels().quantize(
-            row,
-            blocks_,
-            tile.size,
-            m,
-            reinterpret_cast<int8_t*>(prepared_.values) + at * kBlockColumns,
-            prepared_.scales + at,
-            prepared_.sums + at,
-            prepared_.code_sums + 2 * at);
+        activation_kernels().quantize[planes_ - 1](
+            row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
       }
     }
   }
@@ -215,16 +212,13 @@ class Run {
   void run_tile(const Panel& panel, const Tile& tile, float* out) const {
     const int code = static_cast<int>(p_.layout.code);
     const int64_t at = tile.first * blocks_;
-    if (exact_) {
-      float_kernels().tile[code][tile.kind](
-          panel, {reinterpret_cast<const float*>(prepared_.values) + at * kBlockColumns, prepared_.sums + at}, out);
+    const uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
+    if (planes_ == 0) {
+      float_kernels().tile[code][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + at}, out);
     } else {
-      int8_kernels().tile[code][tile.kind](
+      integer_kernels().tile[planes_ - 1][code][tile.kind](
           panel,
-          {reinterpret_cast<const int32_t*>(prepared_.values + at * kBlockColumns),
-           prepared_.scales + at,
-           prepared_.sums + at,
-           prepared_.code_sums + 2 * at},
+          {reinterpret_cast<const int32_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at},
           out);
     }
     for (int m = 0; m < tile.size; ++m) {
@@ -260,7 +254,7 @@ class Run {
   }
 
   const Product& p_;
-  const bool exact_;
+  const int planes_; // of integer activations, 0 for float32
   const int64_t blocks_, padded_;
   const int64_t item_; // bytes of an element
   const int largest_;

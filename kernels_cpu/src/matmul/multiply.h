@@ -14,7 +14,7 @@ namespace mlxinfer::cpu {
 struct Product {
   Layout layout;
   const uint8_t* weights; // packed matrices, one per expert
-  bool exact; // activations stay float32
+  Precision precision; // of the activations
   Float dtype; // of everything but the weights
 
   Rows x; // [rows / x_repeats, k]

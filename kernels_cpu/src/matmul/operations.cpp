@@ -138,7 +138,8 @@ void check_data(const char* op, const mx::array& data, const Layout& layout) {
 }
 
 struct Options {
-  bool exact, norm, bias, residual, experts;
+  Precision precision;
+  bool norm, bias, residual, experts;
   float eps;
   std::optional<Gate> gate;
 };
@@ -160,7 +161,7 @@ class PackedMatmul : public Operation {
     Product p{};
     p.layout = layout_;
     p.weights = static_cast<const uint8_t*>(elements_of(inputs[1], encoder()));
-    p.exact = options_.exact;
+    p.precision = options_.precision;
     p.dtype = float_of(inputs[0]);
     p.x = rows_of(inputs[0], encoder());
     p.rows = static_cast<int64_t>(y.size()) / y.shape(-1);
@@ -186,12 +187,12 @@ class PackedMatmul : public Operation {
   const Options options_;
 };
 
-// `gate`: 0 none, otherwise 1 + Gate.
+// `precision`: a Precision. `gate`: 0 none, otherwise 1 + Gate.
 mx::array packed_matmul(
     const mx::array& x,
     const mx::array& data,
     const Layout& layout,
-    bool exact,
+    int precision,
     const std::optional<mx::array>& bias,
     const std::optional<mx::array>& residual,
     const std::optional<mx::array>& norm,
@@ -234,7 +235,7 @@ mx::array packed_matmul(
     }
     inputs.push_back(mx::astype(*experts, mx::int32, cpu_stream()));
   }
-  Options options{exact, norm.has_value(), bias.has_value(), residual.has_value(), experts.has_value(), eps, std::nullopt};
+  Options options{static_cast<Precision>(precision), norm.has_value(), bias.has_value(), residual.has_value(), experts.has_value(), eps, std::nullopt};
   if (gate != 0) {
     options.gate = static_cast<Gate>(gate - 1);
   }
@@ -291,8 +292,7 @@ void bind_packed(nb::module_& m) {
       .def_ro("k", &Layout::k)
       .def_ro("bits", &Layout::bits)
       .def_ro("group_size", &Layout::group)
-      .def_prop_ro("has_int8", &Layout::has_int8)
-      .def_prop_ro("is_plain", &Layout::is_plain);
+      .def_prop_ro("has_integers", &Layout::has_integers);
   m.def("pack_quantized", [](const mx::array& w, const mx::array& s, const std::optional<mx::array>& b, int group, int bits, const std::string& mode) {
     Packed p = pack_quantized(w, s, b, group, bits, mode);
     return nb::make_tuple(p.data, p.layout);
@@ -301,7 +301,7 @@ void bind_packed(nb::module_& m) {
     Packed p = pack_plain(w);
     return nb::make_tuple(p.data, p.layout);
   }, "weight"_a);
-  m.def("packed_matmul", &packed_matmul, "x"_a, "data"_a, "layout"_a, "exact"_a, "bias"_a.none(), "residual"_a.none(), "norm"_a.none(), "eps"_a,
+  m.def("packed_matmul", &packed_matmul, "x"_a, "data"_a, "layout"_a, "precision"_a, "bias"_a.none(), "residual"_a.none(), "norm"_a.none(), "eps"_a,
         "gate"_a, "experts"_a.none());
   m.def("packed_rows", &packed_rows, "indices"_a, "data"_a, "layout"_a, "dtype"_a);
 }

@@ -12,9 +12,10 @@ constexpr int kTileSizes = 5;
 constexpr int kTileRows[kTileSizes] = {1, 2, 4, 8, 16};
 constexpr int kLargestTile = 16;
 
-// One tile of activations, quantized to 8 bits per block of 32 columns: x = scale * q.
-struct Int8Tile {
-  const int32_t* q; // [blocks][8][rows], four columns each
+// One tile of activations, quantized per block of 32 columns: x = scale * q. An 8-bit q has one plane of bytes; one of 15 bits
+// has two, q = 128 * first + second, both from -127 to 127.
+struct IntegerTile {
+  const int32_t* q; // [blocks][planes][8][rows], four columns each
   const float* scales; // [blocks][rows]
   const float* sums; // [blocks][rows] sum of x over the block
   const int32_t* code_sums; // [blocks][2][rows] sum of q over each half of the block
@@ -37,11 +38,11 @@ struct Panel {
 };
 
 // `out` is [rows][16].
-using Int8Kernel = void (*)(const Panel& panel, const Int8Tile& x, float* out);
+using IntegerKernel = void (*)(const Panel& panel, const IntegerTile& x, float* out);
 using FloatKernel = void (*)(const Panel& panel, const FloatTile& x, float* out);
 
-struct Int8Kernels {
-  Int8Kernel tile[kCodes][kTileSizes]; // null where a code has none
+struct IntegerKernels {
+  IntegerKernel tile[2][kCodes][kTileSizes]; // by planes - 1; null where a code has none
 };
 struct FloatKernels {
   FloatKernel tile[kCodes][kTileSizes];
@@ -49,7 +50,7 @@ struct FloatKernels {
   FloatKernel careful[kCodes];
 };
 
-MLXINFER_DECLARE_KERNELS(Int8Kernels, int8_kernels)
+MLXINFER_DECLARE_KERNELS(IntegerKernels, integer_kernels)
 MLXINFER_DECLARE_KERNELS(FloatKernels, float_kernels)
 
 } // namespace mlxinfer::cpu

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -68,31 +69,57 @@ class Pool {
     pieces_.store(pieces, std::memory_order_relaxed);
     body_.store(body, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
-    unfinished_.store(static_cast<uint32_t>(pieces), std::memory_order_relaxed);
+    unfinished_.store(pieces, std::memory_order_relaxed);
     ticket_.store(static_cast<uint64_t>(job) << 32, std::memory_order_release);
-    published_.store(job, std::memory_order_release);
-    published_.notify_all();
+    wake_workers(job);
     take_pieces();
-    auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-    if (!spin_until(done)) {
-      for (uint32_t left = unfinished_.load(std::memory_order_acquire); left != 0;) {
-        unfinished_.wait(left, std::memory_order_acquire);
-        left = unfinished_.load(std::memory_order_acquire);
-      }
-    }
+    wait_until_finished();
     return true;
   }
 
  private:
   void work() {
     inside = true;
-    for (uint32_t seen = 0;;) {
+    for (uint32_t seen = 0;; take_pieces()) {
       auto is_new = [&] { return published_.load(std::memory_order_acquire) != seen; };
       if (!spin_until(is_new)) {
-        published_.wait(seen, std::memory_order_acquire);
+        std::unique_lock<std::mutex> lock(sleep_);
+        ++asleep_;
+        wake_.wait(lock, is_new);
+        --asleep_;
       }
       seen = published_.load(std::memory_order_acquire);
-      take_pieces();
+    }
+  }
+
+  void wake_workers(uint32_t job) {
+    bool any = false;
+    {
+      std::lock_guard<std::mutex> lock(sleep_);
+      published_.store(job, std::memory_order_release);
+      any = asleep_ > 0;
+    }
+    if (any) {
+      wake_.notify_all();
+    }
+  }
+
+  void wait_until_finished() {
+    auto is_finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
+    if (!spin_until(is_finished)) {
+      std::unique_lock<std::mutex> lock(sleep_);
+      owner_asleep_ = true;
+      finished_.wait(lock, is_finished);
+      owner_asleep_ = false;
+    }
+  }
+
+  void finish_piece() {
+    if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      std::lock_guard<std::mutex> lock(sleep_);
+      if (owner_asleep_) {
+        finished_.notify_one();
+      }
     }
   }
 
@@ -111,9 +138,7 @@ class Pool {
       }
       size_t begin = piece * grain;
       body(context, begin, begin + grain < count ? begin + grain : count);
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        unfinished_.notify_one();
-      }
+      finish_piece();
     }
   }
 
@@ -124,8 +149,12 @@ class Pool {
   std::atomic<detail::Body> body_{nullptr};
   std::atomic<void*> context_{nullptr};
   alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<uint32_t> unfinished_{0};
+  alignas(64) std::atomic<size_t> unfinished_{0};
   alignas(64) std::atomic<uint32_t> published_{0};
+  std::mutex sleep_; // for the fields below, and held while `published_` changes
+  std::condition_variable wake_, finished_;
+  int asleep_ = 0;
+  bool owner_asleep_ = false;
 };
 
 // Never destroyed: workers may sleep in it until the process is gone. A forked child has no workers, so it makes a pool of its own.

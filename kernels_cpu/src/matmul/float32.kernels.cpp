@@ -131,19 +131,20 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
         }
         const Columns<C> columns(block, sub);
         const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + b * Rows;
-        F32 products[Rows] = {};
-        if constexpr (C == Code::nvfp4) {
-          F32 second[Rows] = {};
-          add_products<C, Rows>(columns, 0, 4, values, products);
-          add_products<C, Rows>(columns, 4, 8, values, second);
-          for (int m = 0; m < Rows; ++m) {
-            total[m] = fma(group.second, second[m], fma(group.scale, products[m], total[m]));
+        F32 first[Rows] = {}, second[Rows] = {}; // halves, so that additions wait less for one another
+        add_products<C, Rows>(columns, 0, 4, values, first);
+        add_products<C, Rows>(columns, 4, 8, values, second);
+        MLXINFER_UNROLL
+        for (int m = 0; m < Rows; ++m) {
+          if constexpr (is_plain(C)) {
+            total[m] += first[m] + second[m];
+          } else if constexpr (C == Code::nvfp4) {
+            total[m] = fma(group.second, second[m], fma(group.scale, first[m], total[m]));
+          } else {
+            total[m] = fma(group.scale, first[m] + second[m], total[m]);
           }
-        } else {
-          add_products<C, Rows>(columns, 0, 8, values, products);
-          for (int m = 0; m < Rows; ++m) {
-            total[m] = is_plain(C) ? total[m] + products[m] : fma(group.scale, products[m], total[m]);
-            total[m] = C <= Code::affine8 ? fma(group.second, broadcast(sums[m]), total[m]) : total[m];
+          if constexpr (C <= Code::affine8) {
+            total[m] = fma(group.second, broadcast(sums[m]), total[m]);
           }
         }
       }
