@@ -9,8 +9,8 @@
 
 namespace mlxinfer::cpu {
 
-// Cosines and sines of a step's rows, for all layers.
-class Rotation {
+// Cosines and sines of a step's rows, for all layers. Shared as a plan is.
+class Rotation : public std::enable_shared_from_this<Rotation> {
  public:
   // (radians per position, position of the first row, rows) of each segment in order.
   using Part = std::tuple<std::vector<double>, int64_t, int64_t>;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -20,8 +21,9 @@ struct PlanSegment {
   int64_t filled() const;
 };
 
-// What the layers of one window have in common in a step.
-struct AttentionPlan {
+// What the layers of one window have in common in a step. Shared from this, so that what MLX's thread drops last is no reference to a
+// Python object: that would wait for the interpreter's lock, whose holder may be waiting for the thread.
+struct AttentionPlan : std::enable_shared_from_this<AttentionPlan> {
   // (slot, start, count, past, first_page, pages) each; together they cover the rows from 0 on in order.
   using Row = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, std::vector<int32_t>>;
   AttentionPlan(std::vector<Row> rows, std::optional<int64_t> window);
