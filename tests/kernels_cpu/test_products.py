@@ -55,8 +55,6 @@ def test_any_shape_with_its_steps_around(form, n, k, odd, rows, scales, dtype, p
     k = k * 32 - odd if form[0] == "plain" else k * max(form[2], 32)
     m = draw(rng, form, (n, k), scales)
     packed = m.pack(precision)
-    if packed.dtype is not None and DTYPES[dtype] != packed.dtype:
-        dtype = "float32" if dtype == "float32" else scales  # a third dtype makes the result float32: tested below
     x = random(rng, (rows, k), dtype)
     taken = {
         "norm": random(rng, (k,), dtype) if norm else None,
@@ -70,7 +68,7 @@ def test_any_shape_with_its_steps_around(form, n, k, odd, rows, scales, dtype, p
         if added is not None:
             want = want + to_numpy(added)
             error = error + UNIT["float32"] * (np.abs(want) + error)
-    assert_within(got, want, error, dtype if packed.dtype in (None, x.dtype) else "float32")
+    assert_within(got, want, error, dtype if packed.dtype is None or packed.dtype == x.dtype else "float32")
 
 
 ACTIVATIONS = {
@@ -105,7 +103,8 @@ def test_gates(activation, form, pairs, rows, bias, precision, seed):
     z = z if b is None else z + to_numpy(b)
     error = error + UNIT["float32"] * (np.abs(z) + error)
     gate, up, gate_error, up_error = z[:, :half], z[:, half:], error[:, :half], error[:, half:]
-    act = value(gate)
+    with np.errstate(over="ignore"):
+        act = value(gate)
     act_error = 1.13 * gate_error + 8 * UNIT["float32"] * (1 + exponent(gate)) * np.abs(act)  # no slope is above 1.13
     assert_within(got, act * up, act_error * (np.abs(up) + up_error) + np.abs(act) * up_error, "float32")
 
