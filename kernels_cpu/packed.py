@@ -58,8 +58,9 @@ class Packed:
 
         `norm` `[k]`: x becomes `x / sqrt(mean(x^2) + eps) * norm` first. `bias` `[n]` and `residual` `[..., n]` are added. `gate`
         names an activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a
-        matrix per expert, `experts`, integers of any shape `[...]`, choose those (the ends where beyond them); each row of x serves as many neighbouring
-        choices as there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. Raises ValueError for shapes that do not fit.
+        matrix per expert, `experts`, integers of any shape `[...]`, choose those, the ends where they are beyond them; each row of x
+        serves as many neighbouring choices as there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. A NaN or
+        infinity in a row of x touches that row only. Raises ValueError for shapes and dtypes that do not fit.
         """
         if gate is not None and gate not in GATES:
             raise ValueError(f"[packed_matmul] there is no gate {gate!r}, only {', '.join(GATES)}.")
