@@ -16,31 +16,41 @@ struct Setting {
   Float rows, pages;
 };
 
-// Everything one sequence ever sees, [tokens][heads][dim] each.
+// The values that `to` makes of `from`.
+std::vector<double> rounded(const Floats& from, Float to) {
+  Floats kept(to, from.size());
+  std::vector<double> values;
+  for (int64_t i = 0; i < from.size(); ++i) {
+    kept.set(i, static_cast<float>(from[i]));
+    values.push_back(kept[i]);
+  }
+  return values;
+}
+
+// Everything one sequence ever sees, [tokens][heads][dim] each, and what its pages keep of it.
 struct History {
   Floats queries, keys, values;
+  std::vector<double> kept_keys, kept_values;
   History(const Setting& s, int64_t tokens, Random& random)
       : queries(Floats::normal(s.rows, tokens * s.kv_heads * s.heads_per_kv * s.key_dim, random)),
         keys(Floats::normal(s.rows, tokens * s.kv_heads * s.key_dim, random)),
-        values(Floats::normal(s.rows, tokens * s.kv_heads * s.value_dim, random)) {}
+        values(Floats::normal(s.rows, tokens * s.kv_heads * s.value_dim, random)),
+        kept_keys(rounded(keys, s.pages)),
+        kept_values(rounded(values, s.pages)) {}
 };
 
 constexpr float kScale = 0.2f;
 
-// One query head's answer, in double precision; keys and values as the pages round them.
+// One query head's answer, in double precision.
 std::vector<double> wanted(const Setting& s, const History& h, int64_t token, int64_t head) {
-  auto kept = [&](double value) {
-    Floats one(s.pages, 1);
-    one.set(0, static_cast<float>(value));
-    return one[0];
-  };
   const int64_t kv = head / s.heads_per_kv, first = std::max<int64_t>(token + 1 - s.window.value_or(token + 1), 0);
   std::vector<double> scores, out(static_cast<size_t>(s.value_dim), 0.0);
   double most = -std::numeric_limits<double>::infinity(), sum = 0;
   for (int64_t t = first; t <= token; ++t) {
     double score = 0;
     for (int64_t d = 0; d < s.key_dim; ++d) {
-      score += h.queries[(token * s.kv_heads * s.heads_per_kv + head) * s.key_dim + d] * kept(h.keys[(t * s.kv_heads + kv) * s.key_dim + d]);
+      const double query = h.queries[(token * s.kv_heads * s.heads_per_kv + head) * s.key_dim + d];
+      score += query * h.kept_keys[static_cast<size_t>((t * s.kv_heads + kv) * s.key_dim + d)];
     }
     score *= kScale;
     scores.push_back(s.softcap == 0 ? score : s.softcap * std::tanh(score / s.softcap));
@@ -50,7 +60,7 @@ std::vector<double> wanted(const Setting& s, const History& h, int64_t token, in
     const double weight = std::exp(scores[static_cast<size_t>(t - first)] - most);
     sum += weight;
     for (int64_t d = 0; d < s.value_dim; ++d) {
-      out[static_cast<size_t>(d)] += weight * kept(h.values[(t * s.kv_heads + kv) * s.value_dim + d]);
+      out[static_cast<size_t>(d)] += weight * h.kept_values[static_cast<size_t>((t * s.kv_heads + kv) * s.value_dim + d)];
     }
   }
   for (auto& value : out) {
@@ -66,8 +76,8 @@ class Cache {
       : s_(setting),
         histories_(histories),
         pages_(pages),
-        sealed_{Floats(s_.pages, s_.kv_heads * pages * kPageTokens * s_.key_dim), Floats(s_.pages, s_.kv_heads * pages * kPageTokens * s_.value_dim)},
-        open_{Floats(s_.pages, slots() * s_.kv_heads * kPageTokens * s_.key_dim), Floats(s_.pages, slots() * s_.kv_heads * kPageTokens * s_.value_dim)},
+        sealed_{empty(pages, s_.key_dim), empty(pages, s_.value_dim)},
+        open_{empty(slots(), s_.key_dim), empty(slots(), s_.value_dim)},
         done_(histories.size(), 0),
         tables_(histories.size()) {}
 
@@ -82,8 +92,7 @@ class Cache {
       }
     }
     const auto plan = std::make_shared<AttentionPlan>(segments, s_.window);
-    Floats full[2] = {Floats(s_.pages, s_.kv_heads * plan->full_pages * kPageTokens * s_.key_dim),
-                      Floats(s_.pages, s_.kv_heads * plan->full_pages * kPageTokens * s_.value_dim)};
+    const Floats full[2] = {empty(plan->full_pages, s_.key_dim), empty(plan->full_pages, s_.value_dim)};
     Floats queries = gather(counts, &History::queries, rows, s_.kv_heads * s_.heads_per_kv * s_.key_dim);
     Floats keys = gather(counts, &History::keys, rows, s_.kv_heads * s_.key_dim);
     Floats values = gather(counts, &History::values, rows, s_.kv_heads * s_.value_dim);
@@ -109,6 +118,10 @@ class Cache {
   }
 
  private:
+  Floats empty(int64_t pages, int64_t dim) const {
+    return Floats(s_.pages, s_.kv_heads * pages * kPageTokens * dim);
+  }
+
   int64_t slots() const {
     return static_cast<int64_t>(histories_.size());
   }
@@ -129,7 +142,8 @@ class Cache {
   }
 
   PageStore store(int which, int64_t dim, const Floats& full, const AttentionPlan& plan) const {
-    return {sealed_[which].data(), open_[which].data(), full.data(), pages_, plan.full_pages, s_.kv_heads, dim, full.item(), static_cast<int>(s_.pages)};
+    const int dtype = static_cast<int>(s_.pages);
+    return {sealed_[which].data(), open_[which].data(), full.data(), pages_, plan.full_pages, s_.kv_heads, dim, full.item(), dtype};
   }
 
   void compare(const Floats& out, const std::vector<int64_t>& counts) const {

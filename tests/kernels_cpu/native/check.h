@@ -90,7 +90,7 @@ class Floats {
 };
 
 // The checks, one file each.
-void pool(int rounds);
+void pool(int rounds, bool may_fork);
 void floats();
 void products();
 void attention();

@@ -181,6 +181,7 @@ double allowed(const Weights& w, const Inputs& in, Precision precision, int64_t 
 
 void compare(const Format& f, const Weights& w, const Inputs& in, Precision precision) {
   const int64_t n = w.layout.n, k = w.layout.k;
+  const std::string what = text(f, precision, in.rows);
   const Floats y = in.multiply_by(w, precision, 0, in.rows);
   for (int64_t row = 0; row < in.rows; ++row) {
     const int64_t expert = in.experts.empty() ? 0 : in.experts[static_cast<size_t>(row)];
@@ -189,21 +190,22 @@ void compare(const Format& f, const Weights& w, const Inputs& in, Precision prec
       for (int64_t c = 0; c < k; ++c) {
         want += in.x[row * k + c] * w.values[static_cast<size_t>((expert * n + j) * k + c)];
       }
-      expect_within(y[row * n + j] - want, allowed(w, in, precision, row, expert * n + j, want), text(f, precision, in.rows));
+      expect_within(y[row * n + j] - want, allowed(w, in, precision, row, expert * n + j, want), what);
     }
     const Floats alone = in.multiply_by(w, precision, row, 1);
     const auto bytes = static_cast<size_t>(n * y.item());
-    expect(std::memcmp(alone.data(), y.data() + row * n * y.item(), bytes) == 0, text(f, precision, in.rows) + ": bits differ from those of one row");
+    expect(std::memcmp(alone.data(), y.data() + row * n * y.item(), bytes) == 0, what + ": bits differ from those of one row");
   }
 }
 
 void compare_rows(const Format& f, const Weights& w) {
+  const std::string what = text(f, Precision::f32, 0);
   std::vector<float> row(static_cast<size_t>(w.layout.k));
   for (int64_t i = 0; i < w.layout.n; ++i) {
     read_row(w.layout, w.packed.data(), i, row.data());
     for (int64_t c = 0; c < w.layout.k; ++c) {
       const auto at = static_cast<size_t>(i * w.layout.k + c);
-      expect_within(row[static_cast<size_t>(c)] - w.values[at], 0x1p-23 * std::abs(w.values[at]), text(f, Precision::f32, 0));
+      expect_within(row[static_cast<size_t>(c)] - w.values[at], 0x1p-23 * std::abs(w.values[at]), what);
     }
   }
 }
