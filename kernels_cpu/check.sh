@@ -19,8 +19,9 @@ build() { # folder, then options of cmake
 # The module with a sanitizer, in a copy of the tree, so that the one in use stays as it is.
 build_module() { # folder, sanitizers
   local tree=build/$1/tree
+  rm -rf "$tree"
   mkdir -p "$tree"
-  cp -RLf mlxinfer tests pyproject.toml "$tree"
+  cp -RL mlxinfer tests pyproject.toml "$tree"
   rm -f "$tree"/mlxinfer/kernels_cpu/_native*
   build "$1" -DMLXINFER_SANITIZE="$2" -DPython_EXECUTABLE="$PYTHON" -DMLXINFER_OUTPUT="$PWD/$tree/mlxinfer/kernels_cpu"
   "$PYTHON" -c 'import importlib.metadata, json; print(json.dumps({"mlx": importlib.metadata.version("mlx")}))' \
