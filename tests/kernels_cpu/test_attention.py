@@ -49,19 +49,20 @@ class History:
         self.v = rounded(rounded(rng.standard_normal((length, s.kv_heads, s.value_dim)), s.dtype), s.pages)
         self.sinks = rng.standard_normal(heads).astype(np.float32)
 
-    def expected(self, setting: Setting, scale: float) -> np.ndarray:
+    def expected(self, setting: Setting, scale: float, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         s = setting
-        q, k, v = self.q.astype(np.float64), np.repeat(self.k, s.per_kv, 1).astype(np.float64), np.repeat(self.v, s.per_kv, 1)
-        scores = np.einsum("qhd,khd->hqk", q, k) * scale
+        q, k, v = self.q[rows].astype(np.float64), np.repeat(self.k, s.per_kv, 1).astype(np.float64), np.repeat(self.v, s.per_kv, 1)
+        scores = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) * scale
         if s.softcap:
             scores = s.softcap * np.tanh(scores / s.softcap)
-        distance = np.arange(len(q))[:, None] - np.arange(len(q))[None]
-        seen = (distance >= 0) & (distance < (s.window or len(q)))
+        distance = np.arange(len(k))[rows, None] - np.arange(len(k))[None]
+        seen = (distance >= 0) & (distance < (s.window or len(k)))
         scores = np.where(seen, scores, -np.inf)
         extra = self.sinks[:, None, None].astype(np.float64) if s.sinks else np.full((scores.shape[0], 1, 1), -np.inf)
         top = np.maximum(scores.max(-1, keepdims=True), extra)
         weights = np.exp(scores - top)
-        return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1, keepdims=True) + np.exp(extra - top)), v)
+        answers = weights @ v.transpose(1, 0, 2) / (weights.sum(-1, keepdims=True) + np.exp(extra - top))
+        return answers.transpose(1, 0, 2)
 
 
 FORMS = ["heads", "views", "joined", "q k+v", "q+k v", "q k v"]
@@ -138,10 +139,10 @@ def check(got: np.ndarray, want: np.ndarray, setting: Setting) -> None:
     np.testing.assert_allclose(got, want, atol=TOLERANCE[setting.dtype], rtol=TOLERANCE[setting.dtype])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=6), st.sampled_from(FORMS))
 def test_like_float64_for_any_setting_and_cut(setting, moves, form):
-    length = 330
+    length = 260
     histories = [History(setting, length, seed) for seed in range(3)]
     for h in histories[1:]:
         h.sinks = histories[0].sinks
@@ -163,10 +164,13 @@ def test_like_float64_for_any_setting_and_cut(setting, moves, form):
 def test_long_past_in_one_row_and_in_many(per_kv, dim):
     setting = Setting(1, per_kv, dim, dim)
     history = History(setting, 1300, 4)
-    wanted = history.expected(setting, dim**-0.5)
+    rows = np.union1d(np.arange(0, 1300, 13), np.arange(1196, 1300))
+    wanted = history.expected(setting, dim**-0.5, rows)
     cache = Cache(setting, 1, 21)
-    for past, count in ((0, 1200), (1200, 1), (1201, 5), (1206, 94)):
-        check(cache.step([(0, history, past, count)], scale=dim**-0.5), wanted[past : past + count], setting)
+    for past, count in ((0, 1200), (1200, 2), (1202, 5), (1207, 93)):
+        got, these = cache.step([(0, history, past, count)], scale=dim**-0.5), (rows >= past) & (rows < past + count)
+        assert these.any()
+        check(got[rows[these] - past], wanted[these], setting)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
