@@ -52,7 +52,7 @@ class History:
     def expected(self, setting: Setting, scale: float, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         s = setting
         q, k, v = self.q[rows].astype(np.float64), np.repeat(self.k, s.per_kv, 1).astype(np.float64), np.repeat(self.v, s.per_kv, 1)
-        scores = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) * scale
+        scores = np.einsum("qhd,khd->hqk", q, k) * scale
         if s.softcap:
             scores = s.softcap * np.tanh(scores / s.softcap)
         distance = np.arange(len(k))[rows, None] - np.arange(len(k))[None]
@@ -61,8 +61,7 @@ class History:
         extra = self.sinks[:, None, None].astype(np.float64) if s.sinks else np.full((scores.shape[0], 1, 1), -np.inf)
         top = np.maximum(scores.max(-1, keepdims=True), extra)
         weights = np.exp(scores - top)
-        answers = weights @ v.transpose(1, 0, 2) / (weights.sum(-1, keepdims=True) + np.exp(extra - top))
-        return answers.transpose(1, 0, 2)
+        return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1, keepdims=True) + np.exp(extra - top)), v)
 
 
 FORMS = ["heads", "views", "joined", "q k+v", "q+k v", "q k v"]
