@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -54,10 +53,9 @@ def _unfit() -> str | None:
         return "not built (MLXINFER_CPU_KERNELS=1 and a C++ compiler at installation build them)"
     if "failed" in note:
         return f"not built: {note['failed']}"
-    try:
-        installed = version("mlx")
-    except PackageNotFoundError:
-        installed = "unknown"
+    import mlx.core as mx
+
+    installed = getattr(mx, "__version__", "unknown")  # importlib.metadata says the same, and is slow to import
     if note.get("mlx") != installed:
         return f"built for mlx {note.get('mlx')}, but {installed} is installed; rebuild it: {_REBUILD}"
     return None
