@@ -8,7 +8,8 @@ how an operation is added.
 from __future__ import annotations
 
 from .attention import attention_plan, paged_attention, rotation
-from .interface import AttentionPlan, Rotation
+from .blocks import Block, Projection, blocks, run_blocks
+from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import rms_norm, silu_multiply
 from .packed import PRECISIONS, Packed, default_precision, pack
@@ -16,10 +17,14 @@ from .packed import PRECISIONS, Packed, default_precision, pack
 __all__ = [
     "PRECISIONS",
     "AttentionPlan",
+    "Block",
+    "Blocks",
     "Packed",
+    "Projection",
     "Rotation",
     "attention_plan",
     "available",
+    "blocks",
     "default_precision",
     "in_use",
     "isa_name",
@@ -27,6 +32,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotation",
+    "run_blocks",
     "silu_multiply",
     "status",
     "thread_count",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -21,9 +21,15 @@ class Layout(Protocol):
 class AttentionPlan(Protocol):
     """Whose rows a step has and where their past lies; see `attention_plan`."""
 
+    full_pages: int
+
 
 class Rotation(Protocol):
     """Cosines and sines of a step's rows; see `rotation`."""
+
+
+class Blocks(Protocol):
+    """Decoder blocks that follow one another; see `blocks`."""
 
 
 class Native(Protocol):
@@ -75,5 +81,24 @@ class Native(Protocol):
         key_norm: mx.array | None,
         eps: float,
         rotation: Rotation | None,
+        /,
+    ) -> list[mx.array]: ...
+
+    Projection: Callable[[mx.array, Layout, int, mx.array | None], object]
+
+    Norm: Callable[[mx.array | None, float], object]
+
+    Block: Callable[..., object]
+
+    def blocks(self, blocks: Sequence[object], /) -> Blocks: ...
+
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        sealed: Sequence[Sequence[mx.array]],
+        open: Sequence[Sequence[mx.array]],
+        plans: Sequence[AttentionPlan],
+        rotations: Sequence[Rotation | None],
         /,
     ) -> list[mx.array]: ...

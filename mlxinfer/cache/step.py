@@ -7,8 +7,9 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from .attention import Full, Options, StepAttention
-from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Segment
+from ..kernels_cpu import Blocks
+from .attention import Full, NativeStep, Options, StepAttention, run_blocks
+from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .recurrent import RecurrentStore
 from .store import LayerStore
 
@@ -27,6 +28,8 @@ class CacheStep:
         self.segments = segments
         self.full: dict[tuple[int, int], list[mx.array]] = {}
         self._attention = attention
+        self._replaced: set[int] = set()
+        self._written: list[mx.array] = []
         self._recurrent = recurrent
         self._opaque = opaque
 
@@ -51,6 +54,7 @@ class CacheStep:
         sinks: mx.array | None = None,
     ) -> mx.array:
         store, attention = self._attention[layer]
+        self._replaced.add(layer)
         return self._keep(layer, *attention.heads(store, (q, k, v), Options(scale, softcap, sinks)))
 
     def attend_rows(
@@ -64,7 +68,20 @@ class CacheStep:
         sinks: mx.array | None = None,
     ) -> mx.array:
         store, attention = self._attention[layer]
+        self._replaced.add(layer)
         return self._keep(layer, *attention.rows(store, rows, heads, Options(scale, softcap, sinks)))
+
+    @property
+    def runs_blocks(self) -> bool:
+        return all(isinstance(attention, NativeStep) for _, attention in self._attention.values())
+
+    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+        parts = [self._attention[layer] for layer in layers]
+        y, filled = run_blocks(x, blocks, parts, rotations)
+        self._written.append(y)
+        for layer, full in zip(layers, filled, strict=True):
+            self._keep(layer, y, full)
+        return y
 
     def _keep(self, layer: int, answers: mx.array, full: Full) -> mx.array:
         for slot, pages in full.items():
@@ -80,7 +97,8 @@ class CacheStep:
     @property
     def state(self) -> list[mx.array]:
         """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""
-        arrays = [a for store, _ in self._attention.values() for a in store.arrays]
+        arrays = [a for layer in self._replaced for a in self._attention[layer][0].arrays]
+        arrays += self._written  # computing these writes pages
         arrays += [a for store in self._recurrent.values() for a in store.arrays]
         arrays += [a for pair in self.full.values() for a in pair]
         for segment in self.segments:
