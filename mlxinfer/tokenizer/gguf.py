@@ -18,8 +18,7 @@ from .byte_level import build_byte_level, split_merges
 from .library import LibraryBackend, frame_texts, tokenizer_errors
 from .parts import DEFAULT_TEMPLATE, Backend, TokenizerParts
 from .pretokenizers import pre_tokenization
-from .sentencepiece import Normalization, build_sentencepiece
-from .sentencepiece_native import PLAIN, SentencePieceBackend
+from .sentencepiece import PLAIN, Normalization, build_sentencepiece
 from .vocabulary import TokenType, Vocabulary
 
 _END_OF_TURN = frozenset(
@@ -155,7 +154,9 @@ def _build(keys: _Metadata, model: str, pre: str, vocabulary: Vocabulary, first:
     else:
         normalization, rstrip = _normalization(keys, model), _right_stripped(keys, vocabulary)
         if model == "llama" and normalization == PLAIN and not rstrip:
-            # What the library does not take is for the other one to take, or to say what is wrong with it.
+            from .sentencepiece_native import SentencePieceBackend  # imports a library that few models need
+
+            # What that library does not take is for the other one to take, or to say what is wrong with it.
             with suppress(RuntimeError):
                 return SentencePieceBackend(vocabulary, first, last)
         tokenizer = build_sentencepiece(vocabulary, "bpe" if model == "llama" else "unigram", normalization, rstrip=rstrip)

@@ -44,6 +44,10 @@ class Normalization:
         return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if self.prefix_space else steps)
 
 
+PLAIN = Normalization(prefix_space=False)
+"""With this one, a text in one piece is the same as cut at its special tokens."""
+
+
 def build_sentencepiece(
     vocabulary: Vocabulary,
     algorithm: Literal["bpe", "unigram"],

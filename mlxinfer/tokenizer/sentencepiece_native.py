@@ -11,11 +11,8 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
 from .library import LibraryBackend, frame_texts
-from .sentencepiece import SPACE, Normalization, build_sentencepiece
+from .sentencepiece import PLAIN, SPACE, build_sentencepiece
 from .vocabulary import CUT_OUT, TokenType, Vocabulary
-
-PLAIN = Normalization(prefix_space=False)
-"""The normalization with which a text is the same in one piece as cut at its special tokens."""
 
 
 class SentencePieceBackend:
