@@ -67,6 +67,8 @@ def load(
         own = supports(model_type(checkpoint))
         read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
         tokenizer = load_tokenizer(checkpoint)
+        if isinstance(checkpoint, GGUFCheckpoint):
+            checkpoint.forget_vocabulary()
         model, notes = read(progress)
     finally:
         checkpoint.close()

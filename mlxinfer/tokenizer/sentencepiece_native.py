@@ -24,7 +24,9 @@ class SentencePieceBackend:
 
     def __init__(self, vocabulary: Vocabulary, first: int | None, last: int | None) -> None:
         self._processor = SentencePieceProcessor(model_proto=_model(vocabulary))
-        self._vocabulary = vocabulary
+        self._types, self._scores = vocabulary.types, vocabulary.scores
+        # All other texts are kept by the library, once.
+        self._cut_out = {token_id: vocabulary.tokens[token_id] for token_id in vocabulary.ids(*CUT_OUT)}
         self._first, self._last = first, last
         self._unknown = self._processor.unk_id()
         self.decoder = PLAIN.decoder()
@@ -33,7 +35,7 @@ class SentencePieceBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = []
         # The unknown token is the one special token that the library does not find in a text.
-        for index, part in enumerate(text.split(self._vocabulary.tokens[self._unknown])):
+        for index, part in enumerate(text.split(self._cut_out[self._unknown])):
             ids += [self._unknown] if index else []
             ids += self._processor.encode(part)
         if not add_special_tokens:
@@ -41,16 +43,23 @@ class SentencePieceBackend:
         return [*([] if self._first is None else [self._first]), *ids, *([] if self._last is None else [self._last])]
 
     def token(self, token_id: int) -> str | None:
-        return self._vocabulary.tokens[token_id] if 0 <= token_id < len(self._vocabulary.tokens) else None
+        if not 0 <= token_id < len(self._types):
+            return None
+        return self._cut_out.get(token_id) or self._text(token_id)
 
     def save(self, path: str) -> None:
         LibraryBackend(self.in_tokenizers()).save(path)
 
     def in_tokenizers(self) -> Tokenizer:
         """The same tokenizer in the library that everybody reads files of."""
-        tokenizer = build_sentencepiece(self._vocabulary, "bpe", PLAIN)
+        tokens = [self._cut_out.get(token_id) or self._text(token_id) for token_id in range(len(self._types))]
+        tokenizer = build_sentencepiece(Vocabulary(tokens, self._types, self._scores), "bpe", PLAIN)
         frame_texts(tokenizer, self._first, self._last)
         return tokenizer
+
+    def _text(self, token_id: int) -> str:
+        text: str = self._processor.id_to_piece(token_id)
+        return text
 
 
 def _model(vocabulary: Vocabulary) -> bytes:

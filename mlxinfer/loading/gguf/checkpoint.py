@@ -42,6 +42,11 @@ class GGUFCheckpoint:
         """GGUF key to value: `str`, `int`, `float`, `bool`, `list[str]`, or a numpy array of numbers."""
         return self._files.metadata
 
+    def forget_vocabulary(self) -> None:
+        """Take the tokens out of `metadata`: their texts can be larger than the largest tensor of a small model."""
+        for key in ("tokens", "scores", "token_type", "merges"):
+            self._files.metadata.pop(f"tokenizer.ggml.{key}", None)
+
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 

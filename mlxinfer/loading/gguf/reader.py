@@ -86,7 +86,7 @@ class GGUFFile:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
         try:
             header = _Header(self._map, path)
-            self.metadata: Mapping[str, Any] = header.metadata
+            self.metadata: dict[str, Any] = header.metadata
             self.tensors: Mapping[str, TensorInfo] = header.tensors
         except BaseException:
             self._map.close()

@@ -28,7 +28,7 @@ class GGUFFiles:
         try:
             for part in part_paths(path):
                 self._files.append(GGUFFile(part))
-            self.metadata: Mapping[str, Any] = self._files[0].metadata
+            self.metadata: dict[str, Any] = self._files[0].metadata
             self._check_parts()
             self._where = self._locate()
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
