@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,19 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Loading makes hundreds of thousands of objects that are none: looking through them would be a fifth of the time of a tokenizer."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
 def load(
     path_or_id: str | Path,
     *,
@@ -63,7 +76,8 @@ def load(
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
-    with _no_garbage_collection(), closing(open_checkpoint(found.path)) as checkpoint:
+    checkpoint = open_checkpoint(found.path)
+    try:
         compute = compute_dtype(checkpoint, dtype)
         own = supports(model_type(checkpoint))
         read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
@@ -71,6 +85,8 @@ def load(
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
         model, notes = read(progress)
+    finally:
+        checkpoint.close()
     mx.clear_cache()
     if isinstance(tokenizer, NoTokenizer):
         notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
@@ -85,18 +101,6 @@ def load(
         weight_bytes=sum(array.nbytes for array in arrays(model)),
         notes=(*model.notes, *notes),
     )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """The hundreds of thousands of objects that loading makes are none, and looking through them is a fifth of the time of a tokenizer."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 Read = Callable[[Progress | None], tuple[Model, list[str]]]
