@@ -11,7 +11,7 @@ from .attention import attention_plan, paged_attention, rotation
 from .interface import AttentionPlan, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import rms_norm, silu_multiply
-from .packed import PRECISIONS, Packed, default_precision, pack
+from .packed import PRECISIONS, Packed, block_types, default_precision, pack, pack_blocks
 
 __all__ = [
     "PRECISIONS",
@@ -20,10 +20,12 @@ __all__ = [
     "Rotation",
     "attention_plan",
     "available",
+    "block_types",
     "default_precision",
     "in_use",
     "isa_name",
     "pack",
+    "pack_blocks",
     "paged_attention",
     "rms_norm",
     "rotation",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 
 class Layout(Protocol):
@@ -40,6 +41,12 @@ class Native(Protocol):
     def pack_quantized(
         self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
     ) -> tuple[mx.array, Layout]: ...
+
+    def block_types(self) -> dict[str, tuple[int, int]]: ...
+
+    def empty_blocks(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
+
+    def fill_blocks(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
 
     def packed_matmul(
         self,
