@@ -1,15 +1,18 @@
 """Builds `mlxinfer.kernels_cpu._native` with CMake, where that can be done; everything else is in pyproject.toml.
 
-`MLXINFER_CPU_KERNELS=1` asks for them, with nanobind and cmake installed and `--no-build-isolation`; without it nothing is compiled.
+On Linux they are built where a C++ compiler is present, and left out with a note where not. `MLXINFER_CPU_KERNELS=1` asks for them
+anywhere and makes a failure an error; `MLXINFER_CPU_KERNELS=0` leaves them out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,8 +20,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path(__file__).parent.resolve() / "mlxinfer" / "kernels_cpu"
-WANTED = os.environ.get("MLXINFER_CPU_KERNELS") == "1"
+SETTING = os.environ.get("MLXINFER_CPU_KERNELS", "")
+WANTED = SETTING == "1" or (SETTING != "0" and sys.platform == "linux")
 NOTE = "_native.json"
+TRIAL = "import mlx.core as mx, _native; mx.eval(_native.silu_multiply(mx.ones((3,)), mx.ones((3,))))"
 
 
 class CannotBuild(Exception):
@@ -28,12 +33,18 @@ class CannotBuild(Exception):
 class BuildWithCMake(build_ext):
     def run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for stale in self.get_outputs():
-            Path(stale).unlink()
         try:
-            note = {"mlx": self.compile()}
+            note = {"mlx": requirement("mlx"), "sources": fingerprint()}
+            if note == self.note_there() and self.module_there():
+                return
+            self.remove_what_is_there()
+            self.compile()
         except CannotBuild as problem:
-            raise SystemExit(f"mlxinfer: the CPU kernels cannot be built: {problem}") from problem
+            if SETTING == "1":
+                raise SystemExit(f"mlxinfer: the CPU kernels cannot be built: {problem}") from problem
+            self.remove_what_is_there()
+            note = {"failed": str(problem)}
+            sys.stderr.write(f"mlxinfer is installed without its CPU kernels: {problem}\n")
         (self.folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
 
     @property
@@ -41,12 +52,24 @@ class BuildWithCMake(build_ext):
         """Where the module goes: into the tree for an editable install."""
         return PACKAGE if self.inplace else Path(self.build_lib).resolve() / "mlxinfer" / "kernels_cpu"
 
-    def compile(self) -> str:
-        """Build the module; the version of MLX that it is for."""
+    @property
+    def module(self) -> Path:
+        return self.folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+    def module_there(self) -> bool:
+        return self.module.exists()
+
+    def note_there(self) -> object:
         try:
-            mlx, _ = version("mlx"), version("nanobind")
-        except PackageNotFoundError as error:
-            raise CannotBuild(f"the package {error.name} is not there to build against") from error
+            return json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def remove_what_is_there(self) -> None:
+        for stale in (self.module, self.folder / NOTE):
+            stale.unlink(missing_ok=True)
+
+    def compile(self) -> None:
         cmake, ninja = tool("cmake"), tool("ninja")
         if cmake is None:
             raise CannotBuild("cmake was not found")
@@ -58,13 +81,28 @@ class BuildWithCMake(build_ext):
         options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DMLXINFER_OUTPUT={self.folder}"]
         execute([cmake, "-S", str(PACKAGE), "-B", str(build), *options])
         execute([cmake, "--build", str(build), "--parallel"])
-        return mlx
+        execute([sys.executable, "-c", TRIAL], cwd=self.folder)
 
     def get_outputs(self) -> list[str]:
-        return sorted(str(path) for path in self.folder.glob("_native.*") if path.suffix in {".so", ".json"})
+        return [str(path) for path in (self.module, self.folder / NOTE) if path.exists()]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
+
+
+def requirement(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        raise CannotBuild(f"the package {package} is not there to build against") from error
+
+
+def fingerprint() -> str:
+    """Of everything that the module is made from: a build that would give the same one again is not repeated."""
+    digest = hashlib.sha256(f"{requirement('mlx')} {requirement('nanobind')} {os.environ.get('CXX')} {sys.version}".encode())
+    for path in sorted([PACKAGE / "CMakeLists.txt", *(PACKAGE / "src").rglob("*.[ch]*")]):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def tool(name: str) -> str | None:
@@ -72,11 +110,12 @@ def tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
-def execute(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def execute(command: list[str], cwd: Path | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode != 0:
-        sys.stderr.write(done.stdout[-6000:] + done.stderr[-6000:])
-        errors = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
+        output = done.stdout + done.stderr
+        sys.stderr.write(output[-6000:])
+        errors = [line.strip() for line in output.splitlines() if "error" in line.lower()]
         raise CannotBuild(f"{' '.join(command[:2])} failed: {errors[0] if errors else 'see the output of pip install -v'}")
 
 

@@ -8,27 +8,33 @@ how an operation is added.
 from __future__ import annotations
 
 from .attention import attention_plan, paged_attention, rotation
-from .interface import AttentionPlan, Rotation
+from .blocks import Block, Projection, blocks, run_blocks
+from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import rms_norm, silu_multiply
-from .packed import PRECISIONS, Packed, block_types, default_precision, pack, pack_blocks
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf
 
 __all__ = [
     "PRECISIONS",
     "AttentionPlan",
+    "Block",
+    "Blocks",
     "Packed",
+    "Projection",
     "Rotation",
     "attention_plan",
     "available",
-    "block_types",
+    "blocks",
     "default_precision",
+    "gguf_types",
     "in_use",
     "isa_name",
     "pack",
-    "pack_blocks",
+    "pack_gguf",
     "paged_attention",
     "rms_norm",
     "rotation",
+    "run_blocks",
     "silu_multiply",
     "status",
     "thread_count",

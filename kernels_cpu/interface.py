@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -27,6 +27,10 @@ class Rotation(Protocol):
     """Cosines and sines of a step's rows; see `rotation`."""
 
 
+class Blocks(Protocol):
+    """Decoder blocks that follow one another; see `blocks`."""
+
+
 class Native(Protocol):
     def isa_name(self) -> str: ...
 
@@ -42,11 +46,11 @@ class Native(Protocol):
         self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
     ) -> tuple[mx.array, Layout]: ...
 
-    def block_types(self) -> dict[str, tuple[int, int]]: ...
+    def gguf_types(self) -> dict[str, tuple[int, int]]: ...
 
-    def empty_blocks(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
+    def empty_gguf(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
 
-    def fill_blocks(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
+    def fill_gguf(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
 
     def packed_matmul(
         self,
@@ -82,5 +86,24 @@ class Native(Protocol):
         key_norm: mx.array | None,
         eps: float,
         rotation: Rotation | None,
+        /,
+    ) -> list[mx.array]: ...
+
+    Projection: Callable[[mx.array, Layout, int, mx.array | None], object]
+
+    Norm: Callable[[mx.array | None, float], object]
+
+    Block: Callable[..., object]
+
+    def blocks(self, blocks: Sequence[object], /) -> Blocks: ...
+
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        sealed: Sequence[Sequence[mx.array]],
+        open: Sequence[Sequence[mx.array]],
+        plans: Sequence[AttentionPlan],
+        rotations: Sequence[Rotation | None],
         /,
     ) -> list[mx.array]: ...

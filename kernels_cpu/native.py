@@ -51,7 +51,7 @@ def _unfit() -> str | None:
     try:
         note = json.loads((Path(__file__).parent / BUILD_NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return "not built (MLXINFER_CPU_KERNELS=1 and a C++ compiler at installation build them)"
+        return "not built (on Linux pip install does so where a C++ compiler is present)"
     if "failed" in note:
         return f"not built: {note['failed']}"
     try:

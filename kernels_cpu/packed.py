@@ -30,7 +30,7 @@ def default_precision() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_blocks`.
+    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_gguf`.
 
     `data` replaces the arrays that it was made from and has their size; scales are kept in 16 bits where that loses nothing. `dtype`
     is that of the scales, or of the plain matrix; where activations have another, results are float32. `precision` is
@@ -107,23 +107,23 @@ def pack(
 
 
 @cache
-def block_types() -> Mapping[str, tuple[int, int]]:
-    """The block types of GGUF files that `pack_blocks` takes, with their bits and the columns that share a scale. Empty where the
+def gguf_types() -> Mapping[str, tuple[int, int]]:
+    """The block types of GGUF files that `pack_gguf` takes, with their bits and the columns that share a scale. Empty where the
     operations are not in use."""
-    return native().block_types() if in_use() else {}
+    return native().gguf_types() if in_use() else {}
 
 
-def pack_blocks(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
-    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type of `block_types`: no number changes, and no bits are added but
+def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
+    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type of `gguf_types`: no number changes, and no bits are added but
     those of scales that are whole bytes here.
 
     `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; none is needed once the next one is asked for. Raises ValueError
     for a scale that is infinite or NaN, and for bytes that are no such matrix.
     """
-    data, layout = native().empty_blocks(kind, list(shape))
+    data, layout = native().empty_gguf(kind, list(shape))
     done = 0
     for piece in pieces:
-        if not native().fill_blocks(data, layout, kind, done, piece):
+        if not native().fill_gguf(data, layout, kind, done, piece):
             raise ValueError("a scale is NaN or infinite")
         done += len(piece)
     return Packed(data, layout, None, precision or default_precision())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINKED = ["convert", "kernels_metal"]
+LINKED = ["convert", "kernels_cpu", "kernels_metal"]
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -29,13 +29,14 @@ def test_links_are_relative_and_resolve(name: str) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel built from it, of a copy of the tree."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "_native.*")
     for name in ["mlxinfer", *LINKED]:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=unwanted)
-    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+    for name in ["pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         shutil.copy2(ROOT / name, tree / name)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", str(out), str(tree)]
+    settings = {**os.environ, "MLXINFER_CPU_KERNELS": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -43,7 +44,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _modules_of_the_tree() -> set[str]:
     names = {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer").rglob("*.py")}
     for folder in LINKED:
-        names |= {f"mlxinfer/{path.relative_to(ROOT)}" for suffix in ("py", "metal", "h") for path in (ROOT / folder).rglob(f"*.{suffix}")}
+        files = [path for suffix in ("py", "metal", "h", "cpp", "txt") for path in (ROOT / folder).rglob(f"*.{suffix}")]
+        names |= {f"mlxinfer/{path.relative_to(ROOT)}" for path in files}
     return names
 
 
@@ -52,7 +54,7 @@ def test_sdist_holds_every_module(built: Path) -> None:
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     assert _modules_of_the_tree() <= names
-    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
 
 
 def test_wheel_holds_every_module(built: Path) -> None:
@@ -61,14 +63,15 @@ def test_wheel_holds_every_module(built: Path) -> None:
         names = set(wheel.namelist())
     assert _modules_of_the_tree() <= names
     assert "mlxinfer/py.typed" in names
-    assert not [name for name in names if name.startswith(("convert/", "kernels_metal/", "tests/"))]
+    assert not [name for name in names if name.startswith((*(f"{name}/" for name in LINKED), "tests/"))]
 
 
 def test_wheel_imports_outside_the_checkout(built: Path, tmp_path: Path) -> None:
     (archive,) = built.glob("*.whl")
     with zipfile.ZipFile(archive) as wheel:
         wheel.extractall(tmp_path)
-    script = "import mlxinfer.convert as c, mlxinfer.kernels_metal as k, mlxinfer.cli; print(c.__file__); print(k.__file__)"
+    imports = "".join(f"import mlxinfer.{name} as module; print(module.__file__);" for name in LINKED)
+    script = f"{imports} import mlxinfer.cli"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     for line, name in zip(done.stdout.split(), LINKED, strict=True):

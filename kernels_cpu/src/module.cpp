@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   bind_silu_multiply(m);
   bind_paged_attention(m);
   bind_rms_norm(m);
+  bind_blocks(m);
 }
 
 } // namespace mlxinfer::cpu

@@ -107,10 +107,10 @@ class NativeAttention:
         for s in segments:
             table = group.tables[s.slot]
             parts.append((s.slot, s.start, s.count, s.past, table.first, table.pages))
-        return _NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
+        return NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
 
 
-class _NativeStep:
+class NativeStep:
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan
@@ -134,20 +134,42 @@ class _NativeStep:
             query_norm=q_norm.weight if q_norm else None,
             key_norm=k_norm.weight if k_norm else None,
             eps=norm.eps if (norm := q_norm or k_norm) else 0.0,
-            rotation=self._native(heads.rotation),
+            rotation=self.native_rotation(heads.rotation),
         )
-        return answers, self._full(pages)
+        return answers, self.full(pages)
 
-    def _full(self, pages: list[mx.array]) -> Full:
+    def full(self, pages: list[mx.array]) -> Full:
         full, start = {}, 0
         for slot, count in self.filled:
             full[slot] = [p[:, start : start + count] for p in pages]
             start += count
         return full
 
-    def _native(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
+    def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
         """The cosines and sines, made for the first layer that asks and kept for the others."""
         if rotation is not None and self._rotation[0] is not rotation:
             parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
             self._rotation = rotation, kernels_cpu.rotation(parts)
         return None if rotation is None else self._rotation[1]
+
+
+def run_blocks(
+    x: mx.array,
+    blocks: kernels_cpu.Blocks,
+    parts: Sequence[tuple[LayerStore, StepAttention]],
+    rotations: Sequence[Rotation | None],
+) -> tuple[mx.array, list[Full]]:
+    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
+    steps = [step for _, step in parts if isinstance(step, NativeStep)]
+    stores = [store for store, _ in parts]
+    x, opened, filled = kernels_cpu.run_blocks(
+        x,
+        blocks,
+        [store.sealed for store in stores],
+        [store.open for store in stores],
+        [step.plan for step in steps],
+        [step.native_rotation(rotation) for step, rotation in zip(steps, rotations, strict=True)],
+    )
+    for store, pages in zip(stores, opened, strict=True):
+        store.open = pages
+    return x, [step.full(pages) for step, pages in zip(steps, filled, strict=True)]

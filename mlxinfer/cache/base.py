@@ -12,6 +12,8 @@ from typing import Protocol, Union
 
 import mlx.core as mx
 
+from ..kernels_cpu import Blocks
+
 PAGE = 64
 """Tokens in a page."""
 
@@ -137,6 +139,15 @@ class Step(Protocol):
     ) -> mx.array:
         """The same for projections as they come: one to three arrays `[T, n]` that together have queries, keys and values behind one
         another, whose heads still have their `heads` steps before them. Returns `[T, Hq * Dv]`."""
+        ...
+
+    @property
+    def runs_blocks(self) -> bool:
+        """Whether `run_blocks` can be called."""
+        ...
+
+    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+        """Rows `[T, hidden]` through whole blocks of the CPU kernels, whose attention layers are `layers`."""
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:

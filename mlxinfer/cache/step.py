@@ -7,8 +7,9 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from .attention import Full, Options, StepAttention
-from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Segment
+from ..kernels_cpu import Blocks
+from .attention import Full, NativeStep, Options, StepAttention, run_blocks
+from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .recurrent import RecurrentStore
 from .store import LayerStore
 
@@ -65,6 +66,17 @@ class CacheStep:
     ) -> mx.array:
         store, attention = self._attention[layer]
         return self._keep(layer, *attention.rows(store, rows, heads, Options(scale, softcap, sinks)))
+
+    @property
+    def runs_blocks(self) -> bool:
+        return all(isinstance(attention, NativeStep) for _, attention in self._attention.values())
+
+    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+        parts = [self._attention[layer] for layer in layers]
+        y, filled = run_blocks(x, blocks, parts, rotations)
+        for layer, full in zip(layers, filled, strict=True):
+            y = self._keep(layer, y, full)
+        return y
 
     def _keep(self, layer: int, answers: mx.array, full: Full) -> mx.array:
         for slot, pages in full.items():

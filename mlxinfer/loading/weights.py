@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..nn.tree import arrays
-from ..nn.weights import Blocks, Dense, Format, Matrix, Quantized, Recipe
+from ..nn.weights import Dense, Format, InFile, Matrix, Quantized, Recipe
 from .checkpoint import Checkpoint
 from .dtypes import dtype_name, loses_precision
 from .ledger import Kind, Ledger, Request
@@ -72,7 +72,7 @@ class CheckpointWeights:
             self._progress(min(self._done, self._total), self._total)
 
     def _note_rounding(self, name: str, matrix: Matrix, target: mx.Dtype) -> None:
-        if isinstance(matrix, Blocks):
+        if isinstance(matrix, InFile):
             return
         stored = matrix.scales.dtype if isinstance(matrix, Quantized) else matrix.weight.dtype
         if loses_precision(stored, target):
@@ -101,7 +101,7 @@ def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
     """With its floating-point parts in this dtype; codes and 8-bit scales stay as they are."""
     if isinstance(matrix, Dense):
         return Dense(matrix.weight.astype(dtype))
-    if isinstance(matrix, Blocks) or matrix.biases is None:
+    if isinstance(matrix, InFile) or matrix.biases is None:
         return matrix
     return Quantized(matrix.weight, matrix.scales.astype(dtype), matrix.biases.astype(dtype), matrix.format)
 
@@ -123,9 +123,9 @@ def settle(matrix: Matrix) -> Matrix:
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. Blocks are checked when they
+    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is in a file still is checked when they
     are packed."""
-    if isinstance(matrix, Blocks):
+    if isinstance(matrix, InFile):
         return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)

@@ -4,81 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec, Rotation, Step
-from ..nn.fuse import fused
+from ..cache.base import LayerSpec, Step
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.rope import Rope
 from ..nn.weights import Weights
+from .block import Block
+from .native import runs
 from .sizes import Sizes
-
-
-class Mixer(Protocol):
-    """What mixes tokens: attention, or a recurrence."""
-
-    def __call__(
-        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
-    ) -> mx.array:
-        """`onto + mix(norm(x))`, `[T, hidden]`."""
-        ...
-
-
-class FeedForward(Protocol):
-    """What works on each token alone."""
-
-    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """`onto + f(norm(x))`, `[T, hidden]`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """The norms of a block, None where there is none."""
-
-    before_mixer: RMSNorm | None = None
-    after_mixer: RMSNorm | None = None
-    before_mlp: RMSNorm | None = None
-    after_mlp: RMSNorm | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A mixer and a feed-forward layer, each added to the stream: `x + residual * after(f(before(x)))`.
-
-    `rope` is the key of the block's rope in its architecture, None where positions are not encoded.
-    """
-
-    mixer: Mixer
-    mlp: FeedForward
-    norms: Norms
-    rope: str | None = "rope"
-    residual: float = 1.0
-
-    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
-        rotation = None if self.rope is None else rotations[self.rope]
-        norms = self.norms
-        onto = x if self.residual == 1.0 and norms.after_mixer is None else None
-        y = self.mixer(x, step, rotation, norm=norms.before_mixer, onto=onto)
-        x = self._sum(x, y, norms.after_mixer)
-        onto = x if self.residual == 1.0 and norms.after_mlp is None else None
-        y = self.mlp(x, norm=norms.before_mlp, onto=onto)
-        return self._sum(x, y, norms.after_mlp)
-
-    def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
-        """A part's result with the stream that it is added to, which it has done itself if nothing comes between."""
-        if self.residual == 1.0:
-            return y if after is None else after(y, onto=x)
-        return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
-
-
-@fused
-def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
-    """In float32: the scale itself would lose digits in a half-precision dtype."""
-    return (x + y * scale).astype(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +65,7 @@ class Decoder:
             ready(self.blocks[-1])
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
+        self.runs = runs(self.blocks, self.embedding.dtype)
 
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
         """int32 `[T]` to the last block's normed states `[T, hidden]`; keys, values and states go to the cache."""
@@ -136,8 +73,8 @@ class Decoder:
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        for block in self.blocks:
-            x = block(x, step, rotations)
+        for run in self.runs:
+            x = run(x, step, rotations)
         return self.norm(x)
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -9,8 +9,8 @@ from ..nn.activations import Gate
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..nn.weights import Weights
+from .block import Block, FeedForward, Mixer, Norms
 from .config import ConfigReader
-from .decoder import Block, FeedForward, Mixer, Norms
 from .sizes import Sizes
 
 

@@ -11,7 +11,7 @@ from ..device import is_gpu
 from ..errors import WeightsError
 from .linear import Embedding, Linear
 from .tree import arrays, objects
-from .weights import Blocks, Dense, Matrix
+from .weights import Dense, InFile, Matrix
 
 _PIECE = 4 << 20
 """Bytes of a GGUF file that are in memory at a time."""
@@ -34,8 +34,8 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
 
 
 def _packed(matrix: Matrix, precision: str | None) -> kernels_cpu.Packed:
-    if isinstance(matrix, Blocks):
-        return _packed_blocks(matrix, precision)
+    if isinstance(matrix, InFile):
+        return _packed_file(matrix, precision)
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
     f = matrix.format
@@ -44,9 +44,9 @@ def _packed(matrix: Matrix, precision: str | None) -> kernels_cpu.Packed:
     )
 
 
-def _packed_blocks(blocks: Blocks, precision: str | None) -> kernels_cpu.Packed:
+def _packed_file(blocks: InFile, precision: str | None) -> kernels_cpu.Packed:
     rows = max(_PIECE * 8 // (blocks.columns * blocks.format.bits), 1)
     try:
-        return kernels_cpu.pack_blocks(blocks.format.mode, blocks.shape, blocks.pieces(rows), precision=precision)
+        return kernels_cpu.pack_gguf(blocks.format.mode, blocks.shape, blocks.pieces(rows), precision=precision)
     except ValueError as error:
         raise WeightsError(f"{', '.join(source.name for source in blocks.sources)}: {error}; download or convert the model again") from None

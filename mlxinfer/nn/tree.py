@@ -14,17 +14,32 @@ def arrays(node: object) -> Iterator[mx.array]:
 
 
 def objects(node: object) -> Iterator[object]:
-    """Every array and every object of this project that is reachable in the same ways, `node` included, holders before what they hold."""
-    if isinstance(node, mx.array):
-        yield node
-    elif isinstance(node, (list, tuple)):
+    """Every array and every object of this project that is reachable in the same ways, `node` included, holders before what they
+    hold, each once."""
+    return _objects(node, set())
+
+
+def _objects(node: object, seen: set[int]) -> Iterator[object]:
+    if isinstance(node, (list, tuple)):
         for item in node:
-            yield from objects(item)
-    elif isinstance(node, dict):
-        yield from objects(list(node.values()))
-    elif is_dataclass(node) and not isinstance(node, type):
+            yield from _objects(item, seen)
+        return
+    if isinstance(node, dict):
+        yield from _objects(list(node.values()), seen)
+        return
+    held = _held(node)
+    if id(node) not in seen and held is not None:
+        seen.add(id(node))
         yield node
-        yield from objects([getattr(node, field.name) for field in fields(node)])
-    elif hasattr(node, "__dict__") and type(node).__module__.startswith(__package__.split(".")[0]):
-        yield node
-        yield from objects(vars(node))
+        yield from _objects(held, seen)
+
+
+def _held(node: object) -> list[object] | None:
+    """What hangs on an array or on an object of this project; None for anything else."""
+    if isinstance(node, mx.array):
+        return []
+    if is_dataclass(node) and not isinstance(node, type):
+        return [getattr(node, field.name) for field in fields(node)]
+    if hasattr(node, "__dict__") and type(node).__module__.startswith(__package__.split(".")[0]):
+        return list(vars(node).values())
+    return None

@@ -32,7 +32,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `Blocks` the name of their type. Groups run
+    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `InFile` the name of their type. Groups run
     along the input."""
 
     bits: int
@@ -67,7 +67,7 @@ class Quantized:
         return replace(self, weight=operation(self.weight), scales=operation(self.scales), biases=biases)
 
 
-class BlockRows(Protocol):
+class FileRows(Protocol):
     """A matrix in a GGUF file, row by row as it is stored there. It has no attributes for `nn.tree` to look into."""
 
     __slots__ = ()
@@ -91,13 +91,13 @@ class BlockRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class InFile:
     """A matrix that stays in its GGUF file until it is packed for the native CPU products, which know more formats than MLX.
 
     Its rows are picked by `rows`, int32 `[..., out]`, from those of all `sources`, counted through; `counts` are how many each source has.
     """
 
-    sources: tuple[BlockRows, ...]
+    sources: tuple[FileRows, ...]
     counts: tuple[int, ...]
     rows: np.ndarray
     columns: int
@@ -107,7 +107,7 @@ class Blocks:
     def shape(self) -> tuple[int, ...]:
         return (*self.rows.shape, self.columns)
 
-    def each(self, operation: Callable[[mx.array], mx.array]) -> Blocks:
+    def each(self, operation: Callable[[mx.array], mx.array]) -> InFile:
         """Apply an operation on rows, as `Quantized.each` does."""
         return replace(self, rows=np.array(operation(mx.array(self.rows)[..., None]))[..., 0])
 
@@ -122,7 +122,7 @@ class Blocks:
         parts = [mx.array(source.dequantize(source.read(picked))).astype(dtype) for source, picked in self._runs(self.rows.size)]
         return mx.concatenate(parts).reshape(self.shape) if parts else mx.zeros(self.shape, dtype)
 
-    def _runs(self, rows: int) -> Iterator[tuple[BlockRows, np.ndarray]]:
+    def _runs(self, rows: int) -> Iterator[tuple[FileRows, np.ndarray]]:
         """At most `rows` rows of one source at a time, with their numbers there."""
         starts = np.cumsum([0, *self.counts])
         flat = self.rows.reshape(-1)
@@ -134,7 +134,7 @@ class Blocks:
                 yield self.sources[which[begin]], piece[begin:end] - starts[which[begin]]
 
 
-Matrix = Union[Dense, Quantized, Blocks]
+Matrix = Union[Dense, Quantized, InFile]
 
 
 def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matrix:
@@ -156,8 +156,8 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
         if not all(isinstance(m, Dense) for m in matrices):
             raise ValueError("plain and quantized matrices cannot be joined")
         return Dense(operation([m.weight for m in matrices if isinstance(m, Dense)]))
-    if isinstance(first, Blocks):
-        return _join_blocks([m for m in matrices if isinstance(m, Blocks) and m.format == first.format], len(matrices), operation)
+    if isinstance(first, InFile):
+        return _join_in_file([m for m in matrices if isinstance(m, InFile) and m.format == first.format], len(matrices), operation)
     quantized = [m for m in matrices if isinstance(m, Quantized) and m.format == first.format]
     if len(quantized) != len(matrices):
         raise ValueError("matrices of different quantization cannot be joined")
@@ -166,7 +166,7 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
     return Quantized(operation([m.weight for m in quantized]), operation([m.scales for m in quantized]), biases, first.format)
 
 
-def _join_blocks(blocks: list[Blocks], wanted: int, operation: Callable[[list[mx.array]], mx.array]) -> Blocks:
+def _join_in_file(blocks: list[InFile], wanted: int, operation: Callable[[list[mx.array]], mx.array]) -> InFile:
     if len(blocks) != wanted:
         raise ValueError("matrices of different quantization cannot be joined")
     sources = tuple(source for b in blocks for source in b.sources)

@@ -35,6 +35,8 @@ class PlainCache:
 
 
 class PlainStep:
+    runs_blocks = False
+
     def __init__(self, cache: PlainCache, segments: tuple[Segment, ...]) -> None:
         self.cache = cache
         self.segments = segments
@@ -67,6 +69,9 @@ class PlainStep:
         assert isinstance(spec, AttentionSpec)
         y = self.attend(layer, *separate(rows, spec, heads), **options)
         return y.reshape(y.shape[0], -1)
+
+    def run_blocks(self, x: mx.array, blocks: Any, layers: Any, rotations: Any) -> mx.array:
+        raise AssertionError("there are no CPU kernels here")
 
     def _append(self, s: Segment, layer: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
         if s.past:

@@ -4,10 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
-#include <algorithm>
-
-#include "attention/plan.h"
-#include "attention/work.h"
+#include "attention/operands.h"
 #include "op/bindings.h"
 #include "op/op.h"
 
@@ -39,8 +36,8 @@ class PagedAttention : public Operation {
     work.rotation = options_.rotation;
     work.scale = options_.scale;
     work.softcap = options_.softcap;
-    work.keys = store(inputs[0], inputs[2], outputs[1], outputs[3]);
-    work.values = store(inputs[1], inputs[3], outputs[2], outputs[4]);
+    work.keys = page_store(inputs[0], inputs[2], outputs[1], outputs[3], *options_.plan, encoder());
+    work.values = page_store(inputs[1], inputs[3], outputs[2], outputs[4], *options_.plan, encoder());
     work.heads_per_kv = options_.heads / work.keys.kv_heads;
     auto next = inputs.begin() + 4;
     if (next->ndim() == 3) {
@@ -48,8 +45,11 @@ class PagedAttention : public Operation {
       work.new_keys = heads_of(*next++);
       work.new_values = heads_of(*next++);
     } else {
-      split(next, work);
-      next += options_.pieces;
+      std::vector<RowsOfHeads> pieces;
+      for (int i = 0; i < options_.pieces; ++i, ++next) {
+        pieces.push_back({rows_of(*next, encoder()), float_of(*next)});
+      }
+      split_heads(pieces, options_.heads, work);
     }
     auto prepare = [&](Heads& heads, bool normed) {
       heads.norm = normed ? elements_of(*next++, encoder()) : nullptr;
@@ -90,102 +90,30 @@ class PagedAttention : public Operation {
     return heads;
   }
 
-  // Queries, keys and values follow one another in pieces of the rows.
-  void split(std::vector<mx::array>::const_iterator piece, AttentionWork& work) {
-    int64_t offset = 0;
-    auto next = [&](int64_t heads, int64_t dim) {
-      if (offset == piece->shape(1)) {
-        ++piece;
-        offset = 0;
-      }
-      const auto item = static_cast<int64_t>(piece->itemsize());
-      const Rows rows = rows_of(*piece, encoder());
-      Heads part{static_cast<const char*>(rows.data) + offset * item, rows.stride * item, dim * item, dim, static_cast<int>(float_of(*piece))};
-      offset += heads * dim;
-      return part;
-    };
-    work.queries = next(options_.heads, work.keys.dim);
-    work.new_keys = next(work.keys.kv_heads, work.keys.dim);
-    work.new_values = next(work.keys.kv_heads, work.values.dim);
-  }
-
-  PageStore store(const mx::array& sealed, const mx::array& open, mx::array& new_open, mx::array& full) {
-    PageStore store{};
-    store.kv_heads = open.shape(1);
-    store.dim = open.shape(3);
-    store.sealed_pages = sealed.shape(1);
-    store.full_pages = options_.plan->full_pages;
-    store.item_size = static_cast<int64_t>(open.itemsize());
-    store.dtype = static_cast<int>(float_of(open));
-    store.sealed = static_cast<const char*>(elements_of(sealed, encoder()));
-    if (open.flags().row_contiguous) {
-      new_open.copy_shared_buffer(open);
-    } else {
-      allocate(new_open);
-      encoder().dispatch([from = static_cast<const char*>(elements_of(open, encoder())), to = new_open.data<char>(), size = open.nbytes()] {
-        std::copy_n(from, size, to);
-      });
-    }
-    store.open = new_open.data<char>();
-    allocate(full);
-    store.full = full.data<char>();
-    return store;
-  }
-
   const Options options_;
 };
 
-using Arrays = std::vector<mx::array>;
-
-std::string shapes_text(const Arrays& arrays) {
-  std::string text;
-  for (const auto& a : arrays) {
-    text += (text.empty() ? "" : " ") + dtype_text(a) + shape_text(a.shape());
-  }
-  return text;
-}
-
-// Throws unless sealed and open pages belong together and have what the plan refers to.
-void check_pages(const Arrays& sealed, const Arrays& open, const AttentionPlan& plan) {
-  bool fits = sealed.size() == 2 && open.size() == 2;
-  for (size_t i = 0; fits && i < 2; ++i) {
-    const auto &s = sealed[i], &o = open[i];
-    fits = s.ndim() == 4 && o.ndim() == 4 && is_floating(o) && o.dtype() == s.dtype() && s.shape(0) == open[0].shape(1) &&
-        o.shape(1) == open[0].shape(1) && s.shape(2) == kPageTokens && o.shape(2) == kPageTokens && s.shape(3) == o.shape(3) && o.shape(3) > 0 &&
-        s.shape(1) >= plan.sealed_pages && o.shape(0) >= plan.slots && o.shape(1) > 0;
-  }
-  if (!fits) {
-    refuse(kName, "sealed pages " + shapes_text(sealed) + " and open pages " + shapes_text(open) + " must be keys and values [heads, " +
-           std::to_string(plan.sealed_pages) + " or more, 64, dim] and [" + std::to_string(plan.slots) + " or more, heads, 64, dim].");
-  }
-}
-
 // Throws unless the rows are those of the plan and their heads fit the pages; otherwise returns the number of query heads.
 int64_t check_rows(const Arrays& rows, const Arrays& open, const AttentionPlan& plan) {
-  const int64_t kv = open[0].shape(1), key_dim = open[0].shape(3), value_dim = open[1].shape(3);
+  const HeadSizes sizes{open[0].shape(1), open[0].shape(3), open[1].shape(3)};
   const size_t axes = rows.empty() ? 0 : rows[0].ndim();
   bool fits = axes == 2 || (axes == 3 && rows.size() == 3);
-  int64_t width = 0;
   for (const auto& a : rows) {
     fits = fits && is_floating(a) && a.dtype() == rows[0].dtype() && a.ndim() == axes && a.shape(0) == plan.rows;
-    width += axes == 2 && fits ? a.shape(1) : 0;
   }
-  const int64_t queries = !fits ? 0 : axes == 3 ? rows[0].shape(1) * key_dim : width - kv * (key_dim + value_dim);
-  const int64_t heads = queries / key_dim;
-  fits = fits && queries > 0 && queries % key_dim == 0 && heads % kv == 0;
+  int64_t heads = 0;
   if (fits && axes == 3) {
+    heads = rows[0].shape(1);
     auto shape = [&](int64_t count, int64_t dim) { return mx::Shape{rows[0].shape(0), static_cast<int>(count), static_cast<int>(dim)}; };
-    fits = rows[0].shape() == shape(heads, key_dim) && rows[1].shape() == shape(kv, key_dim) && rows[2].shape() == shape(kv, value_dim);
+    fits = heads > 0 && heads % sizes.kv == 0 && rows[0].shape() == shape(heads, sizes.key_dim) &&
+        rows[1].shape() == shape(sizes.kv, sizes.key_dim) && rows[2].shape() == shape(sizes.kv, sizes.value_dim);
   } else if (fits) {
-    auto piece = rows.begin();
-    int64_t left = piece->shape(1);
-    for (int64_t part : {queries, kv * key_dim, kv * value_dim}) { // none may lie in two pieces
-      if (left == 0 && fits) {
-        left = (++piece)->shape(1);
-      }
-      fits = fits && left >= part;
-      left -= part;
+    std::vector<int64_t> widths;
+    for (const auto& a : rows) {
+      widths.push_back(a.shape(1));
     }
+    heads = query_heads(widths, sizes);
+    fits = heads > 0;
   }
   if (!fits) {
     refuse(kName, "rows " + shapes_text(rows) + " must be the plan's " + std::to_string(plan.rows) + " with queries, keys and values for pages " +
@@ -206,7 +134,7 @@ std::vector<mx::array> paged_attention(
     const std::optional<mx::array>& key_norm,
     float eps,
     std::shared_ptr<Rotation> rotation) {
-  check_pages(sealed, open, *plan);
+  check_pages(kName, sealed, open, *plan);
   const int heads = static_cast<int>(check_rows(rows, open, *plan)), key_dim = open[0].shape(3);
   if (rotation && (rotation->rows != plan->rows || 2 * rotation->half > key_dim)) {
     refuse(kName, "the rotation must have the plan's rows and at most the heads' channels.");

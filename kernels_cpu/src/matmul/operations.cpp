@@ -5,7 +5,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "matmul/blocks.h"
+#include "matmul/gguf.h"
 #include "matmul/layout.h"
 #include "matmul/multiply.h"
 #include "matmul/pack.h"
@@ -136,8 +136,8 @@ Packed pack_plain(mx::array weight) {
 }
 
 // Room for a matrix `[..., n, k]` of blocks of this type.
-Packed empty_blocks(const std::string& name, const std::vector<int>& shape) {
-  const BlockType* type = find_block_type(name);
+Packed empty_gguf(const std::string& name, const std::vector<int>& shape) {
+  const GgufType* type = find_gguf_type(name);
   if (type == nullptr || shape.size() < 2 || shape.back() % type->columns != 0) {
     refuse("pack", "there are no matrices " + shape_text(mx::Shape(shape.begin(), shape.end())) + " of " + name + " blocks.");
   }
@@ -149,18 +149,18 @@ Packed empty_blocks(const std::string& name, const std::vector<int>& shape) {
   return {data, layout};
 }
 
-using BlockRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using GgufRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Writes rows from `first` on into what `empty_blocks` gave; false where a scale is infinite or NaN.
-bool fill_blocks(mx::array data, const Layout& layout, const std::string& name, int64_t first, const BlockRows& rows) {
-  const BlockType* type = find_block_type(name);
+// Writes rows from `first` on into what `empty_gguf` gave; false where a scale is infinite or NaN.
+bool fill_gguf(mx::array data, const Layout& layout, const std::string& name, int64_t first, const GgufRows& rows) {
+  const GgufType* type = find_gguf_type(name);
   const int64_t panel = layout.panels() * layout.panel_bytes(), count = static_cast<int64_t>(rows.shape(0));
   const int64_t room = panel == 0 ? 0 : static_cast<int64_t>(data.size()) / panel * layout.n;
   if (type == nullptr || static_cast<int64_t>(rows.shape(1)) != layout.k / type->columns * type->bytes || first < 0 || first > room - count) {
     refuse("pack", std::to_string(count) + " rows of " + std::to_string(rows.shape(1)) + " bytes do not fit there as " + name + " blocks.");
   }
   nb::gil_scoped_release release;
-  return pack_blocks(*type, layout, first, count, rows.data(), data.data<uint8_t>());
+  return pack_gguf(*type, layout, first, count, rows.data(), data.data<uint8_t>());
 }
 
 // Throws unless `data` is what `pack` made of this layout.
@@ -334,18 +334,18 @@ void bind_packed(nb::module_& m) {
     Packed p = pack_plain(w);
     return nb::make_tuple(p.data, p.layout);
   }, "weight"_a);
-  m.def("block_types", [] {
+  m.def("gguf_types", [] {
     nb::dict formats;
-    for (const BlockType& type : block_types()) {
+    for (const GgufType& type : gguf_types()) {
       formats[nb::str(type.name.data(), type.name.size())] = nb::make_tuple(code_bits(type.code), type.group);
     }
     return formats;
   });
-  m.def("empty_blocks", [](const std::string& kind, const std::vector<int>& shape) {
-    Packed p = empty_blocks(kind, shape);
+  m.def("empty_gguf", [](const std::string& kind, const std::vector<int>& shape) {
+    Packed p = empty_gguf(kind, shape);
     return nb::make_tuple(p.data, p.layout);
   }, "kind"_a, "shape"_a);
-  m.def("fill_blocks", &fill_blocks, "data"_a, "layout"_a, "kind"_a, "first"_a, "rows"_a);
+  m.def("fill_gguf", &fill_gguf, "data"_a, "layout"_a, "kind"_a, "first"_a, "rows"_a);
   m.def("packed_matmul", &packed_matmul, "x"_a, "data"_a, "layout"_a, "precision"_a, "bias"_a.none(), "residual"_a.none(), "norm"_a.none(), "eps"_a,
         "gate"_a, "experts"_a.none());
   m.def("packed_rows", &packed_rows, "indices"_a, "data"_a, "layout"_a, "dtype"_a);

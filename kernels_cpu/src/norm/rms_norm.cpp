@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "norm/norm_rows.h"
 #include "op/bindings.h"
-#include "op/op.h"
 #include "threads/pool.h"
 
 #include "mlx/ops.h"
@@ -23,20 +23,14 @@ class RmsNorm : public Operation {
     if (outputs[0].size() == 0) {
       return;
     }
-    const Rows x = rows_of(inputs[0], encoder());
-    const void* weight = weighted_ ? elements_of(inputs[1], encoder()) : nullptr;
-    const Rows onto = added_ ? rows_of(inputs.back(), encoder()) : Rows{};
-    auto kernel = rms_norm_kernels().row[static_cast<int>(float_of(inputs[0]))];
-    encoder().dispatch([=, eps = eps_, out = outputs[0].data<char>(), item = static_cast<int64_t>(inputs[0].itemsize())] {
-      parallel_for(x.count, std::max<int64_t>(1, kPieceElements / x.size), [&](size_t begin, size_t end) {
-        auto at = [&](const Rows& rows, int64_t i) -> const void* {
-          return rows.data == nullptr ? nullptr : static_cast<const char*>(rows.data) + i * rows.stride * item;
-        };
-        for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
-          kernel(at(x, i), weight, eps, at(onto, i), out + i * x.size * item, x.size);
-        }
-      });
-    });
+    NormRows rows{};
+    rows.x = rows_of(inputs[0], encoder());
+    rows.weight = weighted_ ? elements_of(inputs[1], encoder()) : nullptr;
+    rows.eps = eps_;
+    rows.onto = added_ ? rows_of(inputs.back(), encoder()) : Rows{};
+    rows.out = outputs[0].data<char>();
+    rows.dtype = float_of(inputs[0]);
+    encoder().dispatch([rows] { rows.run(); });
   }
 
   const char* name() const override {
@@ -71,6 +65,19 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
 }
 
 } // namespace
+
+void NormRows::run() const {
+  const int64_t item = dtype == Float::f32 ? 4 : 2;
+  auto kernel = rms_norm_kernels().row[static_cast<int>(dtype)];
+  auto at = [item](const Rows& rows, int64_t i) -> const void* {
+    return rows.data == nullptr ? nullptr : static_cast<const char*>(rows.data) + i * rows.stride * item;
+  };
+  parallel_for(static_cast<size_t>(x.count), static_cast<size_t>(std::max<int64_t>(1, kPieceElements / x.size)), [&](size_t begin, size_t end) {
+    for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
+      kernel(at(x, i), weight, eps, at(onto, i), static_cast<char*>(out) + i * x.size * item, x.size);
+    }
+  });
+}
 
 void bind_rms_norm(nb::module_& m) {
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a, "onto"_a.none());

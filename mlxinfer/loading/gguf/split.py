@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import CheckpointError, ModelNotFoundError
 from ...nn.weights import Matrix, numbers
-from .blocks import kept_in_blocks, read_blocks
+from .in_file import left_in_file, marked_to_stay
 from .reader import GGUFFile
 from .tensors import decode, rows_at_a_time
 
@@ -22,10 +22,10 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 class GGUFFiles:
     """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors.
 
-    `blocks` keeps what the native CPU products can multiply in its blocks.
+    `in_file` keeps what the native CPU products can multiply in its blocks.
     """
 
-    def __init__(self, path: Path, *, blocks: bool = False) -> None:
+    def __init__(self, path: Path, *, in_file: bool = False) -> None:
         self.path = path
         self._files: list[GGUFFile] = []
         try:
@@ -35,8 +35,8 @@ class GGUFFiles:
             self._check_parts()
             self._where = self._locate()
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
-            if blocks:
-                self.tensors = {name: kept_in_blocks(info) for name, info in self.tensors.items()}
+            if in_file:
+                self.tensors = {name: marked_to_stay(info) for name, info in self.tensors.items()}
         except BaseException:
             self.close()
             raise
@@ -45,7 +45,7 @@ class GGUFFiles:
         """The tensor as it is stored; see `tensors.decode`."""
         file, info = self._where[name], self.tensors[name]
         if info.kept:
-            return read_blocks(file, info)
+            return left_in_file(file, info)
         return decode(info, file.pieces(info, rows_at_a_time(info)))
 
     def floats(self, name: str) -> list[float]:

@@ -10,8 +10,9 @@ from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Weights
+from ..block import Block, Norms
 from ..config import ConfigReader
-from ..decoder import Architecture, Block, Norms
+from ..decoder import Architecture
 from ..layer_types import FULL, SLIDING, every, read_layer_types, windows
 from ..parts import attention_specs, gated_mlp
 from ..rope_config import read_rope, read_rope_by_layer

@@ -8,8 +8,9 @@ from typing import Any
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.weights import Weights
+from ..block import Block
 from ..config import ConfigReader
-from ..decoder import Architecture, Block
+from ..decoder import Architecture
 from ..layer_types import FULL, SLIDING, read_layer_types, windows
 from ..parts import attention_specs, gated_mlp, pre_norm
 from ..rope_config import read_rope

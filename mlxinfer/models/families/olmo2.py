@@ -8,8 +8,9 @@ from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
+from ..block import Block, Norms
 from ..config import ConfigReader
-from ..decoder import Architecture, Block, Norms
+from ..decoder import Architecture
 from ..layer_types import FULL
 from ..parts import attention_specs, gated_mlp
 from ..rope_config import read_rope

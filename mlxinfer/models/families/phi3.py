@@ -9,8 +9,9 @@ from ...nn.attention import Attention, load_output
 from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.weights import Weights
+from ..block import Block
 from ..config import ConfigReader
-from ..decoder import Architecture, Block
+from ..decoder import Architecture
 from ..layer_types import FULL, SLIDING
 from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope

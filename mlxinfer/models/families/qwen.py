@@ -11,8 +11,9 @@ from ...nn.linear import Linear
 from ...nn.moe import MixtureOfExperts, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
+from ..block import Block, FeedForward
 from ..config import ConfigReader
-from ..decoder import Architecture, Block, FeedForward
+from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..layer_types import FULL, SLIDING, read_layer_types, windows
 from ..parts import attention_specs, gated_mlp, is_sparse_layer, pre_norm

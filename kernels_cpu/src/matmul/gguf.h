@@ -10,7 +10,7 @@
 namespace mlxinfer::cpu {
 
 // A block type of GGUF files that can be packed without loss, with the layout that it is packed in.
-struct BlockType {
+struct GgufType {
   std::string_view name;
   int columns, bytes; // of a block
   Code code;
@@ -28,11 +28,11 @@ struct BlockType {
   }
 };
 
-std::span<const BlockType> block_types();
-const BlockType* find_block_type(std::string_view name);
+std::span<const GgufType> gguf_types();
+const GgufType* find_gguf_type(std::string_view name);
 
 // Rows [first, first + count) of packed matrices `[matrices, n, k]`, whose rows are counted through, from blocks. Rows and columns
 // that only fill up a panel must be zero already. False where a scale or bias is infinite or NaN.
-bool pack_blocks(const BlockType& type, const Layout& layout, int64_t first, int64_t count, const uint8_t* rows, uint8_t* out);
+bool pack_gguf(const GgufType& type, const Layout& layout, int64_t first, int64_t count, const uint8_t* rows, uint8_t* out);
 
 } // namespace mlxinfer::cpu

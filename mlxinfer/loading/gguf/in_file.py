@@ -7,28 +7,28 @@ from dataclasses import replace
 import numpy as np
 
 from ... import kernels_cpu
-from ...nn.weights import Blocks, Format
+from ...nn.weights import Format, InFile
 from .dequantize import dequantize
 from .reader import GGUFFile, TensorInfo
 
 
-def kept_in_blocks(info: TensorInfo) -> TensorInfo:
+def marked_to_stay(info: TensorInfo) -> TensorInfo:
     """The same tensor, marked as `kept` if it can be: a matrix of a type that the packer knows."""
-    form = kernels_cpu.block_types().get(info.type.name)
+    form = kernels_cpu.gguf_types().get(info.type.name)
     if form is None or len(info.shape) < 2:
         return info
     return replace(info, kept=Format(*form, mode=info.type.name))
 
 
-def read_blocks(file: GGUFFile, info: TensorInfo) -> Blocks:
-    """A tensor that `kept_in_blocks` has marked. Nothing is read yet."""
+def left_in_file(file: GGUFFile, info: TensorInfo) -> InFile:
+    """A tensor that `marked_to_stay` has marked. Nothing is read yet."""
     assert info.kept
     rows = np.arange(info.row_count, dtype=np.int32).reshape(info.shape[:-1])
-    return Blocks((_Rows(file, info),), (info.row_count,), rows, info.shape[-1], info.kept)
+    return InFile((_Rows(file, info),), (info.row_count,), rows, info.shape[-1], info.kept)
 
 
 class _Rows:
-    """Implements `BlockRows`."""
+    """Implements `FileRows`."""
 
     __slots__ = ("_file", "_info", "_last")
 

@@ -1,4 +1,4 @@
-#include "matmul/blocks.h"
+#include "matmul/gguf.h"
 
 #include <algorithm>
 #include <atomic>
@@ -129,7 +129,7 @@ void q6_k_counts(const uint8_t* block, int8_t* scales, int8_t*) {
   std::memcpy(scales, block + 192, 16);
 }
 
-constexpr BlockType kTypes[] = {
+constexpr GgufType kTypes[] = {
     {"Q4_0", 32, 18, Code::affine4, Scale::f16, 32, 8, q4_0, 0, -1, nullptr},
     {"Q4_1", 32, 20, Code::affine4, Scale::f16, 32, 0, q4_1, 0, 2, nullptr},
     {"Q5_0", 32, 22, Code::affine5, Scale::f16, 32, 16, q5_0, 0, -1, nullptr},
@@ -150,7 +150,7 @@ bool put_half(const uint8_t* from, uint8_t* to, int row) {
 
 class PanelWriter {
  public:
-  PanelWriter(const BlockType& type, const Layout& l)
+  PanelWriter(const GgufType& type, const Layout& l)
       : type_(type), l_(l), row_bytes_(l.k / type.columns * type.bytes), block_bytes_(l.block_bytes()), group_bytes_(l.group_header_bytes()),
         scales_bytes_(l.scales_bytes()), nest_bytes_(l.nest_header_bytes()) {}
 
@@ -195,24 +195,24 @@ class PanelWriter {
     return finite;
   }
 
-  const BlockType& type_;
+  const GgufType& type_;
   const Layout& l_;
   const int64_t row_bytes_, block_bytes_, group_bytes_, scales_bytes_, nest_bytes_;
 };
 
 } // namespace
 
-std::span<const BlockType> block_types() {
+std::span<const GgufType> gguf_types() {
   return kTypes;
 }
 
-const BlockType* find_block_type(std::string_view name) {
+const GgufType* find_gguf_type(std::string_view name) {
   const auto* end = std::end(kTypes);
-  const auto* found = std::find_if(std::begin(kTypes), end, [name](const BlockType& type) { return type.name == name; });
+  const auto* found = std::find_if(std::begin(kTypes), end, [name](const GgufType& type) { return type.name == name; });
   return found == end ? nullptr : found;
 }
 
-bool pack_blocks(const BlockType& type, const Layout& l, int64_t first, int64_t count, const uint8_t* rows, uint8_t* out) {
+bool pack_gguf(const GgufType& type, const Layout& l, int64_t first, int64_t count, const uint8_t* rows, uint8_t* out) {
   std::atomic<bool> finite{true};
   const int64_t row_bytes = l.k / type.columns * type.bytes;
   const PanelWriter writer(type, l);

@@ -1,0 +1,272 @@
+// Decoder blocks as one operation: a step of a small model has hundreds of products, and what MLX and Python do for each costs more
+// than reading its weights.
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <algorithm>
+#include <variant>
+
+#include "attention/operands.h"
+#include "blocks/block.h"
+#include "norm/norm_rows.h"
+#include "op/bindings.h"
+
+namespace mlxinfer::cpu {
+namespace {
+
+constexpr const char* kName = "run_blocks";
+constexpr size_t kPagesPerBlock = 4; // sealed keys and values, open keys and values; returned: open ones, full ones
+
+using Plans = std::vector<std::shared_ptr<const AttentionPlan>>;
+using Rotations = std::vector<std::shared_ptr<const Rotation>>;
+using Work = std::variant<Product, AttentionWork, NormRows>;
+
+void run(const Product& product) {
+  multiply(product);
+}
+void run(const AttentionWork& attention) {
+  attention.run();
+}
+void run(const NormRows& rows) {
+  rows.run();
+}
+
+// Lays out all the work of a step. Every block reads the stream from and adds it to one buffer.
+class Plan {
+ public:
+  Plan(const Blocks& blocks, int64_t rows, void* stream, mx::cpu::CommandEncoder& encoder)
+      : dtype_(blocks.dtype), float_(dtype_ == mx::float32 ? Float::f32 : dtype_ == mx::bfloat16 ? Float::bf16 : Float::f16), rows_(rows),
+        stream_{stream, rows, blocks.hidden, blocks.hidden}, encoder_(encoder) {
+    int64_t projected = 0, answers = 0, inner = 0;
+    for (const auto& b : blocks.blocks) {
+      int64_t width = 0;
+      for (const auto& p : b.qkv) {
+        width += p.layout.n;
+      }
+      projected = std::max(projected, width);
+      answers = std::max(answers, b.output.layout.k);
+      inner = std::max(inner, b.down.layout.k);
+    }
+    projected_ = buffer(projected);
+    answers_ = buffer(answers);
+    inner_ = buffer(inner);
+    part_ = buffer(blocks.hidden);
+  }
+
+  void add(const Block& b, AttentionWork attention) {
+    std::vector<RowsOfHeads> pieces;
+    char* place = projected_;
+    for (const auto& p : b.qkv) {
+      const Rows piece{place, rows_, p.layout.n, p.layout.n};
+      add_product(p, stream_, b.before_attention, {}, place);
+      pieces.push_back({piece, float_});
+      place += rows_ * p.layout.n * item();
+    }
+    const int64_t heads = b.output.layout.k / attention.values.dim;
+    split_heads(pieces, heads, attention);
+    auto prepare = [&](Heads& h, const std::optional<Norm>& norm) {
+      h.norm = norm ? norm->weight.data<char>() : nullptr;
+      h.eps = norm ? norm->eps : 0.0f;
+      h.rotation = attention.rotation.get();
+    };
+    prepare(attention.queries, b.query_norm);
+    prepare(attention.new_keys, b.key_norm);
+    attention.heads_per_kv = heads / attention.keys.kv_heads;
+    attention.scale = b.scale;
+    attention.softcap = b.softcap;
+    attention.sinks = b.sinks ? b.sinks->data<float>() : nullptr;
+    attention.out = answers_;
+    attention.out_item_size = item();
+    work_.push_back(std::move(attention));
+    add_part(b.output, answers_, b.after_attention);
+
+    add_product(b.gate_up, stream_, b.before_mlp, {}, inner_, b.gate);
+    add_part(b.down, inner_, b.after_mlp);
+  }
+
+  std::vector<Work> take() {
+    return std::move(work_);
+  }
+
+ private:
+  int64_t item() const {
+    return static_cast<int64_t>(mx::size_of(dtype_));
+  }
+
+  char* buffer(int64_t width) {
+    mx::array a({static_cast<int>(rows_), static_cast<int>(width)}, dtype_, nullptr, {});
+    allocate(a);
+    char* data = a.data<char>();
+    encoder_.add_temporary(std::move(a));
+    return data;
+  }
+
+  // stream += after(x @ projection.T)
+  void add_part(const Projection& p, const void* x, const std::optional<Norm>& after) {
+    const Rows from{x, rows_, p.layout.k, p.layout.k};
+    char* stream = const_cast<char*>(static_cast<const char*>(stream_.data));
+    if (!after) {
+      add_product(p, from, std::nullopt, stream_, stream);
+      return;
+    }
+    add_product(p, from, std::nullopt, {}, part_);
+    work_.push_back(NormRows{{part_, rows_, p.layout.n, p.layout.n}, after->weight.data<char>(), after->eps, stream_, stream, float_});
+  }
+
+  void add_product(
+      const Projection& p, const Rows& x, const std::optional<Norm>& norm, const Rows& residual, void* y, std::optional<Gate> gate = std::nullopt) {
+    Product product{};
+    product.layout = p.layout;
+    product.weights = p.data.data<uint8_t>();
+    product.precision = p.precision;
+    product.dtype = float_;
+    product.x = x;
+    product.rows = rows_;
+    product.x_repeats = 1;
+    product.norm = norm ? norm->weight.data<char>() : nullptr;
+    product.eps = norm ? norm->eps : 0.0f;
+    product.expert_count = 1;
+    product.bias = p.bias ? p.bias->data<char>() : nullptr;
+    product.residual = residual;
+    product.gate = gate;
+    product.y = y;
+    work_.push_back(product);
+  }
+
+  const mx::Dtype dtype_;
+  const Float float_;
+  const int64_t rows_;
+  const Rows stream_;
+  mx::cpu::CommandEncoder& encoder_;
+  char *projected_, *answers_, *inner_, *part_;
+  std::vector<Work> work_;
+};
+
+// Inputs: x, then for each block sealed keys and values, open keys and values. Outputs: x, then for each block open keys and values,
+// full keys and values.
+class RunBlocks : public Operation {
+ public:
+  RunBlocks(mx::Stream stream, std::shared_ptr<const Blocks> blocks, Plans plans, Rotations rotations)
+      : Operation(stream), blocks_(std::move(blocks)), plans_(std::move(plans)), rotations_(std::move(rotations)) {}
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    const auto& x = inputs[0];
+    allocate(outputs[0]);
+    void* stream = outputs[0].data<char>();
+    Plan plan(*blocks_, x.shape(0), stream, encoder());
+    for (size_t i = 0; i < blocks_->blocks.size(); ++i) {
+      const mx::array* in = &inputs[1 + kPagesPerBlock * i];
+      mx::array* out = &outputs[1 + kPagesPerBlock * i];
+      AttentionWork attention{};
+      attention.plan = plans_[i];
+      attention.rotation = rotations_[i];
+      attention.keys = page_store(in[0], in[2], out[0], out[2], *plans_[i], encoder());
+      attention.values = page_store(in[1], in[3], out[1], out[3], *plans_[i], encoder());
+      plan.add(blocks_->blocks[i], std::move(attention));
+    }
+    if (x.size() > 0) {
+      const void* from = elements_of(x, encoder());
+      encoder().dispatch([blocks = blocks_, work = plan.take(), from, stream, bytes = x.nbytes()] {
+        std::copy_n(static_cast<const char*>(from), bytes, static_cast<char*>(stream));
+        for (const auto& part : work) {
+          std::visit([](const auto& w) { run(w); }, part);
+        }
+      });
+    }
+  }
+
+  const char* name() const override {
+    return "mlxinfer.run_blocks";
+  }
+
+ private:
+  const std::shared_ptr<const Blocks> blocks_;
+  const Plans plans_;
+  const Rotations rotations_;
+};
+
+void check_block(const Block& b, const Arrays& sealed, const Arrays& open, const AttentionPlan& plan, const Rotation* rotation) {
+  check_pages(kName, sealed, open, plan);
+  const HeadSizes sizes{open[0].shape(1), open[0].shape(3), open[1].shape(3)};
+  std::vector<int64_t> widths;
+  for (const auto& p : b.qkv) {
+    widths.push_back(p.layout.n);
+  }
+  const int64_t heads = query_heads(widths, sizes);
+  bool fits = heads > 0 && heads * sizes.value_dim == b.output.layout.k && (!b.sinks || static_cast<int64_t>(b.sinks->size()) == heads);
+  for (const auto* norm : {&b.query_norm, &b.key_norm}) {
+    fits = fits && (!*norm || static_cast<int64_t>((*norm)->weight.size()) == sizes.key_dim);
+  }
+  if (!fits) {
+    refuse(kName, "the matrices of a block do not give queries, keys and values for pages " + shapes_text(open) + ".");
+  }
+  if (rotation != nullptr && (rotation->rows != plan.rows || 2 * rotation->half > sizes.key_dim)) {
+    refuse(kName, "the rotation must have the plan's rows and at most the heads' channels.");
+  }
+}
+
+// `sealed` and `open` have the keys and values of each block.
+Arrays run_blocks(
+    const mx::array& x,
+    std::shared_ptr<Blocks> blocks,
+    const std::vector<Arrays>& sealed,
+    const std::vector<Arrays>& open,
+    const std::vector<std::shared_ptr<AttentionPlan>>& plans,
+    const std::vector<std::shared_ptr<Rotation>>& rotations) {
+  const size_t count = blocks->blocks.size();
+  if (sealed.size() != count || open.size() != count || plans.size() != count || rotations.size() != count) {
+    refuse(kName, "every block needs pages, a plan and a rotation.");
+  }
+  if (x.ndim() != 2 || x.shape(1) != blocks->hidden || x.dtype() != blocks->dtype) {
+    refuse(kName, "x " + dtype_text(x) + " " + shape_text(x.shape()) + " must be [rows, " + std::to_string(blocks->hidden) + "] in the blocks' dtype.");
+  }
+  Arrays inputs{x};
+  std::vector<mx::Shape> shapes{x.shape()};
+  std::vector<mx::Dtype> dtypes{x.dtype()};
+  for (size_t i = 0; i < count; ++i) {
+    if (!plans[i] || plans[i]->rows != x.shape(0)) {
+      refuse(kName, "the plan must have the rows of x.");
+    }
+    check_block(blocks->blocks[i], sealed[i], open[i], *plans[i], rotations[i].get());
+    const int full = static_cast<int>(plans[i]->full_pages);
+    for (const auto& a : open[i]) {
+      shapes.push_back(a.shape());
+    }
+    for (const auto& a : open[i]) {
+      shapes.push_back({a.shape(1), full, kPageTokens, a.shape(3)});
+    }
+    dtypes.insert(dtypes.end(), kPagesPerBlock, open[i][0].dtype());
+    inputs.insert(inputs.end(), sealed[i].begin(), sealed[i].end());
+    inputs.insert(inputs.end(), open[i].begin(), open[i].end());
+  }
+  return mx::array::make_arrays(
+      std::move(shapes),
+      dtypes,
+      std::make_shared<RunBlocks>(
+          cpu_stream(), std::move(blocks), Plans(plans.begin(), plans.end()), Rotations(rotations.begin(), rotations.end())),
+      inputs);
+}
+
+} // namespace
+
+void bind_blocks(nb::module_& m) {
+  nb::class_<Projection>(m, "Projection")
+      .def("__init__", [](Projection* p, const mx::array& data, const Layout& layout, int precision, const std::optional<mx::array>& bias) {
+        new (p) Projection{data, layout, static_cast<Precision>(precision), bias};
+      }, "data"_a, "layout"_a, "precision"_a, "bias"_a.none());
+  nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* n, const mx::array& weight, float eps) { new (n) Norm{weight, eps}; }, "weight"_a, "eps"_a);
+  nb::class_<Block>(m, "Block").def(
+      "__init__",
+      [](Block* b, const std::vector<std::optional<Norm>>& norms, std::vector<Projection> qkv, const std::vector<std::optional<Norm>>& head_norms,
+         std::optional<mx::array> sinks, float scale, float softcap, const Projection& output, const Projection& gate_up, int gate,
+         const Projection& down) {
+        new (b) Block{norms.at(0), norms.at(1), norms.at(2), norms.at(3), std::move(qkv), head_norms.at(0), head_norms.at(1), std::move(sinks),
+                      scale, softcap, output, gate_up, down, static_cast<Gate>(gate - 1)};
+      },
+      "norms"_a, "qkv"_a, "head_norms"_a, "sinks"_a.none(), "scale"_a, "softcap"_a, "output"_a, "gate_up"_a, "gate"_a, "down"_a);
+  nb::class_<Blocks>(m, "Blocks");
+  m.def("blocks", [](std::vector<Block> blocks) { return std::make_shared<Blocks>(std::move(blocks)); }, "blocks"_a);
+  m.def("run_blocks", &run_blocks, "x"_a, "blocks"_a, "sealed"_a, "open"_a, "plans"_a, "rotations"_a);
+}
+
+} // namespace mlxinfer::cpu

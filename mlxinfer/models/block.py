@@ -1,0 +1,77 @@
+"""A block of a decoder: something that mixes tokens, something that works on each, and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..cache.base import Rotation, Step
+from ..nn.fuse import fused
+from ..nn.norms import RMSNorm
+
+
+class Mixer(Protocol):
+    """What mixes tokens: attention, or a recurrence."""
+
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
+        """`onto + mix(norm(x))`, `[T, hidden]`."""
+        ...
+
+
+class FeedForward(Protocol):
+    """What works on each token alone."""
+
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        """`onto + f(norm(x))`, `[T, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of a block, None where there is none."""
+
+    before_mixer: RMSNorm | None = None
+    after_mixer: RMSNorm | None = None
+    before_mlp: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A mixer and a feed-forward layer, each added to the stream: `x + residual * after(f(before(x)))`.
+
+    `rope` is the key of the block's rope in its architecture, None where positions are not encoded.
+    """
+
+    mixer: Mixer
+    mlp: FeedForward
+    norms: Norms
+    rope: str | None = "rope"
+    residual: float = 1.0
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        rotation = None if self.rope is None else rotations[self.rope]
+        norms = self.norms
+        onto = x if self.residual == 1.0 and norms.after_mixer is None else None
+        y = self.mixer(x, step, rotation, norm=norms.before_mixer, onto=onto)
+        x = self._sum(x, y, norms.after_mixer)
+        onto = x if self.residual == 1.0 and norms.after_mlp is None else None
+        y = self.mlp(x, norm=norms.before_mlp, onto=onto)
+        return self._sum(x, y, norms.after_mlp)
+
+    def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
+        """A part's result with the stream that it is added to, which it has done itself if nothing comes between."""
+        if self.residual == 1.0:
+            return y if after is None else after(y, onto=x)
+        return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
+
+
+@fused
+def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
+    """In float32: the scale itself would lose digits in a half-precision dtype."""
+    return (x + y * scale).astype(x.dtype)

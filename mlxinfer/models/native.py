@@ -1,0 +1,96 @@
+"""Neighbouring blocks that the CPU kernels compute as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import mlx.core as mx
+
+from .. import kernels_cpu
+from ..cache.base import HeadNorm, Rotation, Step
+from ..nn.activations import Activated
+from ..nn.attention import Attention
+from ..nn.linear import Linear
+from ..nn.mlp import GatedMLP
+from ..nn.norms import RMSNorm
+from .block import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks that follow one another, and the same for the CPU kernels where they can compute them."""
+
+    blocks: Sequence[Block]
+    native: kernels_cpu.Blocks | None = None
+    layers: Sequence[int] = ()
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        if self.native is not None and step.runs_blocks:
+            turns = [rotations[b.rope] if b.rope is not None and _attention(b).rotates else None for b in self.blocks]
+            return step.run_blocks(x, self.native, self.layers, turns)
+        for block in self.blocks:
+            x = block(x, step, rotations)
+        return x
+
+
+def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
+    """All blocks in order, for rows of `dtype`."""
+    found = []
+    for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
+        same = list(group)
+        if is_native:
+            layers = [_attention(block).layer for block in same]
+            found.append(Run(same, kernels_cpu.blocks([_native(block) for block in same], dtype), layers))
+        else:
+            found.append(Run(same))
+    return found
+
+
+def _attention(block: Block) -> Attention:
+    assert isinstance(block.mixer, Attention)
+    return block.mixer
+
+
+def _fits(block: Block, dtype: mx.Dtype) -> bool:
+    attention, mlp = block.mixer, block.mlp
+    if type(attention) is not Attention or type(mlp) is not GatedMLP or block.residual != 1.0:
+        return False
+    if attention.query_gain is not None or attention.wide_norms or not isinstance(mlp.gate, Activated) or len(mlp.gate_up.linears) != 1:
+        return False
+    matrices = [linear.matrix for linear in (*attention.qkv.linears, attention.output, *mlp.gate_up.linears, mlp.down)]
+    return mlp.gate_up.linears[0].can_gate(mlp.gate.activation) and all(
+        isinstance(m, kernels_cpu.Packed) and (dtype == mx.float32 or m.dtype in (None, dtype)) for m in matrices
+    )
+
+
+def _native(block: Block) -> kernels_cpu.Block:
+    attention, mlp, norms = _attention(block), block.mlp, block.norms
+    assert isinstance(mlp, GatedMLP)
+    assert isinstance(mlp.gate, Activated)
+    return kernels_cpu.Block(
+        before_attention=_norm(norms.before_mixer),
+        after_attention=_norm(norms.after_mixer),
+        before_mlp=_norm(norms.before_mlp),
+        after_mlp=_norm(norms.after_mlp),
+        qkv=[_projection(linear) for linear in attention.qkv.linears],
+        query_norm=_norm(attention.q_norm),
+        key_norm=_norm(attention.k_norm),
+        sinks=attention.sinks,
+        scale=attention.scale,
+        softcap=attention.softcap,
+        output=_projection(attention.output),
+        gate_up=_projection(mlp.gate_up.linears[0]),
+        gate=mlp.gate.activation,
+        down=_projection(mlp.down),
+    )
+
+
+def _norm(norm: RMSNorm | HeadNorm | None) -> tuple[mx.array, float] | None:
+    return None if norm is None else (norm.weight, norm.eps)
+
+
+def _projection(linear: Linear) -> kernels_cpu.Projection:
+    assert isinstance(linear.matrix, kernels_cpu.Packed)
+    return kernels_cpu.Projection(linear.matrix, linear.bias)
