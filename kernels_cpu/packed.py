@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -106,7 +105,6 @@ def pack(
     return Packed(data, layout, scales.dtype if biases is not None else None, precision)
 
 
-@cache
 def gguf_types() -> Mapping[str, tuple[int, int]]:
     """The block types of GGUF files that `pack_gguf` takes, with their bits and the columns that share a scale. Empty where the
     operations are not in use."""

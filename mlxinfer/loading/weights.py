@@ -123,8 +123,8 @@ def settle(matrix: Matrix) -> Matrix:
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is in a file still is checked when they
-    are packed."""
+    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is still in its file is
+    checked when it is packed."""
     if isinstance(matrix, InFile):
         return True
     if isinstance(matrix, Dense):
