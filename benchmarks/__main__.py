@@ -125,6 +125,21 @@ def report(name: str) -> None:
         raise click.ClickException(str(error)) from error
 
 
+@main.command()
+@click.option("--model", "models", multiple=True, default=DEFAULT_MODELS, show_default=True, callback=_models, metavar="NAME[=PATH]",
+              help="A GGUF file, or a name that mlxinfer knows; repeatable.")  # fmt: skip
+def precision(models: dict[str, Path]) -> None:
+    """What rounding activations to 15 or 8 bits costs, against float32. Writes results/precision.md."""
+    from .precision import losses, table
+
+    try:
+        text = table({name: losses(path) for name, path in models.items()})
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    (RESULTS / "precision.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 def show(stem: Path) -> None:
     about = json.loads(_file(stem, "json").read_text(encoding="utf-8"))
     samples = read(_file(stem, "csv"))

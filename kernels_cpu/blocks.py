@@ -82,14 +82,15 @@ def run_blocks(
     open: Sequence[Sequence[mx.array]],
     plans: Sequence[AttentionPlan],
     rotations: Sequence[Rotation | None],
-) -> tuple[mx.array, list[list[mx.array]], list[list[mx.array]]]:
+) -> tuple[mx.array, list[list[mx.array]]]:
     """`x` `[T, hidden]` through all blocks; `sealed`, `open`, `plans` and `rotations` are those of `paged_attention`, for each block.
 
-    Returns x, the open pages of each block and the pages that became full. The open pages are written in place.
+    Returns x, and for each block the pages that became full: keys and values, or nothing where there are none. The pages are evaluated
+    here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
     """
-    y, *pages = native().run_blocks(x, blocks, sealed, open, plans, rotations)
-    starts = range(0, len(pages), 4)
-    return y, [pages[i : i + 2] for i in starts], [pages[i + 2 : i + 4] for i in starts]
+    y, *full = native().run_blocks(x, blocks, sealed, open, plans, rotations)
+    filled = iter(full)
+    return y, [[next(filled), next(filled)] if plan.full_pages else [] for plan in plans]
 
 
 def _vector(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:

@@ -22,6 +22,8 @@ class Layout(Protocol):
 class AttentionPlan(Protocol):
     """Whose rows a step has and where their past lies; see `attention_plan`."""
 
+    full_pages: int
+
 
 class Rotation(Protocol):
     """Cosines and sines of a step's rows; see `rotation`."""

@@ -162,7 +162,7 @@ def run_blocks(
     """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
-    x, opened, filled = kernels_cpu.run_blocks(
+    x, filled = kernels_cpu.run_blocks(
         x,
         blocks,
         [store.sealed for store in stores],
@@ -170,6 +170,4 @@ def run_blocks(
         [step.plan for step in steps],
         [step.native_rotation(rotation) for step, rotation in zip(steps, rotations, strict=True)],
     )
-    for store, pages in zip(stores, opened, strict=True):
-        store.open = pages
     return x, [step.full(pages) for step, pages in zip(steps, filled, strict=True)]

@@ -28,6 +28,8 @@ class CacheStep:
         self.segments = segments
         self.full: dict[tuple[int, int], list[mx.array]] = {}
         self._attention = attention
+        self._replaced: set[int] = set()
+        self._written: list[mx.array] = []
         self._recurrent = recurrent
         self._opaque = opaque
 
@@ -52,6 +54,7 @@ class CacheStep:
         sinks: mx.array | None = None,
     ) -> mx.array:
         store, attention = self._attention[layer]
+        self._replaced.add(layer)
         return self._keep(layer, *attention.heads(store, (q, k, v), Options(scale, softcap, sinks)))
 
     def attend_rows(
@@ -65,6 +68,7 @@ class CacheStep:
         sinks: mx.array | None = None,
     ) -> mx.array:
         store, attention = self._attention[layer]
+        self._replaced.add(layer)
         return self._keep(layer, *attention.rows(store, rows, heads, Options(scale, softcap, sinks)))
 
     @property
@@ -74,8 +78,9 @@ class CacheStep:
     def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
         parts = [self._attention[layer] for layer in layers]
         y, filled = run_blocks(x, blocks, parts, rotations)
+        self._written.append(y)
         for layer, full in zip(layers, filled, strict=True):
-            y = self._keep(layer, y, full)
+            self._keep(layer, y, full)
         return y
 
     def _keep(self, layer: int, answers: mx.array, full: Full) -> mx.array:
@@ -92,7 +97,8 @@ class CacheStep:
     @property
     def state(self) -> list[mx.array]:
         """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""
-        arrays = [a for store, _ in self._attention.values() for a in store.arrays]
+        arrays = [a for layer in self._replaced for a in self._attention[layer][0].arrays]
+        arrays += self._written  # computing these writes pages
         arrays += [a for store in self._recurrent.values() for a in store.arrays]
         arrays += [a for pair in self.full.values() for a in pair]
         for segment in self.segments:

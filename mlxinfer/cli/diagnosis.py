@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from .._version import __version__
 from ..device import default_dtype, device_memory, is_gpu
 from ..loading.aliases import ALIASES
@@ -27,6 +28,8 @@ _CACHE_SHARE = 0.15
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     device: str
+    cpu_kernels: str
+    """What is in use where MLX computes on the CPU, or why not."""
     compute_dtype: str
     memory_bytes: int
     usable_bytes: int
@@ -37,7 +40,8 @@ class Diagnosis:
     missing: list[str]
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        yield "device", [self.device, f"computes in {self.compute_dtype} unless told otherwise"]
+        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels]
+        yield "device", [line for line in lines if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
             "memory",
@@ -62,6 +66,7 @@ def diagnose() -> Diagnosis:
     found: dict[str, str | None] = dict.fromkeys(ALIASES) | {model.name: str(model.path) for model in local_models()}
     return Diagnosis(
         device=_device(),
+        cpu_kernels="" if is_gpu() else kernels_cpu.status(),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         memory_bytes=memory.total,
         usable_bytes=memory.usable,
@@ -88,7 +93,9 @@ def _missing(models_here: set[str]) -> list[str]:
     """What is not here, and what that costs."""
     lines = []
     if not mx.metal.is_available():
-        lines.append("no Apple GPU: on the CPU, MLX makes some 6 tokens/s with 135 M parameters in float32, and fewer in 16 bits")
+        lines.append("no Apple GPU: models run on the CPU")
+    if not is_gpu() and not kernels_cpu.available():
+        lines.append(kernels_cpu.status())
     if sys.platform == "linux" and not is_gpu() and not shutil.which("g++"):
         lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
     for name, alias in ALIASES.items():

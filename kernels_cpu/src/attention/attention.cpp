@@ -4,6 +4,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
+
 #include "attention/operands.h"
 #include "op/bindings.h"
 #include "op/op.h"
@@ -36,8 +38,8 @@ class PagedAttention : public Operation {
     work.rotation = options_.rotation;
     work.scale = options_.scale;
     work.softcap = options_.softcap;
-    work.keys = page_store(inputs[0], inputs[2], outputs[1], outputs[3], *options_.plan, encoder());
-    work.values = page_store(inputs[1], inputs[3], outputs[2], outputs[4], *options_.plan, encoder());
+    work.keys = store(inputs[0], inputs[2], outputs[1], outputs[3]);
+    work.values = store(inputs[1], inputs[3], outputs[2], outputs[4]);
     work.heads_per_kv = options_.heads / work.keys.kv_heads;
     auto next = inputs.begin() + 4;
     if (next->ndim() == 3) {
@@ -88,6 +90,22 @@ class PagedAttention : public Operation {
       heads.row_stride = heads.head_stride * a.shape(1);
     }
     return heads;
+  }
+
+  // The open pages, written in place, become `new_open`.
+  PageStore store(const mx::array& sealed, const mx::array& open, mx::array& new_open, mx::array& full) {
+    if (open.flags().row_contiguous) {
+      new_open.copy_shared_buffer(open);
+    } else {
+      allocate(new_open);
+      encoder().dispatch([from = static_cast<const char*>(elements_of(open, encoder())), to = new_open.data<char>(), size = open.nbytes()] {
+        std::copy_n(from, size, to);
+      });
+    }
+    allocate(full);
+    PageStore pages = page_store(sealed, new_open, *options_.plan, encoder());
+    pages.full = full.data<char>();
+    return pages;
   }
 
   const Options options_;
@@ -169,7 +187,7 @@ std::vector<mx::array> paged_attention(
 } // namespace
 
 void bind_paged_attention(nb::module_& m) {
-  nb::class_<AttentionPlan>(m, "AttentionPlan");
+  nb::class_<AttentionPlan>(m, "AttentionPlan").def_ro("full_pages", &AttentionPlan::full_pages);
   nb::class_<Rotation>(m, "Rotation");
   m.def("attention_plan", [](std::vector<AttentionPlan::Row> segments, std::optional<int64_t> window) {
     return std::make_shared<AttentionPlan>(std::move(segments), window);

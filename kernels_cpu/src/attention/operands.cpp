@@ -1,7 +1,5 @@
 #include "attention/operands.h"
 
-#include <algorithm>
-
 namespace mlxinfer::cpu {
 
 int64_t query_heads(const std::vector<int64_t>& widths, const HeadSizes& sizes) {
@@ -60,13 +58,7 @@ void check_pages(const std::string& operation, const Arrays& sealed, const Array
   }
 }
 
-PageStore page_store(
-    const mx::array& sealed,
-    const mx::array& open,
-    mx::array& new_open,
-    mx::array& full,
-    const AttentionPlan& plan,
-    mx::cpu::CommandEncoder& encoder) {
+PageStore page_store(const mx::array& sealed, const mx::array& open, const AttentionPlan& plan, mx::cpu::CommandEncoder& encoder) {
   PageStore store{};
   store.kv_heads = open.shape(1);
   store.dim = open.shape(3);
@@ -75,17 +67,7 @@ PageStore page_store(
   store.item_size = static_cast<int64_t>(open.itemsize());
   store.dtype = static_cast<int>(float_of(open));
   store.sealed = static_cast<const char*>(elements_of(sealed, encoder));
-  if (open.flags().row_contiguous) {
-    new_open.copy_shared_buffer(open);
-  } else {
-    allocate(new_open);
-    encoder.dispatch([from = static_cast<const char*>(elements_of(open, encoder)), to = new_open.data<char>(), size = open.nbytes()] {
-      std::copy_n(from, size, to);
-    });
-  }
-  store.open = new_open.data<char>();
-  allocate(full);
-  store.full = full.data<char>();
+  store.open = const_cast<char*>(open.data<char>());
   return store;
 }
 

@@ -31,14 +31,8 @@ void split_heads(const std::vector<RowsOfHeads>& pieces, int64_t heads, Attentio
 // Throws unless sealed and open pages, keys and values each, belong together and have what the plan refers to.
 void check_pages(const std::string& operation, const Arrays& sealed, const Arrays& open, const AttentionPlan& plan);
 
-// The open pages, written in place, become `new_open`; what becomes full goes to `full`, which is allocated.
-PageStore page_store(
-    const mx::array& sealed,
-    const mx::array& open,
-    mx::array& new_open,
-    mx::array& full,
-    const AttentionPlan& plan,
-    mx::cpu::CommandEncoder& encoder);
+// Evaluated pages. `full` is left for the caller to set.
+PageStore page_store(const mx::array& sealed, const mx::array& open, const AttentionPlan& plan, mx::cpu::CommandEncoder& encoder);
 
 std::string shapes_text(const Arrays& arrays);
 

@@ -15,10 +15,7 @@ namespace mlxinfer::cpu {
 namespace {
 
 constexpr const char* kName = "run_blocks";
-constexpr size_t kPagesPerBlock = 4; // sealed keys and values, open keys and values; returned: open ones, full ones
 
-using Plans = std::vector<std::shared_ptr<const AttentionPlan>>;
-using Rotations = std::vector<std::shared_ptr<const Rotation>>;
 using Work = std::variant<Product, AttentionWork, NormRows>;
 
 void run(const Product& product) {
@@ -142,31 +139,44 @@ class Plan {
   std::vector<Work> work_;
 };
 
-// Inputs: x, then for each block sealed keys and values, open keys and values. Outputs: x, then for each block open keys and values,
-// full keys and values.
+// What a block's attention works on. The pages are no inputs of the operation, which would have to be followed through MLX's graph in
+// each step: they have been computed before, and the open ones are written in place.
+struct Pages {
+  Arrays sealed, open; // keys and values each
+  std::shared_ptr<const AttentionPlan> plan;
+  std::shared_ptr<const Rotation> rotation; // or null
+};
+
+// Input: x. Outputs: x, then keys and values of the pages that become full, for each block that has any.
 class RunBlocks : public Operation {
  public:
-  RunBlocks(mx::Stream stream, std::shared_ptr<const Blocks> blocks, Plans plans, Rotations rotations)
-      : Operation(stream), blocks_(std::move(blocks)), plans_(std::move(plans)), rotations_(std::move(rotations)) {}
+  RunBlocks(mx::Stream stream, std::shared_ptr<const Blocks> blocks, std::vector<Pages> pages)
+      : Operation(stream), blocks_(std::move(blocks)), pages_(std::make_shared<std::vector<Pages>>(std::move(pages))) {}
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     const auto& x = inputs[0];
     allocate(outputs[0]);
     void* stream = outputs[0].data<char>();
     Plan plan(*blocks_, x.shape(0), stream, encoder());
+    auto next = outputs.begin() + 1;
     for (size_t i = 0; i < blocks_->blocks.size(); ++i) {
-      const mx::array* in = &inputs[1 + kPagesPerBlock * i];
-      mx::array* out = &outputs[1 + kPagesPerBlock * i];
+      const Pages& pages = (*pages_)[i];
       AttentionWork attention{};
-      attention.plan = plans_[i];
-      attention.rotation = rotations_[i];
-      attention.keys = page_store(in[0], in[2], out[0], out[2], *plans_[i], encoder());
-      attention.values = page_store(in[1], in[3], out[1], out[3], *plans_[i], encoder());
+      attention.plan = pages.plan;
+      attention.rotation = pages.rotation;
+      attention.keys = page_store(pages.sealed[0], pages.open[0], *pages.plan, encoder());
+      attention.values = page_store(pages.sealed[1], pages.open[1], *pages.plan, encoder());
+      if (pages.plan->full_pages > 0) {
+        for (PageStore* store : {&attention.keys, &attention.values}) {
+          allocate(*next);
+          store->full = (next++)->data<char>();
+        }
+      }
       plan.add(blocks_->blocks[i], std::move(attention));
     }
     if (x.size() > 0) {
       const void* from = elements_of(x, encoder());
-      encoder().dispatch([blocks = blocks_, work = plan.take(), from, stream, bytes = x.nbytes()] {
+      encoder().dispatch([blocks = blocks_, pages = pages_, work = plan.take(), from, stream, bytes = x.nbytes()] {
         std::copy_n(static_cast<const char*>(from), bytes, static_cast<char*>(stream));
         for (const auto& part : work) {
           std::visit([](const auto& w) { run(w); }, part);
@@ -181,12 +191,19 @@ class RunBlocks : public Operation {
 
  private:
   const std::shared_ptr<const Blocks> blocks_;
-  const Plans plans_;
-  const Rotations rotations_;
+  const std::shared_ptr<const std::vector<Pages>> pages_;
 };
 
-void check_block(const Block& b, const Arrays& sealed, const Arrays& open, const AttentionPlan& plan, const Rotation* rotation) {
+void check_block(const Block& b, Arrays& sealed, Arrays& open, const AttentionPlan& plan, const Rotation* rotation) {
   check_pages(kName, sealed, open, plan);
+  for (Arrays* arrays : {&sealed, &open}) {
+    for (auto& a : *arrays) {
+      a.eval();
+      if (!a.flags().row_contiguous && a.size() > 0) {
+        refuse(kName, "pages must be contiguous.");
+      }
+    }
+  }
   const HeadSizes sizes{open[0].shape(1), open[0].shape(3), open[1].shape(3)};
   std::vector<int64_t> widths;
   for (const auto& p : b.qkv) {
@@ -209,8 +226,8 @@ void check_block(const Block& b, const Arrays& sealed, const Arrays& open, const
 Arrays run_blocks(
     const mx::array& x,
     std::shared_ptr<Blocks> blocks,
-    const std::vector<Arrays>& sealed,
-    const std::vector<Arrays>& open,
+    std::vector<Arrays> sealed,
+    std::vector<Arrays> open,
     const std::vector<std::shared_ptr<AttentionPlan>>& plans,
     const std::vector<std::shared_ptr<Rotation>>& rotations) {
   const size_t count = blocks->blocks.size();
@@ -220,9 +237,9 @@ Arrays run_blocks(
   if (x.ndim() != 2 || x.shape(1) != blocks->hidden || x.dtype() != blocks->dtype) {
     refuse(kName, "x " + dtype_text(x) + " " + shape_text(x.shape()) + " must be [rows, " + std::to_string(blocks->hidden) + "] in the blocks' dtype.");
   }
-  Arrays inputs{x};
   std::vector<mx::Shape> shapes{x.shape()};
   std::vector<mx::Dtype> dtypes{x.dtype()};
+  std::vector<Pages> pages;
   for (size_t i = 0; i < count; ++i) {
     if (!plans[i] || plans[i]->rows != x.shape(0)) {
       refuse(kName, "the plan must have the rows of x.");
@@ -230,21 +247,15 @@ Arrays run_blocks(
     check_block(blocks->blocks[i], sealed[i], open[i], *plans[i], rotations[i].get());
     const int full = static_cast<int>(plans[i]->full_pages);
     for (const auto& a : open[i]) {
-      shapes.push_back(a.shape());
+      if (full > 0) {
+        shapes.push_back({a.shape(1), full, kPageTokens, a.shape(3)});
+        dtypes.push_back(a.dtype());
+      }
     }
-    for (const auto& a : open[i]) {
-      shapes.push_back({a.shape(1), full, kPageTokens, a.shape(3)});
-    }
-    dtypes.insert(dtypes.end(), kPagesPerBlock, open[i][0].dtype());
-    inputs.insert(inputs.end(), sealed[i].begin(), sealed[i].end());
-    inputs.insert(inputs.end(), open[i].begin(), open[i].end());
+    pages.push_back({std::move(sealed[i]), std::move(open[i]), plans[i], rotations[i]});
   }
-  return mx::array::make_arrays(
-      std::move(shapes),
-      dtypes,
-      std::make_shared<RunBlocks>(
-          cpu_stream(), std::move(blocks), Plans(plans.begin(), plans.end()), Rotations(rotations.begin(), rotations.end())),
-      inputs);
+  auto operation = std::make_shared<RunBlocks>(cpu_stream(), std::move(blocks), std::move(pages));
+  return mx::array::make_arrays(std::move(shapes), dtypes, operation, {x});
 }
 
 } // namespace

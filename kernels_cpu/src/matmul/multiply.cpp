@@ -14,6 +14,7 @@ namespace {
 // Activations of this size stay in a core's second cache while the panels go by.
 constexpr int64_t kChunkBytes = 512 * 1024;
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
+constexpr int64_t kPreparedElements = 2048; // some microseconds of work
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
 
 // Memory of a thread that lives from call to call.
@@ -141,18 +142,21 @@ class Run {
     prepared_.scales = reinterpret_cast<float*>(memory += per_block);
     prepared_.code_sums = reinterpret_cast<int32_t*>(memory += per_block);
     prepared_.finite = memory + 2 * per_block;
-    const size_t grain = count_ * padded_ < 4096 ? tiles_.size() : 1;
-    parallel_for(tiles_.size(), grain, [this](size_t begin, size_t end) {
-      for (size_t t = begin; t < end; ++t) {
-        prepare(tiles_[t]);
+    parallel_for(static_cast<size_t>(count_), static_cast<size_t>(std::max<int64_t>(kPreparedElements / padded_, 1)), [this](size_t begin, size_t end) {
+      auto tile = std::upper_bound(tiles_.begin(), tiles_.end(), static_cast<int64_t>(begin), [](int64_t i, const Tile& t) { return i < t.first; }) - 1;
+      for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
+        tile += i == tile->first + tile->size;
+        prepare(*tile, static_cast<int>(i - tile->first));
       }
     });
   }
 
-  void prepare(const Tile& tile) const {
+  // Row `m` of a tile.
+  void prepare(const Tile& tile, int m) const {
     static thread_local Scratch scratch;
     auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
     const int64_t at = tile.first * blocks_;
+<<<<<<< HEAD
     for (int m = 0; m < tile.size; ++m) {
       const bool finite = load(tile.first + m, row);
       prepared_.finite[tile.first + m] = finite;
@@ -166,6 +170,19 @@ class Run {
         activation_kernels().quantize[planes_ - 1](
             row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
       }
+=======
+    const bool finite = load(tile.first + m, row);
+    prepared_.finite[tile.first + m] = finite;
+    if (!finite) {
+      std::fill_n(row, padded_, 0.0f); // computed again, carefully
+    }
+    uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
+    if (planes_ == 0) {
+      activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + at);
+    } else {
+      activation_kernels().quantize[planes_ - 1](
+          row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
+>>>>>>> main
     }
   }
 

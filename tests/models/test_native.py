@@ -1,0 +1,81 @@
+"""Whole blocks as one operation of the CPU kernels, against the same blocks operation by operation."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.plain_weights import PlainWeights
+from support.tiny_engine import GOLDEN
+
+from mlxinfer import kernels_cpu
+from mlxinfer.cache.base import Segment
+from mlxinfer.cache.paged import PagedCache
+from mlxinfer.cache.step import CacheStep
+from mlxinfer.models import build
+from mlxinfer.nn.packing import settle
+
+pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
+
+WHOLE = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "mistral"]
+STEPS = [[(0, 70), (1, 3)], [(0, 1), (1, 1), (2, 130)], [(1, 61), (0, 60)], [(2, 1)], [(0, 1), (1, 1), (2, 1)]]
+"""(sequence, tokens) of the segments of each step: pages fill alone, together, several at once, and not at all."""
+
+
+def model_of(name):
+    folder = GOLDEN / name
+    config = json.loads((folder / "config.json").read_text())
+    return build(config, PlainWeights.open(folder / "model.safetensors"), ready=settle)
+
+
+def logits_of(model):
+    """Of every step, and the pages that are left."""
+    cache = PagedCache(model.layers, dtype=mx.float32, capacity_tokens=4096, chunk=256)
+    slots, past, found = [cache.open() for _ in range(3)], [0, 0, 0], []
+    for parts in STEPS:
+        segments, start = [], 0
+        for sequence, count in parts:
+            segments.append(Segment(slots[sequence], start, count, past[sequence], past[sequence] + count))
+            past[sequence] += count
+            start += count
+        step = cache.begin(segments)
+        tokens = mx.array((np.arange(start) * 7 + len(found)) % 96, mx.int32)
+        logits = model.logits(model.hidden(tokens, step))
+        mx.eval(step.state, logits)
+        found.append(np.array(logits))
+        cache.commit(step)
+    return found
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_blocks_compute_the_same(name, monkeypatch):
+    model = model_of(name)
+    assert all(run.native is not None for run in model.runs)
+    whole = logits_of(model)
+    monkeypatch.setattr(CacheStep, "runs_blocks", False)
+    for ours, theirs in zip(whole, logits_of(model), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["granite", "mixtral", "gpt_oss", "olmo2", "qwen3_next"])
+def test_other_blocks_stay_as_they_are(name):
+    assert any(run.native is None for run in model_of(name).runs)
+
+
+def test_a_step_whose_result_nobody_wants_still_fills_its_pages():
+    model = model_of("llama")
+    cache = PagedCache(model.layers, dtype=mx.float32, capacity_tokens=512, chunk=64)
+    step = cache.begin([Segment(cache.open(), 0, 5, 0, 5)])
+    model.hidden(mx.arange(5, dtype=mx.int32), step)
+    mx.eval(step.state)
+    assert all(np.array(cache._stores[layer].open[0])[0, :, :5].any(axis=-1).all() for layer in range(len(model.layers)))
+
+
+def test_blocks_that_do_not_fit_are_refused():
+    matrix = kernels_cpu.Projection(kernels_cpu.pack(mx.zeros((64, 32))))
+    part = {"before_attention": None, "after_attention": None, "before_mlp": None, "after_mlp": None, "qkv": [matrix], "query_norm": None}
+    part |= {"key_norm": None, "sinks": None, "scale": 1.0, "softcap": None, "output": matrix, "gate_up": matrix, "gate": "silu"}
+    with pytest.raises(ValueError, match=r"\[blocks\]"):
+        kernels_cpu.blocks([kernels_cpu.Block(**part, down=matrix)], mx.float32)
+    with pytest.raises(ValueError, match="one block at least"):
+        kernels_cpu.blocks([], mx.float32)
