@@ -156,21 +156,6 @@ class Run {
     static thread_local Scratch scratch;
     auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
     const int64_t at = tile.first * blocks_;
-<<<<<<< HEAD
-    for (int m = 0; m < tile.size; ++m) {
-      const bool finite = load(tile.first + m, row);
-      prepared_.finite[tile.first + m] = finite;
-      if (!finite) {
-        std::fill_n(row, padded_, 0.0f); // computed again, carefully
-      }
-      uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
-      if (planes_ == 0) {
-        activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + 2 * at);
-      } else {
-        activation_kernels().quantize[planes_ - 1](
-            row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
-      }
-=======
     const bool finite = load(tile.first + m, row);
     prepared_.finite[tile.first + m] = finite;
     if (!finite) {
@@ -178,11 +163,10 @@ class Run {
     }
     uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
-      activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + at);
+      activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + 2 * at);
     } else {
       activation_kernels().quantize[planes_ - 1](
           row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
->>>>>>> main
     }
   }
 
