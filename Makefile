@@ -19,7 +19,7 @@ extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
 smollm2     := $(VENV)/.smollm2
 gemma3      := $(VENV)/.gemma3
 
-.PHONY: help demo chat test quick bench lint fix torch clean
+.PHONY: help demo chat test quick bench lint fix sanitize torch clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -48,6 +48,10 @@ lint: $(extras)  ## ruff and mypy
 fix: $(extras)  ## let ruff mend what it can
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
+
+sanitize: $(extras)  ## the CPU kernels under sanitizers, and for arm64 where there is an emulator (Linux; twenty minutes)
+	@$(pip) install "nanobind>=3.0,<4" "cmake>=3.22" ninja
+	PYTHON=$(bin)/python kernels_cpu/check.sh $(ARGS)
 
 # The wheel for Linux on PyPI brings gigabytes of CUDA, so there only one among pip's find-links is taken.
 torch: $(extras)  ## add torch, so that the tests against it run as well

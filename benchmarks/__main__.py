@@ -140,6 +140,27 @@ def precision(models: dict[str, Path]) -> None:
     click.echo(text)
 
 
+@main.command()
+@click.option("--model", "models", multiple=True, default=DEFAULT_MODELS, show_default=True, callback=_models, metavar="NAME[=PATH]",
+              help="A GGUF file, or a name that mlxinfer knows; repeatable.")  # fmt: skip
+@click.option(
+    "--depth", type=click.IntRange(1), default=(1, 1024), show_default=True, multiple=True, help="Tokens in the cache; repeatable."
+)
+def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
+    """The budget of a step of decoding, before and after the CPU kernels. Writes results/step.md."""
+    from .step import budgets, table
+
+    text = ""
+    for name, path in models.items():
+        for tokens in depth:
+            try:
+                text += f"{name}, {tokens} tokens in the cache\n\n{table(budgets(path, tokens))}\n"
+            except RuntimeError as error:
+                raise click.ClickException(str(error)) from error
+    (RESULTS / "step.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 def show(stem: Path) -> None:
     about = json.loads(_file(stem, "json").read_text(encoding="utf-8"))
     samples = read(_file(stem, "csv"))

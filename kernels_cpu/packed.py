@@ -60,10 +60,13 @@ class Packed:
 
         `norm` `[k]`: x becomes `x / sqrt(mean(x^2) + eps) * norm` first. `bias` `[n]` and `residual` `[..., n]` are added. `gate`
         names an activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a
-        matrix per expert, `experts`, integers of any shape `[...]`, choose those; each row of x serves as many neighbouring choices as
-        there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. Raises ValueError for shapes that do not fit.
+        matrix per expert, `experts`, integers of any shape `[...]`, choose those, the ends where they are beyond them; each row of x
+        serves as many neighbouring choices as there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. A NaN or
+        infinity in a row of x touches that row only. Raises ValueError for shapes and dtypes that do not fit.
         """
-        if self.dtype is not None and x.dtype != self.dtype:
+        if gate is not None and gate not in GATES:
+            raise ValueError(f"[packed_matmul] there is no gate {gate!r}, only {', '.join(GATES)}.")
+        if self.dtype is not None and x.dtype != self.dtype and x.dtype in (mx.bfloat16, mx.float16):
             x = x.astype(mx.float32)
         bias, residual, norm = _cast(bias, x.dtype), _cast(residual, x.dtype), _cast(norm, x.dtype)
         number = 0 if gate is None else GATES[gate]
@@ -77,6 +80,13 @@ class Packed:
     def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
         """Rows of a single matrix, dequantized: integers `[...]` to `[..., k]`. Indices beyond the ends mean the ends."""
         return native().packed_rows(indices, self.data, self.layout, dtype)
+
+
+def _checked(precision: str | None) -> str:
+    precision = precision or default_precision()
+    if precision not in PRECISIONS:
+        raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
+    return precision
 
 
 def _cast(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
@@ -97,12 +107,12 @@ def pack(
 
     `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are no such matrix.
     """
+    precision = _checked(precision)
     if scales is None:
         data, layout = native().pack_plain(weight)
         return Packed(data, layout, weight.dtype, "float32")
     data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
-    precision = (precision or default_precision()) if layout.has_integers else "float32"
-    return Packed(data, layout, scales.dtype if biases is not None else None, precision)
+    return Packed(data, layout, scales.dtype if biases is not None else None, precision if layout.has_integers else "float32")
 
 
 def gguf_types() -> Mapping[str, tuple[int, int]]:
@@ -118,10 +128,11 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
     `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; none is needed once the next one is asked for. Raises ValueError
     for a scale that is infinite or NaN, and for bytes that are no such matrix.
     """
+    precision = _checked(precision)
     data, layout = native().empty_gguf(kind, list(shape))
     done = 0
     for piece in pieces:
         if not native().fill_gguf(data, layout, kind, done, piece):
             raise ValueError("a scale is NaN or infinite")
         done += len(piece)
-    return Packed(data, layout, None, precision or default_precision())
+    return Packed(data, layout, None, precision)

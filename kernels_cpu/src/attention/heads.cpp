@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "op/op.h"
+#include "op/refuse.h"
 
 namespace mlxinfer::cpu {
 

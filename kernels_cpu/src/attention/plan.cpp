@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "attention/tile.h"
-#include "op/op.h"
+#include "op/refuse.h"
 
 namespace mlxinfer::cpu {
 

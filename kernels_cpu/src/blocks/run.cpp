@@ -198,7 +198,10 @@ void check_block(const Block& b, Arrays& sealed, Arrays& open, const AttentionPl
   check_pages(kName, sealed, open, plan);
   for (Arrays* arrays : {&sealed, &open}) {
     for (auto& a : *arrays) {
-      a.eval();
+      if (!a.is_available()) { // MLX's thread may want the interpreter's lock before it comes to these
+        nb::gil_scoped_release release;
+        a.eval();
+      }
       if (!a.flags().row_contiguous && a.size() > 0) {
         refuse(kName, "pages must be contiguous.");
       }

@@ -1,8 +1,10 @@
 #include "matmul/activations.h"
 
 #include "matmul/layout.h"
+#include "norm/mean_square.h"
 #include "simd/floats.h"
 #include "simd/math.h"
+#include "simd/transpose.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
@@ -25,22 +27,6 @@ bool is_finite(const float* x, int64_t size) {
 }
 
 template <typename T>
-float mean_square(const T* x, int64_t size) {
-  F32 even = {}, odd = {};
-  int64_t i = 0;
-  for (; i + 2 * kWidth <= size; i += 2 * kWidth) {
-    F32 a = load(x + i), b = load(x + i + kWidth);
-    even = fma(a, a, even);
-    odd = fma(b, b, odd);
-  }
-  for_lanes(size - i, [&](auto load, auto, int64_t j) {
-    F32 a = load(x + i + j);
-    even = fma(a, a, even);
-  });
-  return sum(even + odd) / static_cast<float>(size);
-}
-
-template <typename T>
 bool load_row(const void* x, const void* weight, float eps, int64_t size, int64_t padded, float* out) {
   auto from = static_cast<const T*>(x), gain = static_cast<const T*>(weight);
   const float factor = gain ? 1.0f / __builtin_sqrtf(mean_square(from, size) + eps) : 1.0f;
@@ -52,22 +38,6 @@ bool load_row(const void* x, const void* weight, float eps, int64_t size, int64_
     out[i] = 0;
   }
   return is_finite(out, size);
-}
-
-MLXINFER_INLINE float largest(F32 v) {
-  float most = v[0];
-  for (int lane = 1; lane < kWidth; ++lane) {
-    most = v[lane] > most ? v[lane] : most;
-  }
-  return most;
-}
-
-MLXINFER_INLINE int32_t sum(I32 v) {
-  int32_t total = 0;
-  for (int lane = 0; lane < kWidth; ++lane) {
-    total += v[lane];
-  }
-  return total;
 }
 
 // 32 columns to four-byte steps `stride` bytes apart.
@@ -86,7 +56,7 @@ void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float*
       values[i] = load(x + i * kWidth);
       most = max(most, abs(values[i]));
     }
-    const float top = largest(most);
+    const float top = max_across(most);
     const bool counts = top > 1e-30f; // below, the scale would lose its precision
     const float inverse = counts ? limit / top : 0.0f, scale = counts ? top / limit : 0.0f;
     int8_t codes[2][kBlockColumns];
@@ -104,7 +74,7 @@ void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float*
     for (int plane = 0; plane < Planes; ++plane) {
       scatter(codes[plane], q + (((b * Planes + plane) * 8) * rows + m) * 4, int64_t{4} * rows);
     }
-    const int32_t first = sum(halves[0]), second = sum(halves[1]);
+    const int32_t first = sum_across(halves[0]), second = sum_across(halves[1]);
     code_sums[2 * b * rows + m] = first;
     code_sums[(2 * b + 1) * rows + m] = second;
     scales[b * rows + m] = scale;
@@ -118,8 +88,8 @@ void place(const float* x, int64_t blocks, int rows, int m, float* tile, float* 
     for (int i = 0; i < kVectors; ++i) {
       halves[i / (kVectors / 2)] += load(x + i * kWidth);
     }
-    sums[2 * b * rows + m] = MLXINFER_ISA::sum(halves[0]);
-    sums[(2 * b + 1) * rows + m] = MLXINFER_ISA::sum(halves[1]);
+    sums[2 * b * rows + m] = sum_across(halves[0]);
+    sums[(2 * b + 1) * rows + m] = sum_across(halves[1]);
     float* to = tile + b * kBlockColumns * rows + m;
     for (int i = 0; i < kBlockColumns; ++i) {
       to[i * rows] = x[i];

@@ -106,7 +106,7 @@ class Run {
     return order_.empty() ? first_ + i : order_[static_cast<size_t>(first_ + i)];
   }
   int64_t expert_at(int64_t i) const {
-    return p_.experts == nullptr ? 0 : p_.experts[row_at(i)];
+    return p_.experts == nullptr ? 0 : std::clamp<int64_t>(p_.experts[row_at(i)], 0, p_.expert_count - 1);
   }
 
   void cut_tiles() {

@@ -6,7 +6,7 @@
 
 #include "matmul/activations.h"
 #include "matmul/layout.h"
-#include "op/op.h"
+#include "op/rows.h"
 
 namespace mlxinfer::cpu {
 
@@ -23,7 +23,7 @@ struct Product {
   const void* norm; // [k] or null
   float eps;
 
-  const int32_t* experts; // [rows] or null; every value in [0, expert_count)
+  const int32_t* experts; // [rows] or null; values beyond the ends mean the ends
   int64_t expert_count;
 
   const void* bias; // [expert_count, n] or null

@@ -102,7 +102,7 @@ Packed pack_quantized(mx::array weight, mx::array scales, std::optional<mx::arra
   const char* op = "pack";
   const Code code = code_of(bits, group, mode);
   const bool affine = mode == "affine";
-  if (weight.ndim() < 2 || weight.dtype() != mx::uint32) {
+  if (weight.ndim() < 2 || weight.dtype() != mx::uint32 || weight.shape(-1) == 0) {
     refuse(op, "weight must be uint32 [..., n, k * bits / 32], not " + dtype_text(weight) + " " + shape_text(weight.shape()) + ".");
   }
   const int64_t n = weight.shape(-2), k = static_cast<int64_t>(weight.shape(-1)) * 32 / bits;
@@ -125,8 +125,8 @@ Packed pack_quantized(mx::array weight, mx::array scales, std::optional<mx::arra
 }
 
 Packed pack_plain(mx::array weight) {
-  if (weight.ndim() < 2 || !is_floating(weight)) {
-    refuse("pack", "weight must be [..., n, k] of float32, bfloat16 or float16, not " + dtype_text(weight) + " " + shape_text(weight.shape()) + ".");
+  if (weight.ndim() < 2 || !is_floating(weight) || weight.shape(-1) == 0) {
+    refuse("pack", "weight must be [..., n, k > 0] of float32, bfloat16 or float16, not " + dtype_text(weight) + " " + shape_text(weight.shape()) + ".");
   }
   nb::gil_scoped_release release;
   Source source{evaluated(weight), nullptr, nullptr};
@@ -263,7 +263,8 @@ mx::array packed_matmul(
   take("residual", residual, shape);
   if (experts) {
     const size_t rows = x.size() / static_cast<size_t>(std::max<int64_t>(layout.k, 1));
-    if (data.ndim() != 3 || !mx::issubdtype(experts->dtype(), mx::integer) || (rows == 0 ? experts->size() != 0 : experts->size() % rows != 0)) {
+    if (data.ndim() != 3 || !mx::issubdtype(experts->dtype(), mx::integer) || (rows == 0 ? experts->size() != 0 : experts->size() % rows != 0) ||
+        (data.size() == 0 && layout.n > 0 && experts->size() != 0)) {
       refuse(op, "experts " + shape_text(experts->shape()) + " must be integers, one or more for each of the " + std::to_string(rows) + " rows of x.");
     }
     inputs.push_back(mx::astype(*experts, mx::int32, cpu_stream()));

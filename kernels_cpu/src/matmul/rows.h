@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "matmul/layout.h"
-#include "op/op.h"
 
 namespace mlxinfer::cpu {
 

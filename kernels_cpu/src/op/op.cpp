@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
@@ -61,25 +62,26 @@ const void* copied(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
   return data;
 }
 
-// The distance of neighbouring rows, or 0 where it is not the same everywhere.
-int64_t row_stride(const mx::array& a) {
+// The distance of neighbouring rows where it is the same everywhere; 0 for a broadcast row.
+std::optional<int64_t> row_stride(const mx::array& a) {
   int axes = static_cast<int>(a.ndim());
   if (a.shape(axes - 1) > 1 && a.strides(axes - 1) != 1) {
-    return 0;
+    return std::nullopt;
   }
-  int64_t stride = 0, expected = 0;
+  std::optional<int64_t> stride;
+  int64_t expected = 0;
   for (int axis = axes - 2; axis >= 0; --axis) {
     if (a.shape(axis) == 1) {
       continue;
     }
-    if (stride == 0) {
+    if (!stride) {
       stride = a.strides(axis);
     } else if (a.strides(axis) != expected) {
-      return 0;
+      return std::nullopt;
     }
     expected = a.strides(axis) * a.shape(axis);
   }
-  return stride == 0 ? a.shape(axes - 1) : stride;
+  return stride.value_or(a.shape(axes - 1));
 }
 
 constexpr size_t kAlignment = 64, kHugePage = size_t{2} << 20, kSlab = size_t{32} << 20;
@@ -162,8 +164,8 @@ Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
   if (a.size() == 0) {
     return {nullptr, count, size, size};
   }
-  int64_t stride = row_stride(a);
-  return stride > 0 ? Rows{a.data<char>(), count, size, stride} : Rows{copied(a, encoder), count, size, size};
+  const auto stride = row_stride(a);
+  return stride ? Rows{a.data<char>(), count, size, *stride} : Rows{copied(a, encoder), count, size, size};
 }
 
 const void* elements_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
@@ -172,10 +174,6 @@ const void* elements_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {
 
 bool is_floating(const mx::array& a) {
   return a.dtype() == mx::float32 || a.dtype() == mx::bfloat16 || a.dtype() == mx::float16;
-}
-
-void refuse(const std::string& operation, const std::string& message) {
-  throw std::invalid_argument("[" + operation + "] " + message);
 }
 
 std::string shape_text(const mx::Shape& shape) {

@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "op/refuse.h"
+#include "op/rows.h"
+
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -34,17 +37,6 @@ void allocate(mx::array& out);
 // weights, which are read from end to end at each token.
 mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype);
 
-// A matrix `[count, size]` in memory, rows `stride` elements apart.
-struct Rows {
-  const void* data;
-  int64_t count, size, stride;
-
-  template <typename T>
-  const T* row(int64_t i) const {
-    return static_cast<const T*>(data) + i * stride;
-  }
-};
-
 // All but the last axis taken together. Views whose rows lie at equal distances are used as they are; anything else is copied by a task.
 Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder);
 
@@ -53,14 +45,9 @@ const void* elements_of(const mx::array& a, mx::cpu::CommandEncoder& encoder);
 
 bool is_floating(const mx::array& a); // float32, bfloat16 or float16
 
-// Throws std::invalid_argument with "[operation] message".
-[[noreturn]] void refuse(const std::string& operation, const std::string& message);
 std::string shape_text(const mx::Shape& shape);
 std::string dtype_text(const mx::array& a);
 
-// Order of the dtypes in tables of kernels.
-enum class Float { f32, bf16, f16 };
-constexpr int kFloats = 3;
 Float float_of(const mx::array& a);
 
 } // namespace mlxinfer::cpu

@@ -105,12 +105,4 @@ MLXINFER_INLINE F32 abs(F32 v) {
   return (F32)((U32)v & 0x7fffffffu);
 }
 
-MLXINFER_INLINE float sum(F32 v) {
-  float total = 0;
-  for (int i = 0; i < kWidth; ++i) {
-    total += v[i];
-  }
-  return total;
-}
-
 } // namespace mlxinfer::cpu::MLXINFER_ISA

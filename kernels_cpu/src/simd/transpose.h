@@ -19,12 +19,12 @@ using LanesUpTo = Lanes<__integer_pack(N)...>;
 #endif
 
 // Each function below maps a lane of the result to a lane of a (0 to kWidth - 1) or b (kWidth and up).
-template <typename Pick, int... I>
-MLXINFER_INLINE F32 shuffle(F32 a, F32 b, Pick, Lanes<I...>) {
+template <typename V, typename Pick, int... I>
+MLXINFER_INLINE V shuffle(V a, V b, Pick, Lanes<I...>) {
   return __builtin_shufflevector(a, b, Pick::lane(I)...);
 }
-template <typename Pick>
-MLXINFER_INLINE F32 shuffle(F32 a, F32 b) {
+template <typename Pick, typename V>
+MLXINFER_INLINE V shuffle(V a, V b) {
   return shuffle(a, b, Pick{}, LanesUpTo<kWidth>{});
 }
 
@@ -87,8 +87,8 @@ MLXINFER_INLINE void transpose(F32 (&rows)[kWidth]) {
   }
 }
 
-template <int Distance, typename Combine>
-MLXINFER_INLINE float across(F32 v, Combine combine) {
+template <int Distance, typename V, typename Combine>
+MLXINFER_INLINE auto across(V v, Combine combine) {
   if constexpr (Distance == 0) {
     return v[0];
   } else {
@@ -97,6 +97,9 @@ MLXINFER_INLINE float across(F32 v, Combine combine) {
 }
 MLXINFER_INLINE float sum_across(F32 v) {
   return across<kWidth / 2>(v, [](F32 a, F32 b) { return a + b; });
+}
+MLXINFER_INLINE int32_t sum_across(I32 v) {
+  return across<kWidth / 2>(v, [](I32 a, I32 b) { return a + b; });
 }
 MLXINFER_INLINE float max_across(F32 v) {
   return across<kWidth / 2>(v, [](F32 a, F32 b) { return max(a, b); });

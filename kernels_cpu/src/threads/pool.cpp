@@ -1,9 +1,11 @@
 #include "threads/pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <pthread.h>
@@ -46,9 +48,12 @@ thread_local bool inside = false;
 // that cannot end before that piece is done, so late workers never touch a later job's fields unknowingly.
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads) {
-    for (int i = 1; i < threads; ++i) {
-      std::thread([this] { work(); }).detach();
+  explicit Pool(int threads) {
+    try {
+      for (; threads_ < threads; ++threads_) {
+        std::thread([this] { work(); }).detach();
+      }
+    } catch (const std::system_error&) { // no more threads are allowed: those that there are do
     }
   }
 
@@ -142,7 +147,7 @@ class Pool {
     }
   }
 
-  const int threads_;
+  int threads_ = 1;
   std::mutex owner_;
   uint32_t job_ = 0;
   std::atomic<size_t> count_{0}, grain_{1}, pieces_{0};
@@ -167,8 +172,13 @@ Pool& pool() {
     std::lock_guard<std::mutex> lock(making);
     pool = the_pool.load(std::memory_order_relaxed);
     if (pool == nullptr) {
-      static const int registered =
-          pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_relaxed); });
+      static const int registered = pthread_atfork(
+          [] { making.lock(); },
+          [] { making.unlock(); },
+          [] {
+            the_pool.store(nullptr, std::memory_order_relaxed);
+            making.unlock();
+          });
       (void)registered;
       pool = new Pool(wanted_threads());
       the_pool.store(pool, std::memory_order_release);
@@ -189,7 +199,7 @@ void run_parallel(size_t count, size_t grain, Body body, void* context) {
   if (count == 0) {
     return;
   }
-  grain = grain == 0 ? 1 : grain;
+  grain = std::max<size_t>({grain, 1, count >> 31}); // pieces are counted in 32 bits
   size_t pieces = (count + grain - 1) / grain;
   if (pieces > 1 && !inside && pool().threads() > 1) {
     inside = true;

@@ -19,7 +19,7 @@ class GGUFCheckpoint:
     """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
 
     Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
-    float32, as MLX has no form that holds them without loss. With `in_file`, matrices of the types that the native CPU products know
+    float32, as 16-bit scales would not hold them without loss. With `in_file`, matrices of the types that the native CPU products know
     (`kernels_cpu.gguf_types`) are `InFile` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
     that the architecture does not have keeps llama.cpp's name.
     """

@@ -1,0 +1,171 @@
+"""Blocks as one operation give the bits of the operations that they consist of."""
+
+import sys
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.packed_matrices import DTYPES, draw, random
+
+from mlxinfer import kernels_cpu
+from mlxinfer.kernels_cpu import Block, Projection, blocks, run_blocks
+
+pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
+
+HIDDEN, INNER, KV, PER_KV, DIM = 64, 96, 2, 3, 32
+SCALE, EPS = 0.2, 1e-5
+
+
+def projection(rng: np.random.Generator, n: int, k: int, dtype: str, bias: bool) -> Projection:
+    return Projection(draw(rng, ("affine", 4, 32), (n, k), dtype).pack(), random(rng, (n,), dtype) if bias else None)
+
+
+def norm(rng: np.random.Generator, size: int, dtype: str, there: bool) -> tuple[mx.array, float] | None:
+    return (random(rng, (size,), dtype) * 0.1, EPS) if there else None
+
+
+def block(rng: np.random.Generator, dtype: str, *, after: bool, heads_normed: bool, bias: bool, sinks: bool, pieces: int) -> Block:
+    widths = [PER_KV * KV * DIM, KV * DIM, KV * DIM]
+    joined = {1: [sum(widths)], 2: [widths[0], 2 * widths[1]], 3: widths}[pieces]
+    return Block(
+        before_attention=norm(rng, HIDDEN, dtype, True),
+        after_attention=norm(rng, HIDDEN, dtype, after),
+        before_mlp=norm(rng, HIDDEN, dtype, True),
+        after_mlp=norm(rng, HIDDEN, dtype, after),
+        qkv=[projection(rng, n, HIDDEN, dtype, bias) for n in joined],
+        query_norm=norm(rng, DIM, dtype, heads_normed),
+        key_norm=norm(rng, DIM, dtype, heads_normed),
+        sinks=random(rng, (KV * PER_KV,), "float32") if sinks else None,
+        scale=SCALE,
+        softcap=20.0 if sinks else None,
+        output=projection(rng, HIDDEN, PER_KV * KV * DIM, dtype, bias),
+        gate_up=projection(rng, 2 * INNER, HIDDEN, dtype, bias),
+        gate="gelu_tanh" if after else "silu",
+        down=projection(rng, HIDDEN, INNER, dtype, bias),
+    )
+
+
+def open_pages(count: int, dtype: str) -> list[list[mx.array]]:
+    pages = [[mx.zeros((1, KV, 64, DIM), DTYPES[dtype]) for _ in range(2)] for _ in range(count)]
+    mx.eval(pages)
+    return pages
+
+
+def one_by_one(x: mx.array, b: Block, sealed: list[mx.array], open: list[mx.array], plan, rotation) -> tuple:
+    def times(p: Projection, x: mx.array, **steps) -> mx.array:
+        return p.matrix.multiply(x, bias=p.bias, **steps)
+
+    def added(p: Projection, x: mx.array, after, onto: mx.array) -> mx.array:
+        return times(p, x, residual=onto) if after is None else kernels_cpu.rms_norm(times(p, x), *after, onto)
+
+    weight, eps = b.before_attention
+    rows = [times(p, x, norm=weight, eps=eps) for p in b.qkv]
+    norms = {"query_norm": b.query_norm[0], "key_norm": b.key_norm[0], "eps": EPS} if b.query_norm else {}
+    out, open, full = kernels_cpu.paged_attention(
+        rows, sealed, open, plan, scale=b.scale, softcap=b.softcap, sinks=b.sinks, rotation=rotation, **norms
+    )
+    x = added(b.output, out, b.after_attention, x)
+    inner = times(b.gate_up, x, norm=b.before_mlp[0], eps=b.before_mlp[1], gate=b.gate)
+    return added(b.down, inner, b.after_mlp, x), open, full
+
+
+def bits(a: mx.array) -> bytes:
+    return np.array(a.view(mx.uint8)).tobytes()
+
+
+@settings(max_examples=25)
+@given(
+    dtype=st.sampled_from(list(DTYPES)),
+    after=st.booleans(),
+    heads_normed=st.booleans(),
+    bias=st.booleans(),
+    sinks=st.booleans(),
+    turned=st.booleans(),
+    pieces=st.integers(1, 3),
+    counts=st.lists(st.integers(1, 140), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, turned, pieces, counts, seed):
+    rng = np.random.default_rng(seed)
+    parts = [block(rng, dtype, after=after, heads_normed=heads_normed, bias=bias, sinks=sinks, pieces=pieces) for _ in range(2)]
+    joined = blocks(parts, DTYPES[dtype])
+    sealed = [[random(rng, (KV, 6, 64, DIM), dtype) for _ in range(2)] for _ in parts]
+    open, open_alone, past = open_pages(2, dtype), open_pages(2, dtype), 0
+    for count in counts:
+        x = random(rng, (count, HIDDEN), dtype)
+        plan = kernels_cpu.attention_plan([(0, 0, count, past, 0, list(range(past // 64)))])
+        rotation = kernels_cpu.rotation([([0.3] * (DIM // 2), past, count)]) if turned else None
+        got, full = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2)
+        mx.eval(got, full)
+        want = x
+        for i, part in enumerate(parts):
+            want, open_alone[i], full_alone = one_by_one(want, part, sealed[i], open_alone[i], plan, rotation)
+            mx.eval(want, open_alone[i], full_alone)
+            assert [bits(a) for a in full[i]] == [bits(a) for a in full_alone if a.size > 0]
+            assert [bits(a) for a in open[i]] == [bits(a) for a in open_alone[i]]
+        assert got.dtype == DTYPES[dtype]
+        assert bits(got) == bits(want)
+        past += count
+
+
+def plain() -> Block:
+    return block(np.random.default_rng(0), "float32", after=False, heads_normed=False, bias=False, sinks=False, pieces=1)
+
+
+def test_the_graph_holds_no_reference_to_python_objects():
+    joined, pages = blocks([plain()], mx.float32), open_pages(2, "float32")
+    plan, rotation = kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])]), kernels_cpu.rotation([([1.0], 0, 1)])
+    held = (joined, plan, rotation, *pages[0])
+    before = [sys.getrefcount(a) for a in held]
+    graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [[mx.zeros((KV, 0, 64, DIM))] * 2], pages[:1], [plan], [rotation])
+    assert [sys.getrefcount(a) for a in held] == before
+    mx.eval(graph)
+
+
+WRONG = projection(np.random.default_rng(1), 32, HIDDEN, "float32", False) if kernels_cpu.available() else None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"qkv": []},
+        {"output": WRONG},
+        {"gate_up": WRONG},
+        {"down": WRONG},
+        {"before_mlp": (mx.ones((HIDDEN + 1,)), EPS)},
+        {"after_mlp": (mx.ones((1, HIDDEN)), EPS)},
+    ],
+)
+def test_blocks_that_do_not_fit_together_are_refused(change):
+    with pytest.raises(ValueError, match="blocks"):
+        blocks([replace(plain(), **change)], mx.float32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": mx.zeros((1, HIDDEN + 1))},
+        {"x": mx.zeros((1, HIDDEN), mx.float16)},
+        {"x": mx.zeros((2, HIDDEN))},
+        {"sealed": []},
+        {"open": [[mx.zeros((1, KV, 64, DIM))]]},
+        {"open": [[mx.zeros((1, KV + 1, 64, DIM))] * 2]},
+        {"open": [[mx.zeros((1, KV, DIM, 64)).swapaxes(2, 3)] * 2]},
+        {"rotations": []},
+        {"rotations": [kernels_cpu.rotation([([1.0], 0, 2)])] if kernels_cpu.available() else []},
+    ],
+)
+def test_steps_that_do_not_fit_the_blocks_are_refused(change):
+    arguments = {
+        "x": mx.zeros((1, HIDDEN)),
+        "blocks": blocks([plain()], mx.float32),
+        "sealed": [[mx.zeros((KV, 0, 64, DIM))] * 2],
+        "open": open_pages(1, "float32"),
+        "plans": [kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])])],
+        "rotations": [None],
+    }
+    with pytest.raises(ValueError, match="blocks"):
+        run_blocks(**arguments | change)
