@@ -78,7 +78,7 @@ struct Weights {
     std::vector<uint8_t> codes(static_cast<size_t>(size));
     for (auto& code : codes) {
       do {
-        code = static_cast<uint8_t>(between(random, 0, (1 << layout.bits()) - 1));
+        code = static_cast<uint8_t>(between(random, 0, (1 << code_bits(f.code)) - 1));
       } while (f.code == Code::mxfp8 && (code & 0x7f) == 0x7f); // NaN
     }
     return codes;
