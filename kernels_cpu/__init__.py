@@ -11,7 +11,7 @@ from .attention import attention_plan, paged_attention, rotation
 from .blocks import Block, Projection, blocks, run_blocks
 from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
-from .operations import rms_norm, silu_multiply
+from .operations import argmax, rms_norm, silu_multiply
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Packed",
     "Projection",
     "Rotation",
+    "argmax",
     "attention_plan",
     "available",
     "blocks",

@@ -18,5 +18,6 @@ void bind_silu_multiply(nb::module_& m);
 void bind_paged_attention(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_blocks(nb::module_& m);
+void bind_argmax(nb::module_& m);
 
 } // namespace mlxinfer::cpu
