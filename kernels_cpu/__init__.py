@@ -12,7 +12,7 @@ from .blocks import Block, Projection, blocks, run_blocks
 from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import argmax, rms_norm, silu_multiply
-from .packed import PRECISIONS, Packed, default_precision, pack
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf
 
 __all__ = [
     "PRECISIONS",
@@ -27,9 +27,11 @@ __all__ = [
     "available",
     "blocks",
     "default_precision",
+    "gguf_types",
     "in_use",
     "isa_name",
     "pack",
+    "pack_gguf",
     "paged_attention",
     "rms_norm",
     "rotation",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 
 class Layout(Protocol):
@@ -48,6 +49,12 @@ class Native(Protocol):
     def pack_quantized(
         self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
     ) -> tuple[mx.array, Layout]: ...
+
+    def gguf_types(self) -> dict[str, tuple[int, int]]: ...
+
+    def empty_gguf(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
+
+    def fill_gguf(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
 
     def packed_matmul(
         self,

@@ -76,7 +76,7 @@ def load(
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path)
+    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
     try:
         compute = compute_dtype(checkpoint, dtype)
         own = supports(model_type(checkpoint))
@@ -133,9 +133,12 @@ def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) ->
     return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`."""
-    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+def open_checkpoint(path: Path, *, in_file: bool = False) -> Checkpoint:
+    """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`.
+
+    `in_file` is that of `GGUFCheckpoint`, for who packs what is read with `nn.packing.settle`.
+    """
+    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path, in_file=in_file)
 
 
 def model_type(checkpoint: Checkpoint) -> str:
