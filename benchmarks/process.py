@@ -32,6 +32,8 @@ class Process(AbstractContextManager["Process"]):
         self._patience = patience_s
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | ENVIRONMENT.get(engine, {})
+        # Bytecode is kept, as an installation keeps it: to compile a working tree at every start is no part of any engine.
+        variables["PYTHONDONTWRITEBYTECODE"] = ""
         self.started = perf_counter()
         self._window = Window()
         self._asked = False

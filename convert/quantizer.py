@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..errors import WeightsError
 from ..loading.weights import cast, is_finite, quantize, settle
-from ..nn.weights import Dense, Format, Matrix, Quantized
+from ..nn.weights import Dense, Format, Matrix, Quantized, numbers
 from .mapper import Output
 
 
@@ -37,10 +37,11 @@ class Quantizer:
             self._measure(block, written)
         if isinstance(written, Dense):
             return [written.weight]
+        assert isinstance(written, Quantized)
         return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
 
     def _measure(self, block: Matrix, written: Matrix) -> None:
-        before, after = _numbers(block), _numbers(written)
+        before, after = numbers(block), numbers(written)
         self._squared_error += _squares(before - after)
         self._squared_norm += _squares(before)
 
@@ -59,9 +60,5 @@ def _transform(block: Matrix, output: Output) -> Matrix:
     if isinstance(target, Format):
         if isinstance(block, Quantized) and block.format == target:
             return cast(block, output.dtype)
-        return quantize(_numbers(block).astype(output.dtype), target)
-    return Dense(_numbers(block).astype(target)) if isinstance(block, Quantized) else Dense(block.weight.astype(target))
-
-
-def _numbers(matrix: Matrix) -> mx.array:
-    return matrix.dequantize(mx.float32) if isinstance(matrix, Quantized) else matrix.weight.astype(mx.float32)
+        return quantize(numbers(block).astype(output.dtype), target)
+    return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))

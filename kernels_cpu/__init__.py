@@ -11,8 +11,8 @@ from .attention import attention_plan, paged_attention, rotation
 from .blocks import Block, Projection, blocks, run_blocks
 from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
-from .operations import rms_norm, silu_multiply
-from .packed import PRECISIONS, Packed, default_precision, pack
+from .operations import argmax, rms_norm, silu_multiply
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf
 
 __all__ = [
     "PRECISIONS",
@@ -22,13 +22,16 @@ __all__ = [
     "Packed",
     "Projection",
     "Rotation",
+    "argmax",
     "attention_plan",
     "available",
     "blocks",
     "default_precision",
+    "gguf_types",
     "in_use",
     "isa_name",
     "pack",
+    "pack_gguf",
     "paged_attention",
     "rms_norm",
     "rotation",

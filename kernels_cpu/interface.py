@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 
 class Layout(Protocol):
@@ -39,6 +40,8 @@ class Native(Protocol):
 
     def silu_multiply(self, gate: mx.array, up: mx.array, /) -> mx.array: ...
 
+    def argmax(self, x: mx.array, /) -> mx.array: ...
+
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None, /) -> mx.array: ...
 
     def pack_plain(self, weight: mx.array, /) -> tuple[mx.array, Layout]: ...
@@ -46,6 +49,12 @@ class Native(Protocol):
     def pack_quantized(
         self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
     ) -> tuple[mx.array, Layout]: ...
+
+    def gguf_types(self) -> dict[str, tuple[int, int]]: ...
+
+    def empty_gguf(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
+
+    def fill_gguf(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
 
     def packed_matmul(
         self,

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -54,10 +53,9 @@ def _unfit() -> str | None:
         return "not built (on Linux pip install does so where a C++ compiler is present)"
     if "failed" in note:
         return f"not built: {note['failed']}"
-    try:
-        installed = version("mlx")
-    except PackageNotFoundError:
-        installed = "unknown"
+    import mlx.core as mx
+
+    installed = getattr(mx, "__version__", "unknown")  # importlib.metadata says the same, and is slow to import
     if note.get("mlx") != installed:
         return f"built for mlx {note.get('mlx')}, but {installed} is installed; rebuild it: {_REBUILD}"
     return None

@@ -15,3 +15,8 @@ def silu_multiply(gate: mx.array, up: mx.array) -> mx.array:
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None = None) -> mx.array:
     """`x / sqrt(mean(x^2) + eps) * weight` along the last axis of `[..., n]`, `weight` `[n]`, added to `onto` of the shape of x."""
     return native().rms_norm(x, weight, eps, onto)
+
+
+def argmax(x: mx.array) -> mx.array:
+    """uint32 `[...]`: where each row of float32 `[..., n]` is highest, the first such place. NaN is passed over."""
+    return native().argmax(x)

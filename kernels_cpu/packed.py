@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from .interface import Layout
-from .native import native
+from .native import in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}
 """Activations that a product can end with, by the number that the native operation knows them under."""
@@ -27,7 +29,7 @@ def default_precision() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products. Made by `pack`.
+    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_gguf`.
 
     `data` replaces the arrays that it was made from and has their size; scales are kept in 16 bits where that loses nothing. `dtype`
     is that of the scales, or of the plain matrix; where activations have another, results are float32. `precision` is
@@ -80,6 +82,13 @@ class Packed:
         return native().packed_rows(indices, self.data, self.layout, dtype)
 
 
+def _checked(precision: str | None) -> str:
+    precision = precision or default_precision()
+    if precision not in PRECISIONS:
+        raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
+    return precision
+
+
 def _cast(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
     return a if a is None or a.dtype == dtype else a.astype(dtype)
 
@@ -98,11 +107,32 @@ def pack(
 
     `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are no such matrix.
     """
-    precision = precision or default_precision()
-    if precision not in PRECISIONS:
-        raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
+    precision = _checked(precision)
     if scales is None:
         data, layout = native().pack_plain(weight)
         return Packed(data, layout, weight.dtype, "float32")
     data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
     return Packed(data, layout, scales.dtype if biases is not None else None, precision if layout.has_integers else "float32")
+
+
+def gguf_types() -> Mapping[str, tuple[int, int]]:
+    """The block types of GGUF files that `pack_gguf` takes, with their bits and the columns that share a scale. Empty where the
+    operations are not in use."""
+    return native().gguf_types() if in_use() else {}
+
+
+def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
+    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type of `gguf_types`: no number changes, and no bits are added but
+    those of scales that are whole bytes here.
+
+    `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; none is needed once the next one is asked for. Raises ValueError
+    for a scale that is infinite or NaN, and for bytes that are no such matrix.
+    """
+    precision = _checked(precision)
+    data, layout = native().empty_gguf(kind, list(shape))
+    done = 0
+    for piece in pieces:
+        if not native().fill_gguf(data, layout, kind, done, piece):
+            raise ValueError("a scale is NaN or infinite")
+        done += len(piece)
+    return Packed(data, layout, None, precision)

@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   bind_paged_attention(m);
   bind_rms_norm(m);
   bind_blocks(m);
+  bind_argmax(m);
 }
 
 } // namespace mlxinfer::cpu

@@ -132,9 +132,10 @@ class PagedCache:
             return
         pages = group.allocator.allocate(count)
         table.pages.extend(pages)
+        room = _room(group.allocator, pages_for(segment.total, group.window, self.chunk))
         for layer in group.layers:
             store = self._stores[layer]
-            store.grow(_room(group.allocator), 0)
+            store.grow(room, 0)
             store.seal(pages, step.full[layer, segment.slot])
 
     def nbytes(self) -> int:
@@ -143,9 +144,10 @@ class PagedCache:
         return paged + sum(a.nbytes for s in self._recurrent.values() for a in s.arrays)
 
 
-def _room(allocator: PageAllocator) -> int:
-    """Pages of storage for the pages in use: grown by half, so that copying a pool to grow it stays rare."""
-    size = 16
-    while size < allocator.extent:
-        size += max(size // 2, 1)
+def _room(allocator: PageAllocator, wanted: int) -> int:
+    """Pages of storage for the pages in use and those that a sequence is known to fill: grown by half, so that copying a pool to grow
+    it stays rare."""
+    size = 4
+    while size < max(allocator.extent, wanted):
+        size += size // 2
     return min(size, max(allocator.capacity, allocator.extent))

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from platform import python_version
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -72,6 +71,8 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 
 
 def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    from importlib.metadata import version
+
     from ..engine.machine import measure_machine
     from ..engine.measure import Bench, Plan, measure
 

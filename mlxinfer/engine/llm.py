@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Many
 from operator import index
@@ -153,7 +153,7 @@ class LLM:
     def _submit(self, ids: list[int], params: SamplingParams) -> list[Answer]:
         """The `n` sequences of a request, put on the engine's waiting list."""
         engine = self.engine
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
         sequences = [Sequence(ids, params, sample_seed(seed, i), limit, stop_ids, i) for i in range(params.n)]

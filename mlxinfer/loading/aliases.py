@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +81,10 @@ def _data_file(package: str, file: str) -> Path | None:
 
 def _assemble(parts: list[Path], target: Path, sha256: str) -> None:
     """Write beside the target and rename, so that the target is whole or absent."""
+    # Slow to import, and needed once in the life of a model.
+    import hashlib
+    import tempfile
+
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -13,9 +13,12 @@ from ..errors import MemoryPlanError
 from ..models.base import Model
 from ..nn.weights import Format
 from .planned import Planned, PlannedWeights
+from .quantization import FIXED
 from .weights import can_quantize
 
 _LEAST_CONTEXT = 4 * PAGE
+_MOST_BLOCK_SCALE = 4
+"""Bytes that a group has for its scale and bias in the blocks of a GGUF file."""
 
 
 def check_memory(planned: PlannedWeights, model: Model, dtype: mx.Dtype, quantize: Format | None) -> None:
@@ -39,7 +42,7 @@ def tensor_bytes(planned: Planned, dtype: mx.Dtype, quantize: Format | None) -> 
     count = math.prod(request.shape)
     if not isinstance(stored, Format):
         return count * (request.dtype or dtype).size
-    scale = 2 * dtype.size if stored.mode == "affine" else 1
+    scale = 2 * dtype.size if stored.mode == "affine" else 1 if stored.mode in FIXED else _MOST_BLOCK_SCALE
     return count * stored.bits // 8 + count // stored.group_size * scale
 
 

@@ -45,7 +45,9 @@ class PlannedWeights:
         return self._get(name, shape, "matrix", otherwise, quantizable, None)
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        return self._get(name, shape, "vector", otherwise, False, dtype).weight
+        matrix = self._get(name, shape, "vector", otherwise, False, dtype)
+        assert isinstance(matrix, Dense)
+        return matrix.weight
 
     def finish(self) -> None:
         self.ledger.finish()
@@ -57,7 +59,7 @@ class PlannedWeights:
         if request is None:
             return Dense(mx.zeros(shape, dtype or self._dtype))
         matrix = make(self.ledger, request, [_outline(self.ledger.checkpoint, source) for source in request.sources])
-        self.tensors[name] = Planned(request, matrix.format if isinstance(matrix, Quantized) else matrix.weight.dtype)
+        self.tensors[name] = Planned(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
         return cast(matrix, dtype or self._dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..nn.tree import arrays
-from ..nn.weights import Dense, Format, Matrix, Quantized, Recipe
+from ..nn.weights import Dense, Format, InFile, Matrix, Quantized, Recipe
 from .checkpoint import Checkpoint
 from .dtypes import dtype_name, loses_precision
 from .ledger import Kind, Ledger, Request
@@ -45,7 +45,9 @@ class CheckpointWeights:
         return settle(matrix)
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        return settle(self._get(name, shape, "vector", otherwise, False, dtype)).weight
+        matrix = settle(self._get(name, shape, "vector", otherwise, False, dtype))
+        assert isinstance(matrix, Dense)
+        return matrix.weight
 
     def finish(self) -> None:
         self.ledger.finish()
@@ -70,6 +72,8 @@ class CheckpointWeights:
             self._progress(min(self._done, self._total), self._total)
 
     def _note_rounding(self, name: str, matrix: Matrix, target: mx.Dtype) -> None:
+        if isinstance(matrix, InFile):
+            return
         stored = matrix.scales.dtype if isinstance(matrix, Quantized) else matrix.weight.dtype
         if loses_precision(stored, target):
             self.rounded[name] = dtype_name(stored)
@@ -87,7 +91,7 @@ def make(ledger: Ledger, request: Request, sources: list[Matrix]) -> Matrix:
             f"{request.name}, made from {request.sources[0]}, has shape {list(matrix.shape)}, expected {list(request.shape)}"
         )
         return Dense(mx.zeros(request.shape))
-    if request.kind == "vector" and isinstance(matrix, Quantized):
+    if request.kind == "vector" and not isinstance(matrix, Dense):
         ledger.add_problem(f"{request.name} is quantized, which is not understood for this tensor")
         return Dense(mx.zeros(request.shape))
     return matrix
@@ -97,7 +101,7 @@ def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
     """With its floating-point parts in this dtype; codes and 8-bit scales stay as they are."""
     if isinstance(matrix, Dense):
         return Dense(matrix.weight.astype(dtype))
-    if matrix.biases is None:
+    if isinstance(matrix, InFile) or matrix.biases is None:
         return matrix
     return Quantized(matrix.weight, matrix.scales.astype(dtype), matrix.biases.astype(dtype), matrix.format)
 
@@ -119,7 +123,10 @@ def settle(matrix: Matrix) -> Matrix:
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN."""
+    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is still in its file is
+    checked when it is packed."""
+    if isinstance(matrix, InFile):
+        return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)
     if matrix.biases is not None:

@@ -96,6 +96,6 @@ def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> li
 
 
 def _plain(matrix: Matrix) -> mx.array:
-    if isinstance(matrix, Quantized):
+    if not isinstance(matrix, Dense):
         raise ValueError("it is quantized already")
     return matrix.weight

@@ -61,7 +61,7 @@ def _fits(block: Block, dtype: mx.Dtype) -> bool:
         return False
     matrices = [linear.matrix for linear in (*attention.qkv.linears, attention.output, *mlp.gate_up.linears, mlp.down)]
     return mlp.gate_up.linears[0].can_gate(mlp.gate.activation) and all(
-        isinstance(m, kernels_cpu.Packed) and (dtype == mx.float32 or m.dtype in (None, dtype)) for m in matrices
+        isinstance(m, kernels_cpu.Packed) and (dtype == mx.float32 or m.dtype is None or m.dtype == dtype) for m in matrices
     )
 
 

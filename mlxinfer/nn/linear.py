@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
 from .norms import RMSNorm
-from .weights import Dense, Format, Matrix, Quantized, Recipe, Weights, concat, map_rows
+from .weights import Dense, Format, InFile, Matrix, Recipe, Weights, concat, map_rows
 
 
 def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
@@ -20,6 +20,8 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
         return matrix.multiply(x)
     if isinstance(matrix, Dense):
         return x @ matrix.weight.T
+    if isinstance(matrix, InFile):
+        return x @ matrix.dequantize(x.dtype).T
     f = matrix.format
     return mx.quantized_matmul(
         x, matrix.weight, matrix.scales, matrix.biases, transpose=True, group_size=f.group_size, bits=f.bits, mode=f.mode
@@ -124,7 +126,7 @@ def _layout(linear: Linear) -> tuple[Any, ...]:
     matrix = linear.matrix
     if isinstance(matrix, Packed):
         return (id(matrix),)  # joined before it was packed
-    form: Format | mx.Dtype = matrix.format if isinstance(matrix, Quantized) else matrix.weight.dtype
+    form: Format | mx.Dtype = matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format
     return form, linear.bias is not None
 
 

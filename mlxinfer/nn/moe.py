@@ -11,7 +11,7 @@ from ..kernels_cpu import Packed
 from .activations import Gate
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
-from .weights import Dense, Recipe, Weights
+from .weights import Dense, Quantized, Recipe, Weights
 
 Route = Callable[[mx.array], tuple[mx.array, mx.array]]
 """Router logits `[T, experts]` to the chosen experts `[T, k]` and their weights `[T, k]` float32."""
@@ -43,8 +43,9 @@ class ExpertLinear(Linear):
         matrix = self.matrix
         if isinstance(matrix, Packed):
             return matrix.multiply(x, bias=self.bias, experts=experts)[..., None, :]
-        if isinstance(matrix, Dense):
-            y = _gather_product(x, matrix.weight.swapaxes(-1, -2), experts, is_sorted)
+        if not isinstance(matrix, Quantized):
+            weights = matrix.weight if isinstance(matrix, Dense) else matrix.dequantize(x.dtype)
+            y = _gather_product(x, weights.swapaxes(-1, -2), experts, is_sorted)
         else:
             f = matrix.format
             y = mx.gather_qmm(

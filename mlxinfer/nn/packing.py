@@ -8,9 +8,13 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..device import is_gpu
+from ..errors import WeightsError
 from .linear import Embedding, Linear
 from .tree import arrays, objects
-from .weights import Dense, Matrix
+from .weights import Dense, InFile, Matrix
+
+_PIECE = 4 << 20
+"""Bytes of a GGUF file that are in memory at a time."""
 
 
 def settle(part: object, *, precision: str | None = None) -> None:
@@ -30,9 +34,19 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
 
 
 def _packed(matrix: Matrix, precision: str | None) -> kernels_cpu.Packed:
+    if isinstance(matrix, InFile):
+        return _packed_file(matrix, precision)
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
     f = matrix.format
     return kernels_cpu.pack(
         matrix.weight, matrix.scales, matrix.biases, group_size=f.group_size, bits=f.bits, mode=f.mode, precision=precision
     )
+
+
+def _packed_file(blocks: InFile, precision: str | None) -> kernels_cpu.Packed:
+    rows = max(_PIECE * 8 // (blocks.columns * blocks.format.bits), 1)
+    try:
+        return kernels_cpu.pack_gguf(blocks.format.mode, blocks.shape, blocks.pieces(rows), precision=precision)
+    except ValueError as error:
+        raise WeightsError(f"{', '.join(source.name for source in blocks.sources)}: {error}; download or convert the model again") from None

@@ -10,11 +10,13 @@ Where the layouts differ, the model also gives the `Recipe`s by which the tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Protocol, Union
 
 import mlx.core as mx
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", groups run along the input."""
+    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `InFile` the name of their type. Groups run
+    along the input."""
 
     bits: int
     group_size: int
@@ -64,14 +67,86 @@ class Quantized:
         return replace(self, weight=operation(self.weight), scales=operation(self.scales), biases=biases)
 
 
-Matrix = Union[Dense, Quantized]
+class FileRows(Protocol):
+    """A matrix in a GGUF file, row by row as it is stored there. It has no attributes for `nn.tree` to look into."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The file and the tensor, for messages."""
+        ...
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """The blocks of these rows, uint8 `[rows, bytes of a row]`."""
+        ...
+
+    def forget(self) -> None:
+        """Take what was read last out of resident memory."""
+        ...
+
+    def dequantize(self, blocks: np.ndarray) -> np.ndarray:
+        """What `read` has given, in float32: `[rows, columns]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFile:
+    """A matrix that stays in its GGUF file until it is packed for the native CPU products, which know more formats than MLX.
+
+    Its rows are picked by `rows`, int32 `[..., out]`, from those of all `sources`, counted through; `counts` are how many each source has.
+    """
+
+    sources: tuple[FileRows, ...]
+    counts: tuple[int, ...]
+    rows: np.ndarray
+    columns: int
+    format: Format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.rows.shape, self.columns)
+
+    def each(self, operation: Callable[[mx.array], mx.array]) -> InFile:
+        """Apply an operation on rows, as `Quantized.each` does."""
+        return replace(self, rows=np.array(operation(mx.array(self.rows)[..., None]))[..., 0])
+
+    def pieces(self, rows: int) -> Iterator[np.ndarray]:
+        """The blocks of all rows in order, uint8 `[at most rows, bytes of a row]`, each good until the next one is asked for."""
+        for source, picked in self._runs(rows):
+            yield source.read(picked)
+            source.forget()
+
+    def dequantize(self, dtype: mx.Dtype) -> mx.array:
+        """The numbers themselves, rounded to this dtype."""
+        parts = [mx.array(source.dequantize(source.read(picked))).astype(dtype) for source, picked in self._runs(self.rows.size)]
+        return mx.concatenate(parts).reshape(self.shape) if parts else mx.zeros(self.shape, dtype)
+
+    def _runs(self, rows: int) -> Iterator[tuple[FileRows, np.ndarray]]:
+        """At most `rows` rows of one source at a time, with their numbers there."""
+        starts = np.cumsum([0, *self.counts])
+        flat = self.rows.reshape(-1)
+        for at in range(0, flat.size, rows):
+            piece = flat[at : at + rows]
+            which = np.searchsorted(starts, piece, side="right") - 1
+            cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), piece.size]
+            for begin, end in pairwise(cuts):
+                yield self.sources[which[begin]], piece[begin:end] - starts[which[begin]]
+
+
+Matrix = Union[Dense, Quantized, InFile]
 
 
 def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matrix:
     """Select, split or reorder rows; the same operation is right for plain and packed matrices."""
-    if isinstance(matrix, Quantized):
-        return matrix.each(operation)
-    return Dense(operation(matrix.weight))
+    if isinstance(matrix, Dense):
+        return Dense(operation(matrix.weight))
+    return matrix.each(operation)
+
+
+def numbers(matrix: Matrix) -> mx.array:
+    """All numbers of a matrix, in float32."""
+    return matrix.weight.astype(mx.float32) if isinstance(matrix, Dense) else matrix.dequantize(mx.float32)
 
 
 def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.array]) -> Matrix:
@@ -80,12 +155,25 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
     if isinstance(first, Dense):
         if not all(isinstance(m, Dense) for m in matrices):
             raise ValueError("plain and quantized matrices cannot be joined")
-        return Dense(operation([m.weight for m in matrices]))
+        return Dense(operation([m.weight for m in matrices if isinstance(m, Dense)]))
+    if isinstance(first, InFile):
+        return _join_in_file([m for m in matrices if isinstance(m, InFile) and m.format == first.format], len(matrices), operation)
     quantized = [m for m in matrices if isinstance(m, Quantized) and m.format == first.format]
     if len(quantized) != len(matrices):
         raise ValueError("matrices of different quantization cannot be joined")
+    assert isinstance(first, Quantized)
     biases = None if first.biases is None else operation([m.biases for m in quantized if m.biases is not None])
     return Quantized(operation([m.weight for m in quantized]), operation([m.scales for m in quantized]), biases, first.format)
+
+
+def _join_in_file(blocks: list[InFile], wanted: int, operation: Callable[[list[mx.array]], mx.array]) -> InFile:
+    if len(blocks) != wanted:
+        raise ValueError("matrices of different quantization cannot be joined")
+    sources = tuple(source for b in blocks for source in b.sources)
+    counts = tuple(count for b in blocks for count in b.counts)
+    starts = accumulate((sum(b.counts) for b in blocks), initial=0)
+    rows = operation([mx.array(b.rows + start)[..., None] for b, start in zip(blocks, starts, strict=False)])
+    return replace(blocks[0], sources=sources, counts=counts, rows=np.array(rows)[..., 0])
 
 
 def concat(matrices: Sequence[Matrix]) -> Matrix:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from .. import kernels_cpu
 from ..types import SamplingParams
 from .logprobs import LogprobArrays, logprobs_of
 from .noise import gumbel, row_keys
@@ -56,6 +57,7 @@ class SamplingBatch:
         self._bias = _bias(params, vocab_size)
         self._penalties = Penalties.of(rows, vocab_size)
         wanted = [p.logprobs for p in params if p.logprobs is not None]
+        self._argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
         self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
 
     def sample(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
@@ -74,14 +76,14 @@ class SamplingBatch:
 
     def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         if self._all_greedy:
-            return mx.argmax(logits, axis=-1)
+            return self._argmax(logits)
         scaled = logits / self._temperature
         if self._cuts is not None:
             scaled = self._cuts.apply(scaled)
         noisy = scaled + gumbel(row_keys(self._seeds, positions), logits.shape[-1])
         if self._any_greedy:
             noisy = mx.where(self._greedy, logits, noisy)
-        return mx.argmax(noisy, axis=-1)
+        return self._argmax(noisy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,10 @@ class Cuts:
             before = mx.cumsum(probabilities, axis=-1) - probabilities
             keep = keep & ((before < self.top_p) | (self.top_p >= 1))
         return mx.min(mx.where(keep, ordered, mx.inf), axis=-1, keepdims=True)
+
+
+def _plain_argmax(x: mx.array) -> mx.array:
+    return mx.argmax(x, axis=-1)
 
 
 def _column(values: Sequence[float]) -> mx.array:

@@ -1,20 +1,16 @@
-"""A model's chat templates: which one applies, what it is given, and its failures as `TemplateError`."""
+"""A model's chat templates: which one applies, and what it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any
-
-from jinja2.exceptions import SecurityError, TemplateSyntaxError
+from typing import TYPE_CHECKING, Any
 
 from ..errors import TemplateError
 from .parts import DEFAULT_TEMPLATE, TOOL_TEMPLATE
-from .template_limits import Budget
-from .template_sandbox import ChatEnvironment
 
-_Renderer = Callable[[Mapping[str, Any]], str]
+if TYPE_CHECKING:
+    from .template_compiler import Renderer
 
 
 class ChatTemplates:
@@ -23,7 +19,7 @@ class ChatTemplates:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
-        self._compiled: dict[str, _Renderer] = {}
+        self._compiled: dict[str, Renderer] = {}
         self._lock = Lock()
 
     @property
@@ -38,47 +34,17 @@ class ChatTemplates:
         given = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None, **variables}
         return renderer({**self._special_tokens, **_plain(given)})
 
-    def _renderer(self, name: str) -> _Renderer:
+    def _renderer(self, name: str) -> Renderer:
         if name not in self._sources:
             others = f" of that name, only {', '.join(map(repr, self._sources))}" if self._sources else ""
             raise TemplateError(f"the model has no chat template{others}: use a text prompt, or put a chat_template.jinja beside the model")
+        # jinja2 takes as long to import as all of this package: not before there is something to render.
+        from .template_compiler import compile_template
+
         with self._lock:
             if name not in self._compiled:
                 self._compiled[name] = compile_template(self._sources[name])
             return self._compiled[name]
-
-
-def compile_template(source: str) -> _Renderer:
-    """A function from variables to text; both raise `TemplateError`."""
-    with _template_errors():
-        template = ChatEnvironment().from_string(source)
-
-    def render(variables: Mapping[str, Any]) -> str:
-        with _template_errors(), Budget(variables):
-            return "".join(template.generate(variables))
-
-    return render
-
-
-@contextmanager
-def _template_errors() -> Iterator[None]:
-    """A template can raise anything that Python can."""
-    try:
-        yield
-    except TemplateError:
-        raise
-    except TemplateSyntaxError as error:
-        raise TemplateError(f"the chat template cannot be read: line {error.lineno}: {_one_line(error.message)}") from error
-    except SecurityError as error:
-        raise TemplateError(f"the chat template does what it must not: {_one_line(error)}") from error
-    except RecursionError as error:
-        raise TemplateError("the chat template nests or recurses too deeply") from error
-    except Exception as error:
-        raise TemplateError(f"the chat template fails: {_one_line(error) or type(error).__name__}") from error
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split())[:300]
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

@@ -7,17 +7,18 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Defaults where 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer
+import numpy as np
 
 from ..errors import TokenizerError
 from .byte_level import build_byte_level, split_merges
-from .library import frame_texts, tokenizer_errors
-from .parts import DEFAULT_TEMPLATE, TokenizerParts
+from .library import LibraryBackend, frame_texts, tokenizer_errors
+from .parts import DEFAULT_TEMPLATE, Backend, TokenizerParts
 from .pretokenizers import pre_tokenization
-from .sentencepiece import Normalization, build_sentencepiece
+from .sentencepiece import PLAIN, Normalization, build_sentencepiece
 from .vocabulary import TokenType, Vocabulary
 
 _END_OF_TURN = frozenset(
@@ -67,27 +68,27 @@ class _Metadata:
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.get(f"tokenizer.ggml.{name}", int, default))
 
-    def array(self, name: str, length: int | None = None) -> list[Any] | None:
+    def array(self, name: str) -> Any:
         values = self._metadata.get(f"tokenizer.ggml.{name}")
-        if values is None:
-            return None
-        if isinstance(values, str) or not hasattr(values, "__len__"):
+        if values is not None and (isinstance(values, str) or not hasattr(values, "__len__")):
             raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array")
-        values = values.tolist() if hasattr(values, "tolist") else list(values)
-        if length is not None and len(values) != length:
-            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} has {len(values)} values for {length} tokens")
-        return list(values)
+        return values
 
     def strings(self, name: str) -> list[str] | None:
         values = self.array(name)
-        if values is not None and not all(isinstance(value, str) for value in values):
+        if values is not None and set(map(type, values)) - {str}:
             raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array of strings")
-        return values
+        return None if values is None else list(values)
 
-    def numbers(self, name: str, length: int) -> list[Any] | None:
-        values = self.array(name, length)
-        if values is not None and not all(isinstance(value, (int, float)) for value in values):
+    def numbers(self, name: str, length: int | None = None) -> np.ndarray | None:
+        given = self.array(name)
+        if given is None:
+            return None
+        if not isinstance(given, np.ndarray) and not all(isinstance(value, (int, float)) for value in given):
             raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array of numbers")
+        values = np.asarray(given)
+        if length is not None and len(values) != length:
+            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} has {len(values)} values for {length} tokens")
         return values
 
     def token_id(self, name: str, vocabulary_size: int, default: int | None = None) -> int | None:
@@ -108,13 +109,13 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     vocabulary = _vocabulary(keys, kind)
     size = len(vocabulary.tokens)
     pre = keys.get("tokenizer.ggml.pre", str, "default")
-    with tokenizer_errors("building the tokenizer of the GGUF file"):
-        backend = _build(keys, model, pre, vocabulary)
     bos, eos = keys.token_id("bos", size, kind.bos), keys.token_id("eos", size, kind.eos)
     add_bos = pre_tokenization(pre).add_bos if model == "gpt2" and pre not in _RAW_TEXT_BPE else kind.add_bos
     # Gemma 4's files say that it wants no BOS, and it does
     first = bos if keys.flag("add_bos_token", add_bos) or model == "gemma4" else None
-    frame_texts(backend, first, eos if keys.flag("add_eos_token", kind.add_eos) else None)
+    last = eos if keys.flag("add_eos_token", kind.add_eos) else None
+    with tokenizer_errors("building the tokenizer of the GGUF file"):
+        backend = _build(keys, model, pre, vocabulary, first, last)
     named = {"bos_token": bos, "eos_token": eos, "unk_token": keys.token_id("unknown", size, kind.unknown)}
     named["pad_token"] = keys.token_id("padding", size)
     return TokenizerParts(
@@ -131,30 +132,45 @@ def _vocabulary(keys: _Metadata, kind: _Kind) -> Vocabulary:
     tokens = keys.strings("tokens")
     if not tokens:
         raise TokenizerError("the GGUF file is corrupt: it has no tokens (tokenizer.ggml.tokens)")
-    tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
-    types = keys.numbers("token_type", len(tokens)) or [int(TokenType.NORMAL)] * len(tokens)
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
+    types = keys.numbers("token_type", len(tokens))
+    types = np.full(len(tokens), TokenType.NORMAL) if types is None else types.copy()
     if kind.unknown is not None and TokenType.UNKNOWN not in types:
         unknown = keys.token_id("unknown", len(tokens), kind.unknown)
         if unknown is not None:
-            types[unknown] = int(TokenType.UNKNOWN)
-    return Vocabulary(tokens, types, keys.numbers("scores", len(tokens)) or ())
+            types[unknown] = TokenType.UNKNOWN
+    scores = keys.numbers("scores", len(tokens))
+    return Vocabulary(tokens, types, np.array([]) if scores is None else scores)
 
 
-def _build(keys: _Metadata, model: str, pre: str, vocabulary: Vocabulary) -> Tokenizer:
+def _build(keys: _Metadata, model: str, pre: str, vocabulary: Vocabulary, first: int | None, last: int | None) -> Backend:
     if model == "gpt2" and pre not in _RAW_TEXT_BPE:
-        return build_byte_level(vocabulary, _merges(keys), pre_tokenization(pre))
-    if model in ("gpt2", "gemma4"):
-        return build_sentencepiece(vocabulary, "bpe", Normalization(prefix_space=False), merges=split_merges(_merges(keys)))
-    if not vocabulary.scores:
+        tokenizer = build_byte_level(vocabulary, _merges(keys), pre_tokenization(pre))
+    elif model in ("gpt2", "gemma4"):
+        tokenizer = build_sentencepiece(vocabulary, "bpe", PLAIN, merges=split_merges(_merges(keys)))
+    elif not len(vocabulary.scores):
         raise TokenizerError("the GGUF file is corrupt: its tokenizer has no scores (tokenizer.ggml.scores)")
-    charsmap = keys.array("precompiled_charsmap") or []
-    normalization = Normalization(
+    else:
+        normalization, rstrip = _normalization(keys, model), _right_stripped(keys, vocabulary)
+        if model == "llama" and normalization == PLAIN and not rstrip:
+            from .sentencepiece_native import SentencePieceBackend  # imports a library that few models need
+
+            # What that library does not take is for the other one to take, or to say what is wrong with it.
+            with suppress(RuntimeError):
+                return SentencePieceBackend(vocabulary, first, last)
+        tokenizer = build_sentencepiece(vocabulary, "bpe" if model == "llama" else "unigram", normalization, rstrip=rstrip)
+    frame_texts(tokenizer, first, last)
+    return LibraryBackend(tokenizer)
+
+
+def _normalization(keys: _Metadata, model: str) -> Normalization:
+    charsmap = keys.numbers("precompiled_charsmap")
+    return Normalization(
         prefix_space=keys.flag("add_space_prefix", model == "llama"),
         strip_spaces=keys.flag("remove_extra_whitespaces", False),
-        charsmap=bytes(value % 256 for value in charsmap),
+        charsmap=b"" if charsmap is None else bytes(int(value) % 256 for value in charsmap.tolist()),
     )
-    rstrip = _right_stripped(keys, vocabulary)
-    return build_sentencepiece(vocabulary, "bpe" if model == "llama" else "unigram", normalization, rstrip=rstrip)
 
 
 def _merges(keys: _Metadata) -> list[str]:
@@ -176,9 +192,10 @@ def _right_stripped(keys: _Metadata, vocabulary: Vocabulary) -> frozenset[str]:
 def _end_of_turn(keys: _Metadata, vocabulary: Vocabulary, eos: int | None) -> set[int]:
     size = len(vocabulary.tokens)
     by_text = {}
-    for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+    for token_id in vocabulary.ids(TokenType.CONTROL, TokenType.USER_DEFINED):
+        token = vocabulary.tokens[token_id]
         # "</s>" is strike-through text in Gemma, where it is not a control token
-        if token in _END_OF_TURN and (kind == TokenType.CONTROL or (kind == TokenType.USER_DEFINED and token != "</s>")):
+        if token in _END_OF_TURN and (token != "</s>" or vocabulary.types[token_id] == TokenType.CONTROL):
             by_text[token] = token_id
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
-from .library import tokenizer_errors
+from .library import LibraryBackend, tokenizer_errors
 from .parts import DEFAULT_TEMPLATE, TokenizerParts
 from .sentencepiece_model import read_sentencepiece_model
 
@@ -24,18 +24,18 @@ def read_directory(path: Path) -> TokenizerParts:
     special_tokens = _special_tokens(config)
     if (path / "tokenizer.json").is_file():
         with tokenizer_errors(f"reading {path / 'tokenizer.json'}"):
-            backend = Tokenizer.from_file(str(path / "tokenizer.json"))
-            _add_missing_tokens(backend, path, config, special_tokens)
+            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+            _add_missing_tokens(tokenizer, path, config, special_tokens)
     elif model := next((path / name for name in _SENTENCEPIECE if (path / name).is_file()), None):
-        backend = read_sentencepiece_model(model, config, _declared_tokens(path, config, special_tokens))
+        tokenizer = read_sentencepiece_model(model, config, _declared_tokens(path, config, special_tokens))
     else:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor a SentencePiece tokenizer.model is there")
     model_config, generation_config = read_json(path / "config.json"), read_json(path / "generation_config.json")
     return TokenizerParts(
-        backend,
-        max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
-        _bos(backend, config, special_tokens, model_config),
-        frozenset(_eos(backend, special_tokens, (generation_config, model_config, model_config.get("text_config")))),
+        LibraryBackend(tokenizer),
+        max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        _bos(tokenizer, config, special_tokens, model_config),
+        frozenset(_eos(tokenizer, special_tokens, (generation_config, model_config, model_config.get("text_config")))),
         special_tokens,
         _chat_templates(path, config),
     )

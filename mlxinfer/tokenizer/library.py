@@ -28,6 +28,29 @@ def tokenizer_errors(doing: str) -> Iterator[None]:
         raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
 
 
+class LibraryBackend:
+    """Implements `Backend` with a `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        with tokenizer_errors("setting up the tokenizer"):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            tokenizer.encode("")
+            self.decoder = tokenizer.decoder
+            self.special = frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def token(self, token_id: int) -> str | None:
+        token: str | None = self.tokenizer.id_to_token(token_id)
+        return token
+
+    def save(self, path: str) -> None:
+        self.tokenizer.save(path, pretty=False)
+
+
 def _one_line(error: BaseException, limit: int = 200) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import Tokenizer as Backend
-
 from ..errors import TokenizerError
+from .parts import Backend
 
 _Step = Callable[[str | bytes, bool], str | bytes]
 
@@ -26,7 +25,7 @@ class Pieces:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._special = backend.special
         self._steps, self.separator, self.strip_left = _steps(backend)
         self._known: dict[int, bytes | None] = {}
 
@@ -42,7 +41,7 @@ class Pieces:
         return self._known[token_id]
 
     def _decode(self, token_id: int, first: bool) -> bytes | None:
-        value: str | bytes | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        value: str | bytes | None = self._backend.token(token_id) if 0 <= token_id < 2**32 else None
         if value is None:
             return None
         for step in self._steps:

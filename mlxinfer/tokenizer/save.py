@@ -21,7 +21,7 @@ def save_tokenizer(parts: TokenizerParts, directory: Path) -> None:
     templates = dict(parts.chat_templates)
     try:
         with tokenizer_errors("writing tokenizer.json"):
-            parts.backend.save(str(directory / "tokenizer.json"), pretty=False)
+            parts.backend.save(str(directory / "tokenizer.json"))
         _write_json(directory / "tokenizer_config.json", config)
         _write_json(directory / "special_tokens_map.json", parts.special_tokens)
         default = templates.pop(DEFAULT_TEMPLATE, None)

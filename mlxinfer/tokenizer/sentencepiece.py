@@ -44,6 +44,10 @@ class Normalization:
         return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if self.prefix_space else steps)
 
 
+PLAIN = Normalization(prefix_space=False)
+"""With this one, a text in one piece is the same as cut at its special tokens."""
+
+
 def build_sentencepiece(
     vocabulary: Vocabulary,
     algorithm: Literal["bpe", "unigram"],
@@ -69,24 +73,22 @@ def _with_plain_space_runs(vocabulary: Vocabulary) -> Vocabulary:
 
     They are matched after spaces were replaced, the one of the prefix included, so they cannot be cut out beforehand.
     """
-    runs = {
-        token_id: len(token)
-        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind == TokenType.USER_DEFINED and token.strip(SPACE + " ") == ""
-    }
+    tokens, types, scores = list(vocabulary.tokens), vocabulary.types.copy(), vocabulary.scores.copy()
+    defined = vocabulary.ids(TokenType.USER_DEFINED)
+    runs = {token_id: len(tokens[token_id]) for token_id in defined if not tokens[token_id].strip(SPACE + " ")}
     if sorted(runs.values()) != list(range(2, len(runs) + 2)):
         return vocabulary
-    tokens, types, scores = list(vocabulary.tokens), list(vocabulary.types), list(vocabulary.scores)
     for token_id, length in runs.items():
         tokens[token_id], types[token_id] = SPACE * length, TokenType.NORMAL
-        if scores:
-            scores[token_id] = float(length)
+        if len(scores):
+            scores[token_id] = length
     return Vocabulary(tokens, types, scores)
 
 
 def _bpe(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> models.BPE:
-    unknown = vocabulary.unknown_token()
-    return models.BPE(vocabulary.index(), merges, unk_token=unknown, fuse_unk=True, byte_fallback=_has_bytes(vocabulary))
+    unknown = vocabulary.unknown_id()
+    unknown_token = None if unknown is None else vocabulary.tokens[unknown]
+    return models.BPE(vocabulary.index(), merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=_has_bytes(vocabulary))
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -94,8 +96,8 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
     Where two such pairs overlap, as in a run of one character, the left one is the one with the longer left side.
     """
-    tokens, scores = vocabulary.tokens, vocabulary.scores
-    ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind in (TokenType.NORMAL, TokenType.UNUSED)]
+    tokens, scores = vocabulary.tokens, vocabulary.scores.tolist()
+    ids = vocabulary.ids(TokenType.NORMAL, TokenType.UNUSED)
     pieces = {tokens[token_id] for token_id in ids}
     ids.sort(key=scores.__getitem__, reverse=True)
     return [
@@ -108,11 +110,10 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 def _unigram(vocabulary: Vocabulary) -> models.Unigram:
     """Byte pieces are for characters that no piece covers, so they get a score that never wins against their own text."""
-    rows = list(zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True))
+    rows = list(zip(vocabulary.tokens, vocabulary.scores.tolist(), vocabulary.types.tolist(), strict=True))
     never = min((score for _, score, _ in rows), default=0.0) * 8 - 100.0
     pieces = [(token, never if kind == TokenType.BYTE else score) for token, score, kind in rows]
-    unknown_id = next((token_id for token_id, kind in enumerate(vocabulary.types) if kind == TokenType.UNKNOWN), None)
-    return models.Unigram(pieces, unknown_id, _has_bytes(vocabulary))
+    return models.Unigram(pieces, vocabulary.unknown_id(), _has_bytes(vocabulary))
 
 
 def _has_bytes(vocabulary: Vocabulary) -> bool:

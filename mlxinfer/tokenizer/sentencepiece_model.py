@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
@@ -67,7 +68,7 @@ def _vocabulary(proto: Any, declared: Mapping[int, AddedToken]) -> Vocabulary:
         tokens[token_id] = token.content
         if types[token_id] != TokenType.UNKNOWN:
             types[token_id] = int(TokenType.CONTROL if token.special else TokenType.USER_DEFINED)
-    return Vocabulary(tokens, types, scores)
+    return Vocabulary(tokens, np.array(types), np.array(scores))
 
 
 def _text(piece: Any) -> str:

@@ -28,9 +28,6 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         with tokenizer_errors("setting up the tokenizer"):
-            parts.backend.no_truncation()
-            parts.backend.no_padding()
-            parts.backend.encode("")
             self._pieces = Pieces(parts.backend)
         self._parts = parts
         self._backend = parts.backend
@@ -54,7 +51,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
         with tokenizer_errors("tokenizing the prompt"):
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids that the vocabulary has not are left out."""

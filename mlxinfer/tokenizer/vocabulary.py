@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 from tokenizers import AddedToken
 
 from ..errors import TokenizerError
@@ -22,17 +23,24 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+CUT_OUT = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+"""The kinds that are cut out of a text before anything else."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
-    """`scores` is empty where the model has merges; `types` has one `TokenType` value per token."""
+    """`types` has one `TokenType` value per token, `scores` one number, or none at all where the model has merges.
+
+    Both are arrays, because going through a quarter of a million tokens in Python is what loading a tokenizer takes its time for.
+    """
 
     tokens: Sequence[str]
-    types: Sequence[int]
-    scores: Sequence[float] = ()
+    types: np.ndarray
+    scores: np.ndarray
 
     def index(self) -> dict[str, int]:
         """Text to id. Raises `TokenizerError` where two ids have one text: the second could not be decoded."""
-        index = {token: token_id for token_id, token in enumerate(self.tokens)}
+        index = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(index) != len(self.tokens):
             first = next(token_id for token_id, token in enumerate(self.tokens) if index[token] != token_id)
             raise TokenizerError(
@@ -40,13 +48,18 @@ class Vocabulary:
             )
         return index
 
-    def unknown_token(self) -> str | None:
-        return next((token for token, kind in zip(self.tokens, self.types, strict=True) if kind == TokenType.UNKNOWN), None)
+    def ids(self, *kinds: TokenType) -> list[int]:
+        """The tokens of these kinds, in order."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, kinds)).tolist()
+        return ids
+
+    def unknown_id(self) -> int | None:
+        return next(iter(self.ids(TokenType.UNKNOWN)), None)
 
     def added_tokens(self, rstrip: Collection[str] = ()) -> list[AddedToken]:
         """The tokens that are cut out of a text before anything else. Those in `rstrip` swallow the spaces after them."""
         return [
-            AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False, rstrip=token in rstrip)
-            for token, kind in zip(self.tokens, self.types, strict=True)
-            if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+            AddedToken(token, special=self.types[token_id] != TokenType.USER_DEFINED, normalized=False, rstrip=token in rstrip)
+            for token_id in self.ids(*CUT_OUT)
+            for token in [self.tokens[token_id]]
         ]

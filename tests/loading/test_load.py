@@ -23,6 +23,7 @@ from mlxinfer.errors import (
     UnsupportedModelError,
     WeightsError,
 )
+from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.nn.tree import arrays
 from mlxinfer.nn.weights import Quantized
@@ -66,7 +67,7 @@ def test_quantized_while_loading(tmp_path: Path) -> None:
     directory = random_checkpoint(tmp_path / "m", config_of("llama"))
     plain, packed = load(directory), load(directory, bits=8, group_size=32)
     assert packed.weight_bytes < plain.weight_bytes / 2
-    assert isinstance(packed.model.embedding.matrix, Quantized)  # type: ignore[attr-defined]
+    assert isinstance(packed.model.embedding.matrix, (Quantized, Packed))  # type: ignore[attr-defined]
     ids = np.arange(3, 40)
     assert np.abs(logits(plain, ids) - logits(packed, ids)).max() < 1
 
@@ -199,7 +200,7 @@ class TestRefusals:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("name", "least"), [("smollm2", 80e6), ("gemma3-270m", 500e6)])
+@pytest.mark.parametrize(("name", "least"), [("smollm2", 80e6), ("gemma3-270m", 240e6)])
 def test_loading_peaks_near_the_weights(name: str, least: float) -> None:
     script = "from mlxinfer.loading.load import load\nprint(load(sys.argv[1]).weight_bytes)"
     peak, printed = peak_rss(script, name)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import MLXInferError, TokenizerError
 from mlxinfer.tokenizer import from_gguf
+from mlxinfer.tokenizer.library import LibraryBackend
+from mlxinfer.tokenizer.sentencepiece_native import SentencePieceBackend
 
 CONTROL, USER_DEFINED = 3, 4
 
@@ -199,3 +202,34 @@ def test_any_metadata_makes_a_tokenizer_or_a_one_line_error(base: dict[str, Any]
 @settings(max_examples=100, deadline=None)
 def test_any_table_of_replacements_makes_a_tokenizer_or_a_one_line_error(table: list[int]) -> None:
     assert "\n" not in complaint(UNIGRAM | {"tokenizer.ggml.precompiled_charsmap": table})
+
+
+@cache
+def gemma_in_both_libraries() -> tuple[SentencePieceBackend, LibraryBackend]:
+    backend = golden_tokenizer("gemma-3")._backend
+    assert isinstance(backend, SentencePieceBackend)
+    return backend, LibraryBackend(backend.in_tokenizers())
+
+
+@given(
+    text=st.text(st.sampled_from("aehlnot  \n\t1é日🦙▁<>"), max_size=20).map(lambda text: text.replace("<", "<unk>").replace(">", "<eos>"))
+)
+@example("<eos>  <bos>a\n\n\n\t\t b<unk><unk>")
+@settings(max_examples=200, deadline=None)
+def test_both_libraries_cut_texts_alike(text: str) -> None:
+    ours, other = gemma_in_both_libraries()
+    for special in (True, False):
+        assert ours.encode(text, special) == other.encode(text, special)
+    assert ours.special == other.special
+
+
+def test_what_sentencepiece_does_not_take_goes_to_the_other_library() -> None:
+    metadata = sentencepiece(add_space_prefix=False)
+    tokenizer = from_gguf(metadata)
+    assert isinstance(tokenizer._backend, LibraryBackend)  # one byte of 256
+    assert tokenizer.encode("a b") == [1, 4, 3, 6]
+    metadata["tokenizer.ggml.token_type"] = [2, 3, 3, 1, 1, 1, 1]
+    assert isinstance(from_gguf(metadata)._backend, SentencePieceBackend)
+    metadata["tokenizer.ggml.tokens"][5] = "a"
+    with pytest.raises(TokenizerError, match="tokens 4 and 5 are both 'a'"):
+        from_gguf(metadata)

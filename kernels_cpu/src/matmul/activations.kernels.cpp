@@ -84,11 +84,12 @@ void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float*
 
 void place(const float* x, int64_t blocks, int rows, int m, float* tile, float* sums) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
-    F32 total = {};
+    F32 halves[2] = {};
     for (int i = 0; i < kVectors; ++i) {
-      total += load(x + i * kWidth);
+      halves[i / (kVectors / 2)] += load(x + i * kWidth);
     }
-    sums[b * rows + m] = sum_across(total);
+    sums[2 * b * rows + m] = sum_across(halves[0]);
+    sums[(2 * b + 1) * rows + m] = sum_across(halves[1]);
     float* to = tile + b * kBlockColumns * rows + m;
     for (int i = 0; i < kBlockColumns; ++i) {
       to[i * rows] = x[i];

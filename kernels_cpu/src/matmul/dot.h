@@ -10,7 +10,7 @@ namespace mlxinfer::cpu::MLXINFER_ISA {
 // values are those plus `kOffset`.
 template <Code C>
 struct Integers {
-  static constexpr int kBits = C <= Code::affine6 ? static_cast<int>(C) + 1 : C == Code::affine8 ? 8 : 4;
+  static constexpr int kBits = code_bits(C);
   static constexpr bool kIsFp4 = C == Code::mxfp4 || C == Code::nvfp4;
 #if defined(__aarch64__)
   static constexpr bool kSigned = true;

@@ -6,19 +6,12 @@
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
 
-constexpr bool is_plain(Code c) {
-  return c >= Code::f32;
-}
-constexpr int bits_of(Code c) {
-  return c <= Code::affine6 ? static_cast<int>(c) + 1 : c == Code::affine8 || c == Code::mxfp8 ? 8 : 4;
-}
-
 // The 32 columns of a block: `at(v, j)` is column 4 v + j as float32 without the group's scale, where j is a constant.
 template <Code C>
 struct Columns {
-  static constexpr int64_t kBlockBytes = bits_of(C) * 64;
+  static constexpr int64_t kBlockBytes = code_bits(C) * 64;
   Codes codes;
-  MLXINFER_INLINE Columns(const uint8_t* block, int sub) : codes(unpack_codes<bits_of(C)>(block, sub)) {
+  MLXINFER_INLINE Columns(const uint8_t* block, int sub) : codes(unpack_codes<code_bits(C)>(block, sub)) {
     if constexpr (C == Code::mxfp4 || C == Code::nvfp4) {
       MLXINFER_UNROLL
       for (auto& v : codes.v) {
@@ -81,25 +74,6 @@ struct Columns<Code::f16> : PlainColumns<Half> {
   using PlainColumns::PlainColumns;
 };
 
-struct GroupScale {
-  F32 scale, second; // the bias of an affine group, the scale of the other half of a block for nvfp4
-};
-
-template <Code C>
-MLXINFER_INLINE GroupScale next_scale(const uint8_t*& header, const Panel& panel, int sub) {
-  GroupScale group = {};
-  if constexpr (!is_plain(C)) {
-    const int64_t bytes = static_cast<int64_t>(panel.scale_bytes) * kPanelRows;
-    group.scale = load_scale(header, panel.scale, sub);
-    header += bytes;
-    if constexpr (C <= Code::affine8 || C == Code::nvfp4) {
-      group.second = load_scale(header, panel.scale, sub);
-      header += bytes;
-    }
-  }
-  return group;
-}
-
 // sums[m] += the products of four columns each from `from` to `to`.
 template <Code C, int Rows>
 MLXINFER_INLINE void add_products(const Columns<C>& columns, int from, int to, const float* x, F32 (&sums)[Rows]) {
@@ -119,18 +93,19 @@ template <Code C, int Rows>
 void tile(const Panel& panel, const FloatTile& x, float* out) {
   for (int sub = 0; sub < kSubs; ++sub) {
     F32 total[Rows] = {};
-    const uint8_t *header = panel.headers, *block = panel.blocks;
+    Headers<C> headers(panel, sub);
+    const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
       if (Rows <= 4 && sub == 0) {
-        prefetch<128>(header + panel.ahead);
+        prefetch<128>(headers.at() + panel.ahead);
       }
-      const GroupScale group = next_scale<C>(header, panel, sub);
+      const BlockScales group = headers.next();
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
         if (Rows <= 4 && sub == 0) {
           prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
         }
         const Columns<C> columns(block, sub);
-        const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + b * Rows;
+        const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + 2 * b * Rows;
         F32 first[Rows] = {}, second[Rows] = {}; // halves, so that additions wait less for one another
         add_products<C, Rows>(columns, 0, 4, values, first);
         add_products<C, Rows>(columns, 4, 8, values, second);
@@ -138,13 +113,15 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
         for (int m = 0; m < Rows; ++m) {
           if constexpr (is_plain(C)) {
             total[m] += first[m] + second[m];
-          } else if constexpr (C == Code::nvfp4) {
-            total[m] = fma(group.second, second[m], fma(group.scale, first[m], total[m]));
+          } else if constexpr (has_halves(C)) {
+            total[m] = fma(group.scale[1], second[m], fma(group.scale[0], first[m], total[m]));
           } else {
-            total[m] = fma(group.scale, first[m] + second[m], total[m]);
+            total[m] = fma(group.scale[0], first[m] + second[m], total[m]);
           }
-          if constexpr (C <= Code::affine8) {
-            total[m] = fma(group.second, broadcast(sums[m]), total[m]);
+          if constexpr (is_affine(C) && has_halves(C)) {
+            total[m] = fma(group.bias[1], broadcast(sums[Rows + m]), fma(group.bias[0], broadcast(sums[m]), total[m]));
+          } else if constexpr (is_affine(C)) {
+            total[m] = fma(group.bias[0], broadcast(sums[m] + sums[Rows + m]), total[m]);
           }
         }
       }
@@ -160,17 +137,19 @@ template <Code C>
 void careful(const Panel& panel, const FloatTile& x, float* out) {
   for (int sub = 0; sub < kSubs; ++sub) {
     F32 total = {};
-    const uint8_t *header = panel.headers, *block = panel.blocks;
+    Headers<C> headers(panel, sub);
+    const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      const GroupScale group = next_scale<C>(header, panel, sub);
+      const BlockScales group = headers.next();
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
         const Columns<C> columns(block, sub);
         for (int i = 0; i < kBlockColumns; ++i) {
           F32 w = columns.at(i / 4, i % 4);
-          if constexpr (C <= Code::affine8) {
-            w = fma(w, group.scale, group.second);
+          const int half = has_halves(C) && i >= kBlockColumns / 2 ? 1 : 0;
+          if constexpr (is_affine(C)) {
+            w = fma(w, group.scale[half], group.bias[half]);
           } else if constexpr (!is_plain(C)) {
-            w *= C == Code::nvfp4 && i >= 16 ? group.second : group.scale;
+            w *= group.scale[half];
           }
           total = fma(w, broadcast(x.x[b * kBlockColumns + i]), total);
         }
@@ -185,7 +164,8 @@ void careful(const Panel& panel, const FloatTile& x, float* out) {
 
 namespace mlxinfer::cpu {
 #define MLXINFER_EACH_CODE_(X) \
-  X(affine1), X(affine2), X(affine3), X(affine4), X(affine5), X(affine6), X(affine8), X(mxfp4), X(nvfp4), X(mxfp8), X(f32), X(bf16), X(f16)
+  X(affine1), X(affine2), X(affine3), X(affine4), X(affine5), X(affine6), X(affine8), X(halves2), X(halves3), X(halves6), X(mxfp4), \
+  X(nvfp4), X(mxfp8), X(f32), X(bf16), X(f16)
 #define MLXINFER_TILES_(code)                                                                                      \
   {MLXINFER_ISA::tile<Code::code, 1>, MLXINFER_ISA::tile<Code::code, 2>, MLXINFER_ISA::tile<Code::code, 4>, \
    MLXINFER_ISA::tile<Code::code, 8>, MLXINFER_ISA::tile<Code::code, 16>}

@@ -55,7 +55,8 @@ struct Segment {
 // Activations of a chunk in the form that the kernels read, rows in the chunk's order.
 struct Prepared {
   uint8_t* values; // planes of codes or float32, by tiles
-  float *scales, *sums;
+  float* sums; // in float32 products, twice as many: those of the halves of blocks
+  float* scales;
   int32_t* code_sums;
   uint8_t* finite; // [rows]
 };
@@ -162,7 +163,7 @@ class Run {
     }
     uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
-      activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + at);
+      activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + 2 * at);
     } else {
       activation_kernels().quantize[planes_ - 1](
           row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
@@ -193,7 +194,8 @@ class Run {
     const uint8_t* start = p_.weights + (expert * l.panels() + index) * l.panel_bytes();
     const int64_t ahead = (kLeastAhead + l.panel_bytes() - 1) / l.panel_bytes() * l.panel_bytes();
     const int blocks = l.is_plain() ? static_cast<int>(blocks_) : std::max(l.group / kBlockColumns, 1);
-    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, static_cast<int>(l.scale_bytes()), ahead};
+    const int scale_bytes = static_cast<int>(l.scale_bytes());
+    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, scale_bytes, l.has_biases(), static_cast<float>(l.zero), ahead};
   }
 
   void run_panel(const Segment& segment, int64_t index) const {
@@ -215,7 +217,7 @@ class Run {
     const int64_t at = tile.first * blocks_;
     const uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
-      float_kernels().tile[code][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + at}, out);
+      float_kernels().tile[code][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + 2 * at}, out);
     } else {
       integer_kernels().tile[planes_ - 1][code][tile.kind](
           panel,

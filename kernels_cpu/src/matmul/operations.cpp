@@ -1,9 +1,11 @@
 // The operations on packed matrices as MLX sees them: packing, products, single rows.
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 
+#include "matmul/gguf.h"
 #include "matmul/layout.h"
 #include "matmul/multiply.h"
 #include "matmul/pack.h"
@@ -76,15 +78,18 @@ struct Packed {
   Layout layout;
 };
 
+mx::array packed_array(const Layout& layout, mx::Shape shape) {
+  shape.push_back(static_cast<int>(layout.panels()));
+  shape.push_back(static_cast<int>(layout.panel_bytes()));
+  return aligned_array(shape, mx::uint8);
+}
+
 Packed packed(const Layout& layout, Scale source_scale, const Source& source, const mx::Shape& leading) {
   int64_t count = 1;
-  mx::Shape shape = leading;
   for (auto size : leading) {
     count *= size;
   }
-  shape.push_back(static_cast<int>(layout.panels()));
-  shape.push_back(static_cast<int>(layout.panel_bytes()));
-  mx::array data = aligned_array(shape, mx::uint8);
+  mx::array data = packed_array(layout, leading);
   pack(layout, source_scale, count, source, data.data<uint8_t>());
   return {data, layout};
 }
@@ -116,7 +121,7 @@ Packed pack_quantized(mx::array weight, mx::array scales, std::optional<mx::arra
   Source source{evaluated(weight), evaluated(scales), biases ? evaluated(*biases) : nullptr};
   const Scale given = affine ? scale_of(scales) : code == Code::nvfp4 ? Scale::e4m3 : Scale::e8m0;
   const Scale kept = affine ? lossless_scale(given, {&scales, &*biases}) : given;
-  return packed({code, kept, bits, group, n, k}, given, source, leading_of(weight));
+  return packed({code, kept, group, 0, n, k}, given, source, leading_of(weight));
 }
 
 Packed pack_plain(mx::array weight) {
@@ -126,8 +131,36 @@ Packed pack_plain(mx::array weight) {
   nb::gil_scoped_release release;
   Source source{evaluated(weight), nullptr, nullptr};
   const Code code = static_cast<Code>(static_cast<int>(Code::f32) + static_cast<int>(float_of(weight)));
-  Layout layout{code, Scale::none, static_cast<int>(weight.itemsize()) * 8, kBlockColumns, weight.shape(-2), weight.shape(-1)};
+  Layout layout{code, Scale::none, kBlockColumns, 0, weight.shape(-2), weight.shape(-1)};
   return packed(layout, Scale::none, source, leading_of(weight));
+}
+
+// Room for a matrix `[..., n, k]` of blocks of this type.
+Packed empty_gguf(const std::string& name, const std::vector<int>& shape) {
+  const GgufType* type = find_gguf_type(name);
+  if (type == nullptr || shape.size() < 2 || shape.back() % type->columns != 0) {
+    refuse("pack", "there are no matrices " + shape_text(mx::Shape(shape.begin(), shape.end())) + " of " + name + " blocks.");
+  }
+  const Layout layout = type->layout(shape[shape.size() - 2], shape.back());
+  mx::array data = packed_array(layout, mx::Shape(shape.begin(), shape.end() - 2));
+  if (layout.n % kPanelRows != 0) {
+    std::memset(data.data<uint8_t>(), 0, data.nbytes());
+  }
+  return {data, layout};
+}
+
+using GgufRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Writes rows from `first` on into what `empty_gguf` gave; false where a scale is infinite or NaN.
+bool fill_gguf(mx::array data, const Layout& layout, const std::string& name, int64_t first, const GgufRows& rows) {
+  const GgufType* type = find_gguf_type(name);
+  const int64_t panel = layout.panels() * layout.panel_bytes(), count = static_cast<int64_t>(rows.shape(0));
+  const int64_t room = panel == 0 ? 0 : static_cast<int64_t>(data.size()) / panel * layout.n;
+  if (type == nullptr || static_cast<int64_t>(rows.shape(1)) != layout.k / type->columns * type->bytes || first < 0 || first > room - count) {
+    refuse("pack", std::to_string(count) + " rows of " + std::to_string(rows.shape(1)) + " bytes do not fit there as " + name + " blocks.");
+  }
+  nb::gil_scoped_release release;
+  return pack_gguf(*type, layout, first, count, rows.data(), data.data<uint8_t>());
 }
 
 // Throws unless `data` is what `pack` made of this layout.
@@ -291,7 +324,7 @@ void bind_packed(nb::module_& m) {
   nb::class_<Layout>(m, "Layout")
       .def_ro("n", &Layout::n)
       .def_ro("k", &Layout::k)
-      .def_ro("bits", &Layout::bits)
+      .def_prop_ro("bits", &Layout::bits)
       .def_ro("group_size", &Layout::group)
       .def_prop_ro("has_integers", &Layout::has_integers);
   m.def("pack_quantized", [](const mx::array& w, const mx::array& s, const std::optional<mx::array>& b, int group, int bits, const std::string& mode) {
@@ -302,6 +335,18 @@ void bind_packed(nb::module_& m) {
     Packed p = pack_plain(w);
     return nb::make_tuple(p.data, p.layout);
   }, "weight"_a);
+  m.def("gguf_types", [] {
+    nb::dict formats;
+    for (const GgufType& type : gguf_types()) {
+      formats[nb::str(type.name.data(), type.name.size())] = nb::make_tuple(code_bits(type.code), type.group);
+    }
+    return formats;
+  });
+  m.def("empty_gguf", [](const std::string& kind, const std::vector<int>& shape) {
+    Packed p = empty_gguf(kind, shape);
+    return nb::make_tuple(p.data, p.layout);
+  }, "kind"_a, "shape"_a);
+  m.def("fill_gguf", &fill_gguf, "data"_a, "layout"_a, "kind"_a, "first"_a, "rows"_a);
   m.def("packed_matmul", &packed_matmul, "x"_a, "data"_a, "layout"_a, "precision"_a, "bias"_a.none(), "residual"_a.none(), "norm"_a.none(), "eps"_a,
         "gate"_a, "experts"_a.none());
   m.def("packed_rows", &packed_rows, "indices"_a, "data"_a, "layout"_a, "dtype"_a);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "matmul/convert.h"
+#include "matmul/planes.h"
 #include "threads/pool.h"
 
 namespace mlxinfer::cpu {
@@ -28,42 +29,6 @@ void read_codes(const uint8_t* from, int bits, uint8_t* codes) {
   }
 }
 
-uint32_t four(const uint8_t* codes) {
-  uint32_t lanes;
-  std::memcpy(&lanes, codes, 4);
-  return lanes;
-}
-
-void put(uint8_t* block, int index, int row, uint32_t lanes) {
-  std::memcpy(block + (index * kPanelRows + row) * 4, &lanes, 4);
-}
-
-// The planes of one row's codes; see layout.h and unpack.h.
-void write_planes(const uint8_t* codes, int bits, int row, uint8_t* block) {
-  if (bits == 8) {
-    for (int i = 0; i < 8; ++i) {
-      put(block, i, row, four(codes + 4 * i));
-    }
-    return;
-  }
-  int index = 0, low = 0;
-  for (int plane : {4, 2, 1}) {
-    if ((bits & plane) == 0) {
-      continue;
-    }
-    const int per_lane = 8 / plane;
-    const auto mask = 0x01010101u * ((1u << plane) - 1);
-    for (int i = 0; i < 8; i += per_lane) {
-      uint32_t lanes = 0;
-      for (int j = 0; j < per_lane; ++j) {
-        lanes |= ((four(codes + 4 * (i + j)) >> low) & mask) << (j * plane);
-      }
-      put(block, index++, row, lanes);
-    }
-    low += plane;
-  }
-}
-
 // Eight 4-bit codes in the order of columns to the order of a plane: byte b has columns b and 4 + b.
 uint32_t spread(uint32_t half) {
   half = (half | half << 8) & 0x00ff00ffu;
@@ -73,11 +38,11 @@ uint32_t spread(uint32_t half) {
 void write_codes(const uint8_t* from, int bits, int row, uint8_t* block) {
   if (bits == 4) {
     for (int i = 0; i < 4; ++i) {
-      uint32_t word = four(from + 4 * i);
-      put(block, i, row, spread(word & 0xffffu) | spread(word >> 16) << 4);
+      uint32_t word = four_bytes(from + 4 * i);
+      put_lane(block, i, row, spread(word & 0xffffu) | spread(word >> 16) << 4);
     }
   } else if (bits == 8) {
-    write_planes(from, 8, row, block);
+    write_planes<8>(from, row, block);
   } else {
     uint8_t codes[kBlockColumns];
     read_codes(from, bits, codes);
@@ -97,25 +62,25 @@ void write_scale(const void* from, Scale source, int64_t at, Scale wanted, uint8
 }
 
 void pack_codes(const Layout& l, Scale source_scale, int64_t first_row, int rows, const Source& s, uint8_t* panel) {
-  const int64_t row_bytes = l.k * l.bits / 8;
+  const int64_t row_bytes = l.k * l.bits() / 8;
   for (int r = 0; r < rows; ++r) {
     for (int64_t g = 0; g < l.groups(); ++g) {
       const int64_t at = (first_row + r) * l.groups() + g;
-      uint8_t* header = panel + g * l.group_header_bytes();
+      uint8_t* header = panel + l.group_header_offset(g);
       write_scale(s.scales, source_scale, at, l.scale, header, r);
       if (l.is_affine()) {
-        write_scale(s.biases, source_scale, at, l.scale, header + l.scale_bytes() * kPanelRows, r);
+        write_scale(s.biases, source_scale, at, l.scale, header + l.scales_bytes(), r);
       }
     }
     const auto* row = static_cast<const uint8_t*>(s.weight) + (first_row + r) * row_bytes;
     for (int64_t b = 0; b < l.blocks(); ++b) {
-      write_codes(row + b * kBlockColumns * l.bits / 8, l.bits, r, panel + l.header_bytes() + b * l.block_bytes());
+      write_codes(row + b * kBlockColumns * l.bits() / 8, l.bits(), r, panel + l.header_bytes() + b * l.block_bytes());
     }
   }
 }
 
 void pack_floats(const Layout& l, int64_t first_row, int rows, const Source& s, uint8_t* panel) {
-  const size_t size = static_cast<size_t>(l.bits) / 8;
+  const size_t size = static_cast<size_t>(l.bits()) / 8;
   for (int r = 0; r < rows; ++r) {
     const auto* row = static_cast<const uint8_t*>(s.weight) + (first_row + r) * l.k * static_cast<int64_t>(size);
     for (int64_t c = 0; c < l.k; ++c) {

@@ -77,6 +77,29 @@ float plain_at(const Layout& l, const uint8_t* blocks, int row, int64_t column) 
   return l.code == Code::f16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
+struct GroupScale {
+  float scale, bias;
+};
+
+GroupScale group_scale(const Layout& l, const uint8_t* panel, int64_t g, int row) {
+  const uint8_t* header = panel + l.group_header_offset(g);
+  const uint8_t* second = header + l.scales_bytes();
+  GroupScale group{};
+  if (l.scale == Scale::nested) {
+    const uint8_t* nest = panel + l.group_header_offset(g - g % (kNestColumns / l.group)) - l.nest_header_bytes();
+    auto value = [row](const uint8_t* units, const uint8_t* counts) {
+      return scale_at(units, Scale::f16, row) * static_cast<float>(static_cast<int8_t>(counts[row]));
+    };
+    group.scale = value(nest, header);
+    group.bias = l.has_biases() ? value(nest + 2 * kPanelRows, second) : 0.0f;
+  } else {
+    group.scale = scale_at(header, l.scale, row);
+    group.bias = l.has_biases() ? scale_at(second, l.scale, row) : 0.0f;
+  }
+  group.bias = l.zero == 0 ? group.bias : group.scale * static_cast<float>(-l.zero);
+  return group;
+}
+
 } // namespace
 
 void read_row(const Layout& l, const uint8_t* weights, int64_t row, float* out) {
@@ -90,13 +113,11 @@ void read_row(const Layout& l, const uint8_t* weights, int64_t row, float* out) 
     return;
   }
   for (int64_t g = 0; g < l.groups(); ++g) {
-    const uint8_t* header = panel + g * l.group_header_bytes();
-    const float scale = scale_at(header, l.scale, lane);
-    const float bias = l.is_affine() ? scale_at(header + l.scale_bytes() * kPanelRows, l.scale, lane) : 0.0f;
+    const GroupScale group = group_scale(l, panel, g, lane);
     for (int64_t c = g * l.group; c < (g + 1) * l.group; ++c) {
-      const int code = code_at(blocks + c / kBlockColumns * l.block_bytes(), l.bits, lane, static_cast<int>(c % kBlockColumns));
-      out[c] = l.is_affine() ? std::fma(scale, static_cast<float>(code), bias)
-                             : scale * (l.code == Code::mxfp8 ? e4m3(static_cast<uint8_t>(code)) : e2m1(code));
+      const int code = code_at(blocks + c / kBlockColumns * l.block_bytes(), l.bits(), lane, static_cast<int>(c % kBlockColumns));
+      out[c] = l.is_affine() ? std::fma(group.scale, static_cast<float>(code), group.bias)
+                             : group.scale * (l.code == Code::mxfp8 ? e4m3(static_cast<uint8_t>(code)) : e2m1(code));
     }
   }
 }

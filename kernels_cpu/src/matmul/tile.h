@@ -24,16 +24,18 @@ struct IntegerTile {
 // One tile of activations in float32.
 struct FloatTile {
   const float* x; // [blocks * 32][rows], zero beyond k
-  const float* sums; // [blocks][rows]
+  const float* sums; // [blocks][2][rows] of each half of the block
 };
 
 struct Panel {
   const uint8_t* headers;
   const uint8_t* blocks;
   int64_t block_count;
-  int blocks_per_group; // 1 for nvfp4, whose blocks have two groups
+  int blocks_per_group; // 1 where a block has two groups
   Scale scale;
   int scale_bytes; // of one scale
+  bool has_biases;
+  float zero; // affine without biases: the code that means zero
   int64_t ahead; // bytes to what is worth prefetching while a place is read: the next panel
 };
 

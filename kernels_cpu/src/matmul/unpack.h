@@ -2,7 +2,7 @@
 
 // Blocks of packed codes to vectors, for *.kernels.cpp files.
 
-#include "matmul/layout.h"
+#include "matmul/tile.h"
 #include "simd/floats.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
@@ -101,6 +101,7 @@ MLXINFER_INLINE F32 from_e8m0(U32 codes) {
 }
 
 typedef uint8_t U8Lanes __attribute__((vector_size(MLXINFER_WIDTH)));
+typedef int8_t I8Lanes __attribute__((vector_size(MLXINFER_WIDTH)));
 
 MLXINFER_INLINE F32 load_scale(const uint8_t* scales, Scale scale, int sub) {
   switch (scale) {
@@ -116,5 +117,69 @@ MLXINFER_INLINE F32 load_scale(const uint8_t* scales, Scale scale, int sub) {
       return from_e4m3(__builtin_convertvector(load_bits<U8Lanes>(scales + sub * kWidth), U32));
   }
 }
+
+// What the codes of a group, or of each half of a block, are multiplied with, and what is added for each column.
+struct BlockScales {
+  F32 scale[2], bias[2];
+};
+
+// Goes through the headers of a panel, for `kWidth` of its rows.
+template <Code C>
+class Headers {
+ public:
+  MLXINFER_INLINE Headers(const Panel& panel, int sub) : panel_(panel), sub_(sub), at_(panel.headers) {}
+
+  MLXINFER_INLINE const uint8_t* at() const {
+    return at_;
+  }
+
+  // The scales of the next `blocks_per_group` blocks.
+  MLXINFER_INLINE BlockScales next() {
+    BlockScales s = {};
+    if constexpr (!is_plain(C)) {
+      if (is_affine(C) && panel_.scale == Scale::nested) {
+        enter_nest();
+      }
+      MLXINFER_UNROLL
+      for (int half = 0; half < (has_halves(C) ? 2 : 1); ++half) {
+        s.scale[half] = take(scale_);
+        if constexpr (is_affine(C)) {
+          s.bias[half] = panel_.has_biases ? take(bias_) : s.scale[half] * -panel_.zero;
+        }
+      }
+    }
+    return s;
+  }
+
+ private:
+  // The next scale or bias, in multiples of `unit` where it is nested.
+  MLXINFER_INLINE F32 take(F32 unit) {
+    const uint8_t* from = at_;
+    at_ += panel_.scale_bytes * kPanelRows;
+    if (is_affine(C) && panel_.scale == Scale::nested) {
+      return to_float(__builtin_convertvector(load_bits<I8Lanes>(from + sub_ * kWidth), I32)) * unit;
+    }
+    return load_scale(from, panel_.scale, sub_);
+  }
+
+  MLXINFER_INLINE void enter_nest() {
+    if (left_ == 0) {
+      scale_ = load_scale(at_, Scale::f16, sub_);
+      at_ += 2 * kPanelRows;
+      if (panel_.has_biases) {
+        bias_ = load_scale(at_, Scale::f16, sub_);
+        at_ += 2 * kPanelRows;
+      }
+      left_ = kNestColumns / kBlockColumns;
+    }
+    --left_;
+  }
+
+  const Panel& panel_;
+  const int sub_;
+  const uint8_t* at_;
+  int left_ = 0; // blocks of these 256 columns
+  F32 scale_ = {}, bias_ = {};
+};
 
 } // namespace mlxinfer::cpu::MLXINFER_ISA

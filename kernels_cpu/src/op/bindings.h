@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
@@ -17,5 +18,6 @@ void bind_silu_multiply(nb::module_& m);
 void bind_paged_attention(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_blocks(nb::module_& m);
+void bind_argmax(nb::module_& m);
 
 } // namespace mlxinfer::cpu

@@ -49,10 +49,10 @@ class Conversation:
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
+        self.usage, self.finish_reason = None, "cancelled"
         ids = self._prompt([*self.messages, {"role": "user", "content": text}])
         pieces: list[str] = []
         count = 0
-        self.usage, self.finish_reason = None, "cancelled"
         try:
             with closing(self._llm.stream(ids, self.params)) as chunks:
                 for chunk in chunks:

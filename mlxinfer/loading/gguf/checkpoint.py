@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...nn.weights import Dense, Format, Matrix, Quantized
+from ...nn.weights import Dense, Format, InFile, Matrix, Quantized
 from .config import architecture, rebuild_config
 from .names import logical_tensors
 from .split import GGUFFiles
@@ -19,12 +19,14 @@ class GGUFCheckpoint:
     """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
 
     Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
-    float32. Reading undoes llama.cpp's reorderings. A tensor that the architecture does not have keeps llama.cpp's name.
+    float32, as 16-bit scales would not hold them without loss. With `in_file`, matrices of the types that the native CPU products know
+    (`kernels_cpu.gguf_types`) are `InFile` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
+    that the architecture does not have keeps llama.cpp's name.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, in_file: bool = False) -> None:
         self.path = Path(path)
-        self._files = GGUFFiles(self.path)
+        self._files = GGUFFiles(self.path, in_file=in_file)
         try:
             self.config: dict[str, Any] = rebuild_config(self._files)
             name = architecture(self._files)
@@ -42,6 +44,11 @@ class GGUFCheckpoint:
         """GGUF key to value: `str`, `int`, `float`, `bool`, `list[str]`, or a numpy array of numbers."""
         return self._files.metadata
 
+    def forget_vocabulary(self) -> None:
+        """Take the tokens out of `metadata`: their texts can be larger than the largest tensor of a small model."""
+        for key in ("tokens", "scores", "token_type", "merges"):
+            self._files.metadata.pop(f"tokenizer.ggml.{key}", None)
+
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
@@ -57,6 +64,8 @@ class GGUFCheckpoint:
     def read(self, name: str) -> Matrix:
         tensor = self._tensors[name]
         matrix = tensor.make([self._files.read(source) for source in tensor.sources])
+        if isinstance(matrix, InFile):
+            return matrix
         if isinstance(matrix, Quantized):
             matrix = matrix.each(mx.contiguous)
             mx.eval(matrix.weight, matrix.scales, *([] if matrix.biases is None else [matrix.biases]))

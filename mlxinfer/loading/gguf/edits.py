@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ...nn.weights import Dense, Matrix, map_rows
-from .logical import Logical, Operation, columns, joined_rows, plain, rows, unchanged, values
+from ...nn.weights import Dense, Matrix, map_rows, numbers
+from .logical import Logical, Operation, columns, joined_rows, rows, unchanged, values
 from .reader import TensorInfo
 from .source import Config
 
@@ -118,8 +118,8 @@ def scaled(logical: Logical, scale: TensorInfo) -> Logical:
     """A weight times a number of its own, or one for each of its experts."""
 
     def make(matrices: list[Matrix]) -> Matrix:
-        factor = plain(matrices[-1]).reshape(-1, *[1] * (len(logical.shape) - 1))
-        return Dense(plain(logical.make(matrices[:-1])) * factor)
+        factor = numbers(matrices[-1]).reshape(-1, *[1] * (len(logical.shape) - 1))
+        return Dense(numbers(logical.make(matrices[:-1])) * factor)
 
     return Logical((*logical.sources, scale.name), logical.shape, mx.float32, logical.nbytes + scale.nbytes, make)
 

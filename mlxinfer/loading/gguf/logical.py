@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ...nn.weights import Dense, Format, Matrix, Quantized, concat, map_rows
+from ...nn.weights import Dense, Format, Matrix, concat, map_rows, numbers
 from .reader import TensorInfo
 from .tensors import stored
 
@@ -36,7 +36,7 @@ def rows(info: TensorInfo, operation: Operation) -> Logical:
 
 def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> Logical:
     """Compute on the numbers themselves, in float32."""
-    return Logical((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(plain(matrices[0]))))
+    return Logical((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
 
 
 def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
@@ -46,7 +46,7 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
     count = sum(info.shape[-2] for info in infos)
 
     def make(matrices: list[Matrix]) -> Matrix:
-        same = matrices if alike else [Dense(plain(matrix)) for matrix in matrices]
+        same = matrices if alike else [Dense(numbers(matrix)) for matrix in matrices]
         return map_rows(concat(same), operation)
 
     form = forms[0] if alike else mx.float32
@@ -56,7 +56,7 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
 def columns(info: TensorInfo, operation: Operation, run: int) -> Logical:
     """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, whatever a run is packed into."""
     form = stored(info)
-    packed = isinstance(form, Format) and run % form.group_size == 0
+    packed = isinstance(form, Format) and not info.kept and run % form.group_size == 0
     count = info.shape[-1] // run
 
     def reorder(array: mx.array) -> mx.array:
@@ -64,14 +64,9 @@ def columns(info: TensorInfo, operation: Operation, run: int) -> Logical:
 
     def make(matrices: list[Matrix]) -> Matrix:
         matrix = matrices[0]
-        if isinstance(matrix, Quantized):
-            return matrix.each(reorder) if packed else Dense(reorder(plain(matrix)))
-        return Dense(reorder(matrix.weight))
+        if isinstance(matrix, Dense):
+            return Dense(reorder(matrix.weight))
+        return matrix.each(reorder) if packed else Dense(reorder(numbers(matrix)))
 
     kept = form if packed or not isinstance(form, Format) else mx.float32
     return Logical((info.name,), info.shape, kept, info.nbytes, make)
-
-
-def plain(matrix: Matrix) -> mx.array:
-    """The numbers themselves, in float32."""
-    return matrix.dequantize(mx.float32) if isinstance(matrix, Quantized) else matrix.weight.astype(mx.float32)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...nn.weights import Format
 from .types import TensorType, tensor_type
 
 MAGIC = b"GGUF"
@@ -59,13 +60,21 @@ _ARRAY_HEADER = struct.Struct("<IQ")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in its file. `shape` is row-major, as numpy and Hugging Face write it; `offset` is from the file's start."""
+    """Where a tensor lies in its file. `shape` is row-major, as numpy and Hugging Face write it; `offset` is from the file's start.
+
+    `kept` is the format of one that is not decoded but given as `InFile`.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
     nbytes: int
+    kept: Format | None = None
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.shape[:-1])
 
 
 class GGUFFile:
@@ -86,7 +95,7 @@ class GGUFFile:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
         try:
             header = _Header(self._map, path)
-            self.metadata: Mapping[str, Any] = header.metadata
+            self.metadata: dict[str, Any] = header.metadata
             self.tensors: Mapping[str, TensorInfo] = header.tensors
         except BaseException:
             self._map.close()
@@ -97,16 +106,22 @@ class GGUFFile:
 
         The system is told to forget the pages behind, so that reading a model does not hold the file in resident memory.
         """
-        count = math.prod(info.shape[:-1])
-        width = info.nbytes // count
-        forgotten = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        for row in range(0, count, rows):
-            here = min(rows, count - row)
-            yield np.frombuffer(self._map, np.uint8, here * width, info.offset + row * width).reshape(here, width)
-            end = (info.offset + (row + here) * width) // mmap.PAGESIZE * mmap.PAGESIZE
-            if end > forgotten and hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED, forgotten, end - forgotten)
-                forgotten = end
+        for first in range(0, info.row_count, rows):
+            count = min(rows, info.row_count - first)
+            yield self.rows(info, first, count)
+            self.forget(info, first, count)
+
+    def rows(self, info: TensorInfo, first: int, count: int) -> np.ndarray:
+        """Some of the tensor's rows, uint8 `[count, bytes of a row]`, a view of the map."""
+        width = info.nbytes // info.row_count
+        return np.frombuffer(self._map, np.uint8, count * width, info.offset + first * width).reshape(count, width)
+
+    def forget(self, info: TensorInfo, first: int, count: int) -> None:
+        """Take these rows out of resident memory. They can be read again."""
+        width = info.nbytes // info.row_count
+        start = (info.offset + first * width) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + (first + count) * width - start)
 
     def close(self) -> None:
         # A view in the traceback of an error keeps the map open; it is closed with that view then.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, ModelNotFoundError
-from ...nn.weights import Matrix, Quantized
+from ...nn.weights import Matrix, numbers
+from .in_file import left_in_file, marked_to_stay
 from .reader import GGUFFile
 from .tensors import decode, rows_at_a_time
 
@@ -20,18 +20,23 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 class GGUFFiles:
-    """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors."""
+    """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors.
 
-    def __init__(self, path: Path) -> None:
+    `in_file` keeps what the native CPU products can multiply in its blocks.
+    """
+
+    def __init__(self, path: Path, *, in_file: bool = False) -> None:
         self.path = path
         self._files: list[GGUFFile] = []
         try:
             for part in part_paths(path):
                 self._files.append(GGUFFile(part))
-            self.metadata: Mapping[str, Any] = self._files[0].metadata
+            self.metadata: dict[str, Any] = self._files[0].metadata
             self._check_parts()
             self._where = self._locate()
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
+            if in_file:
+                self.tensors = {name: marked_to_stay(info) for name, info in self.tensors.items()}
         except BaseException:
             self.close()
             raise
@@ -39,13 +44,13 @@ class GGUFFiles:
     def read(self, name: str) -> Matrix:
         """The tensor as it is stored; see `tensors.decode`."""
         file, info = self._where[name], self.tensors[name]
+        if info.kept:
+            return left_in_file(file, info)
         return decode(info, file.pieces(info, rows_at_a_time(info)))
 
     def floats(self, name: str) -> list[float]:
         """The values of a small vector."""
-        matrix = self.read(name)
-        values = matrix.dequantize(mx.float32) if isinstance(matrix, Quantized) else matrix.weight.astype(mx.float32)
-        return [float(value) for value in np.array(values).reshape(-1)]
+        return [float(value) for value in np.array(numbers(self.read(name))).reshape(-1)]
 
     def close(self) -> None:
         for file in self._files:

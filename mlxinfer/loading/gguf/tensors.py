@@ -31,7 +31,9 @@ _PLAIN: dict[str, tuple[str, mx.Dtype]] = {
 
 
 def stored(info: TensorInfo) -> Format | mx.Dtype:
-    """The format or dtype of what `decode` gives."""
+    """The format or dtype of what is read."""
+    if info.kept:
+        return info.kept
     if info.type.name in FORMATS and len(info.shape) >= 2:
         return FORMATS[info.type.name][0]
     return _PLAIN[info.type.name][1] if info.type.name in _PLAIN else mx.float32

@@ -14,16 +14,16 @@ namespace {
 
 struct Format {
   Code code;
-  int bits, group;
+  int group;
   Scale scale;
 };
 
 constexpr Format kFormats[] = {
-    {Code::affine1, 1, 64, Scale::bf16}, {Code::affine2, 2, 32, Scale::f16}, {Code::affine3, 3, 64, Scale::f32},
-    {Code::affine4, 4, 32, Scale::f16},  {Code::affine4, 4, 128, Scale::bf16}, {Code::affine5, 5, 64, Scale::f16},
-    {Code::affine6, 6, 32, Scale::f32},  {Code::affine8, 8, 64, Scale::f16}, {Code::affine8, 8, 32, Scale::bf16},
-    {Code::mxfp4, 4, 32, Scale::e8m0},   {Code::nvfp4, 4, 16, Scale::e4m3},  {Code::mxfp8, 8, 32, Scale::e8m0},
-    {Code::f32, 32, 32, Scale::none},    {Code::bf16, 16, 32, Scale::none},  {Code::f16, 16, 32, Scale::none},
+    {Code::affine1, 64, Scale::bf16}, {Code::affine2, 32, Scale::f16}, {Code::affine3, 64, Scale::f32},
+    {Code::affine4, 32, Scale::f16},  {Code::affine4, 128, Scale::bf16}, {Code::affine5, 64, Scale::f16},
+    {Code::affine6, 32, Scale::f32},  {Code::affine8, 64, Scale::f16}, {Code::affine8, 32, Scale::bf16},
+    {Code::mxfp4, 32, Scale::e8m0},   {Code::nvfp4, 16, Scale::e4m3},  {Code::mxfp8, 32, Scale::e8m0},
+    {Code::f32, 32, Scale::none},    {Code::bf16, 32, Scale::none},  {Code::f16, 32, Scale::none},
 };
 
 double e4m3(int code) {
@@ -50,7 +50,7 @@ struct Weights {
   std::vector<uint8_t> packed;
 
   Weights(const Format& f, int64_t matrices, int64_t n, int64_t k, Random& random)
-      : layout{f.code, f.scale, f.bits, f.group, n, k}, count(matrices) {
+      : layout{f.code, f.scale, f.group, 0, n, k}, count(matrices) {
     const int64_t rows = count * n;
     values.resize(static_cast<size_t>(rows * k));
     sizes = values;
@@ -78,7 +78,7 @@ struct Weights {
     std::vector<uint8_t> codes(static_cast<size_t>(size));
     for (auto& code : codes) {
       do {
-        code = static_cast<uint8_t>(between(random, 0, (1 << f.bits) - 1));
+        code = static_cast<uint8_t>(between(random, 0, (1 << code_bits(f.code)) - 1));
       } while (f.code == Code::mxfp8 && (code & 0x7f) == 0x7f); // NaN
     }
     return codes;
@@ -86,9 +86,9 @@ struct Weights {
 
   // Codes one behind the other from the lowest bit on.
   std::vector<uint8_t> stream(const std::vector<uint8_t>& codes) const {
-    std::vector<uint8_t> bytes(codes.size() * static_cast<size_t>(layout.bits) / 8, 0);
-    for (size_t i = 0; i < codes.size() * static_cast<size_t>(layout.bits); ++i) {
-      const size_t code = i / static_cast<size_t>(layout.bits), bit = i % static_cast<size_t>(layout.bits);
+    std::vector<uint8_t> bytes(codes.size() * static_cast<size_t>(layout.bits()) / 8, 0);
+    for (size_t i = 0; i < codes.size() * static_cast<size_t>(layout.bits()); ++i) {
+      const size_t code = i / static_cast<size_t>(layout.bits()), bit = i % static_cast<size_t>(layout.bits());
       bytes[i / 8] = static_cast<uint8_t>(bytes[i / 8] | (codes[code] >> bit & 1) << i % 8);
     }
     return bytes;
@@ -112,7 +112,7 @@ struct Weights {
     }
     for (size_t i = 0; i < codes.size(); ++i) {
       const uint8_t scale = scales[i / static_cast<size_t>(f.group)];
-      values[i] = (f.scale == Scale::e8m0 ? std::ldexp(1.0, scale - 127) : e4m3(scale)) * (f.bits == 8 ? e4m3(codes[i]) : e2m1(codes[i]));
+      values[i] = (f.scale == Scale::e8m0 ? std::ldexp(1.0, scale - 127) : e4m3(scale)) * (layout.bits() == 8 ? e4m3(codes[i]) : e2m1(codes[i]));
       sizes[i] = std::abs(values[i]);
     }
     pack(layout, f.scale, count, {stream(codes).data(), scales.data(), nullptr}, packed.data());

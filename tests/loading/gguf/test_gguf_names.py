@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from mlxinfer.nn.weights import Dense, Format, Quantized
+from mlxinfer.nn.linear import Embedding
+from mlxinfer.nn.packing import settle
+from mlxinfer.nn.weights import Dense, Format, InFile, Quantized, numbers
 from tests.support.gguf_file import Tensor, array_tensor, write
 
 HIDDEN, HEADS, KV, DIM = 64, 4, 2, 32
@@ -66,14 +68,24 @@ def checkpoint(path: Path, architecture: str, tensors: list[Tensor], hyper: dict
 
 
 def read(opened: GGUFCheckpoint, name: str) -> np.ndarray:
-    """Read, and see that all was foretold."""
+    """Read, and see that all was foretold; then again from a checkpoint that leaves matrices in the file, which must be the same."""
+    values = read_once(opened, name)
+    again = GGUFCheckpoint(opened.path, in_file=True)
+    assert np.array_equal(read_once(again, name), values, equal_nan=True)
+    matrix = again.read(name)
+    if isinstance(matrix, InFile):
+        embedding = Embedding(matrix, mx.float32)
+        settle(embedding)
+        rows = values.reshape(-1, values.shape[-1])
+        assert values.ndim > 2 or np.array_equal(np.array(embedding(mx.arange(len(rows)))), rows)
+    return values
+
+
+def read_once(opened: GGUFCheckpoint, name: str) -> np.ndarray:
     matrix = opened.read(name)
     assert matrix.shape == opened.shape(name)
-    if isinstance(matrix, Quantized):
-        assert opened.stored(name) == matrix.format
-        return np.array(matrix.dequantize(mx.float32))
-    assert opened.stored(name) == matrix.weight.dtype
-    return np.array(matrix.weight.astype(mx.float32))
+    assert opened.stored(name) == (matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
+    return np.array(numbers(matrix))
 
 
 def rotated_in_pairs(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import gguf
 import mlx.core as mx
@@ -16,7 +17,7 @@ from mlxinfer.loading.gguf import tensors
 from mlxinfer.loading.gguf.dequantize import dequantize as our_dequantize
 from mlxinfer.loading.gguf.reader import TensorInfo
 from mlxinfer.loading.gguf.tensors import stored
-from mlxinfer.loading.gguf.types import TensorType, tensor_types
+from mlxinfer.loading.gguf.types import TENSOR_TYPES, TensorType, tensor_type
 from mlxinfer.nn.weights import Dense, Matrix, Quantized
 
 PACKED = {
@@ -28,7 +29,7 @@ PACKED = {
 }
 PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 WITHOUT_DECODER = {"Q8_1", "Q8_K", "Q1_0", "Q2_0"}
-KINDS = list(tensor_types().values())
+KINDS = [tensor_type(int(kind), "t", Path("t.gguf")) for kind in GGML_QUANT_SIZES]
 
 
 def info_of(kind: TensorType, *shape: int) -> TensorInfo:
@@ -124,8 +125,18 @@ def test_a_type_without_a_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         our_dequantize(TensorType(14, "Q6_K", 256, 210), np.zeros((1, 210), np.uint8))
 
 
+def test_the_table_is_that_of_the_gguf_package() -> None:
+    known = {int(kind): TensorType(int(kind), kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    assert {number: kind for number, kind in TENSOR_TYPES.items() if number in known} == known
+
+
+def test_a_type_that_only_the_gguf_package_knows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    q4_0 = TENSOR_TYPES[2]
+    monkeypatch.delitem(TENSOR_TYPES, 2)
+    assert tensor_type(2, "t", Path("t.gguf")) == q4_0
+
+
 def test_every_type_of_the_gguf_package_is_read() -> None:
-    assert {kind.id for kind in KINDS} == {int(kind) for kind in GGML_QUANT_SIZES}
     for kind in KINDS:
         info, data = random_bytes(kind, 1, kind.block)
         assert decode(info, data).shape == (1, kind.block)
