@@ -29,12 +29,12 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
     Headers<C> headers(panel, sub);
     const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      if (Rows <= 4 && sub == 0) {
+      if (Rows <= 8 && sub == 0) {
         prefetch<128>(headers.at() + panel.ahead);
       }
       const BlockScales group = headers.next();
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += block_bytes) {
-        if (Rows <= 4 && sub == 0) {
+        if (Rows <= 8 && sub == 0) {
           prefetch<block_bytes>(block + panel.ahead);
         }
         const Codes codes = Form::unpack(block, sub);
