@@ -96,12 +96,12 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
     Headers<C> headers(panel, sub);
     const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      if (Rows <= 4 && sub == 0) {
+      if (Rows <= 8 && sub == 0) {
         prefetch<128>(headers.at() + panel.ahead);
       }
       const BlockScales group = headers.next();
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
-        if (Rows <= 4 && sub == 0) {
+        if (Rows <= 8 && sub == 0) {
           prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
         }
         const Columns<C> columns(block, sub);

@@ -142,7 +142,9 @@ class Run {
     prepared_.scales = reinterpret_cast<float*>(memory += per_block);
     prepared_.code_sums = reinterpret_cast<int32_t*>(memory += per_block);
     prepared_.finite = memory + 2 * per_block;
-    parallel_for(static_cast<size_t>(count_), static_cast<size_t>(std::max<int64_t>(kPreparedElements / padded_, 1)), [this](size_t begin, size_t end) {
+    // Rows of a tile share cache lines, so a tile is one thread's where there are enough of them.
+    const int64_t few = std::max<int64_t>(kPreparedElements / padded_, 1), grain = count_ < 2 * kLargestTile ? few : kLargestTile;
+    parallel_for(static_cast<size_t>(count_), static_cast<size_t>(grain), [this](size_t begin, size_t end) {
       auto tile = std::upper_bound(tiles_.begin(), tiles_.end(), static_cast<int64_t>(begin), [](int64_t i, const Tile& t) { return i < t.first; }) - 1;
       for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
         tile += i == tile->first + tile->size;
