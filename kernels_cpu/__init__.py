@@ -12,7 +12,7 @@ from .blocks import Block, Projection, blocks, run_blocks
 from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import argmax, rms_norm, silu_multiply
-from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
 
 __all__ = [
     "PRECISIONS",
@@ -39,4 +39,5 @@ __all__ = [
     "silu_multiply",
     "status",
     "thread_count",
+    "weight_memory",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -136,3 +137,17 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
             raise ValueError("a scale is NaN or infinite")
         done += len(piece)
     return Packed(data, layout, None, precision)
+
+
+@contextmanager
+def weight_memory(nbytes: int) -> Iterator[None]:
+    """Matrices that are packed inside take their memory from so many bytes, which another thread makes ready from now on. What they
+    need beyond that they get as always."""
+    wanted = in_use() and nbytes > 0
+    if wanted:
+        native().reserve_weight_memory(nbytes)
+    try:
+        yield
+    finally:
+        if wanted:
+            native().release_weight_memory()

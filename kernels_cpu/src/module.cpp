@@ -1,4 +1,5 @@
 #include "dispatch/isa.h"
+#include "memory/slabs.h"
 #include "op/bindings.h"
 #include "threads/pool.h"
 
@@ -8,6 +9,8 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false); // arrays still referenced when the interpreter ends are no leak of ours
   m.def("isa_name", &isa_name);
   m.def("thread_count", &thread_count);
+  m.def("reserve_weight_memory", &reserve_weight_memory);
+  m.def("release_weight_memory", &release_weight_memory);
   bind_packed(m);
   bind_silu_multiply(m);
   bind_paged_attention(m);

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
 from ..nn.packing import settle
@@ -81,10 +82,11 @@ def load(
         compute = compute_dtype(checkpoint, dtype)
         own = supports(model_type(checkpoint))
         read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
-        tokenizer = load_tokenizer(checkpoint)
-        if isinstance(checkpoint, GGUFCheckpoint):
-            checkpoint.forget_vocabulary()
-        model, notes = read(progress)
+        with kernels_cpu.weight_memory(checkpoint.packed_bytes if isinstance(checkpoint, GGUFCheckpoint) else 0):
+            tokenizer = load_tokenizer(checkpoint)
+            if isinstance(checkpoint, GGUFCheckpoint):
+                checkpoint.forget_vocabulary()
+            model, notes = read(progress)
     finally:
         checkpoint.close()
     mx.clear_cache()

@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <new>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include "mlx/allocator.h"
 #include "mlx/device.h"
 #include "mlx/stream.h"
 #include "mlx/utils.h"
+
+#include "memory/slabs.h"
 
 namespace mlxinfer::cpu {
 namespace {
@@ -84,50 +79,6 @@ std::optional<int64_t> row_stride(const mx::array& a) {
   return stride.value_or(a.shape(axes - 1));
 }
 
-constexpr size_t kAlignment = 64, kHugePage = size_t{2} << 20, kSlab = size_t{32} << 20;
-
-// Memory that arrays share, given back when the last of them is gone.
-struct Slab {
-  explicit Slab(size_t bytes) : size(bytes), memory(static_cast<char*>(std::aligned_alloc(kHugePage, bytes))) {
-    if (memory == nullptr) {
-      throw std::bad_alloc();
-    }
-#ifdef __linux__
-    madvise(memory, size, MADV_HUGEPAGE);
-#endif
-  }
-  ~Slab() {
-    std::free(memory);
-  }
-  Slab(const Slab&) = delete;
-  Slab& operator=(const Slab&) = delete;
-
-  const size_t size;
-  char* const memory;
-  size_t used = 0;
-};
-
-struct Place {
-  std::shared_ptr<Slab> slab;
-  char* memory;
-};
-
-Place aligned_memory(size_t bytes) {
-  static std::weak_ptr<Slab> current;
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto slab = current.lock();
-  if (!slab || slab->size - slab->used < bytes) {
-    slab = std::make_shared<Slab>(std::max(kSlab, (bytes + kHugePage - 1) / kHugePage * kHugePage));
-    if (bytes < kSlab) {
-      current = slab;
-    }
-  }
-  slab->used += bytes;
-  return {slab, slab->memory + slab->used - bytes};
-}
-
 } // namespace
 
 void Operation::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
@@ -153,7 +104,7 @@ mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype) {
   if (distance != sizeof(size_t)) {
     return mx::array(mx::allocator::malloc(bytes), shape, dtype);
   }
-  Place place = aligned_memory(kAlignment + bytes);
+  Place place = weight_memory(kAlignment + bytes);
   char* buffer = place.memory + kAlignment - distance;
   std::memcpy(buffer, &bytes, sizeof(bytes));
   return mx::array(mx::allocator::Data(mx::allocator::Buffer(buffer), [slab = place.slab](mx::allocator::Buffer) {}), shape, dtype);

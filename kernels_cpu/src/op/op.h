@@ -33,8 +33,7 @@ mx::Stream cpu_stream();
 
 void allocate(mx::array& out);
 
-// An evaluated array whose memory, uninitialized, starts at a multiple of 64 bytes and asks for huge pages where it is large: for
-// weights, which are read from end to end at each token.
+// An evaluated array in weight memory (memory/slabs.h).
 mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype);
 
 // All but the last axis taken together. Views whose rows lie at equal distances are used as they are; anything else is copied by a task.
