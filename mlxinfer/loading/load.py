@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels_cpu
+from ..device import device_memory
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
 from ..nn.packing import settle
@@ -77,18 +78,18 @@ def load(
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
-    try:
-        compute = compute_dtype(checkpoint, dtype)
-        own = supports(model_type(checkpoint))
-        read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
-        with kernels_cpu.weight_memory(checkpoint.packed_bytes if isinstance(checkpoint, GGUFCheckpoint) else 0):
+    with kernels_cpu.weight_memory(_packed_bytes(found.path) if quantize is None else 0):
+        checkpoint = open_checkpoint(found.path, in_file=quantize is None)
+        try:
+            compute = compute_dtype(checkpoint, dtype)
+            own = supports(model_type(checkpoint))
+            read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
             tokenizer = load_tokenizer(checkpoint)
             if isinstance(checkpoint, GGUFCheckpoint):
                 checkpoint.forget_vocabulary()
             model, notes = read(progress)
-    finally:
-        checkpoint.close()
+        finally:
+            checkpoint.close()
     mx.clear_cache()
     if isinstance(tokenizer, NoTokenizer):
         notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
@@ -103,6 +104,13 @@ def load(
         weight_bytes=sum(array.nbytes for array in arrays(model)),
         notes=(*model.notes, *notes),
     )
+
+
+def _packed_bytes(path: Path) -> int:
+    """What the weights of a GGUF file will hardly exceed, as its blocks are packed as they are; 0 where that would be much before it
+    is known whether they fit."""
+    size = path.stat().st_size if path.suffix == ".gguf" and path.is_file() else 0
+    return size if size <= device_memory().usable // 4 else 0
 
 
 Read = Callable[[Progress | None], tuple[Model, list[str]]]

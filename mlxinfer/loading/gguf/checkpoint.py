@@ -49,11 +49,6 @@ class GGUFCheckpoint:
         for key in ("tokens", "scores", "token_type", "merges"):
             self._files.metadata.pop(f"tokenizer.ggml.{key}", None)
 
-    @property
-    def packed_bytes(self) -> int:
-        """Of the matrices that are left in the file, which are hardly larger in memory."""
-        return sum(info.nbytes for info in self._files.tensors.values() if info.kept)
-
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
