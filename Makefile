@@ -19,7 +19,7 @@ extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
 smollm2     := $(VENV)/.smollm2
 gemma3      := $(VENV)/.gemma3
 
-.PHONY: help demo chat test quick bench lint fix sanitize torch clean
+.PHONY: help demo chat test quick plain bench lint fix sanitize torch clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -35,6 +35,9 @@ test: lint $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first
 
 quick: $(extras)  ## the tests that need no real model
 	$(bin)/python -m pytest -m "not model and not torch" $(ARGS)
+
+plain: $(extras)  ## the quick tests as where there are no CPU kernels
+	MLXINFER_CPU_KERNELS=0 $(bin)/python -m pytest -m "not model and not torch" $(ARGS)
 
 bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (ten minutes)
 	@$(pip) install --editable ".[bench]"

@@ -11,7 +11,7 @@ from .attention import attention_plan, paged_attention, rotation
 from .blocks import Block, Projection, blocks, run_blocks
 from .interface import AttentionPlan, Blocks, Rotation
 from .native import available, in_use, isa_name, status, thread_count
-from .operations import argmax, rms_norm, silu_multiply
+from .operations import argmax, rms_norm, silu_multiply, threshold
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
 
 __all__ = [
@@ -39,5 +39,6 @@ __all__ = [
     "silu_multiply",
     "status",
     "thread_count",
+    "threshold",
     "weight_memory",
 ]

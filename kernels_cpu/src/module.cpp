@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   bind_rms_norm(m);
   bind_blocks(m);
   bind_argmax(m);
+  bind_threshold(m);
 }
 
 } // namespace mlxinfer::cpu

@@ -13,6 +13,9 @@ from .linear import Embedding, Linear
 from .tree import arrays, objects
 from .weights import Dense, InFile, Matrix
 
+_BLOCK_COLUMNS = 32
+"""Quantized rows are packed in multiples of this; nvfp4, whose groups have 16, can have others."""
+
 _PIECE = 4 << 20
 """Bytes of a GGUF file that are in memory at a time."""
 
@@ -33,12 +36,14 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
     return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
 
 
-def _packed(matrix: Matrix, precision: str | None) -> kernels_cpu.Packed:
+def _packed(matrix: Matrix, precision: str | None) -> Matrix | kernels_cpu.Packed:
     if isinstance(matrix, InFile):
         return _packed_file(matrix, precision)
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
     f = matrix.format
+    if matrix.shape[-1] % _BLOCK_COLUMNS:
+        return matrix
     return kernels_cpu.pack(
         matrix.weight, matrix.scales, matrix.biases, group_size=f.group_size, bits=f.bits, mode=f.mode, precision=precision
     )

@@ -110,8 +110,16 @@ class Cuts:
         if self.log_min_p is not None:
             threshold = mx.max(logits, axis=-1, keepdims=True) + self.log_min_p
         if self.top_k is not None or self.top_p is not None:
-            threshold = mx.maximum(threshold, self._sorted_threshold(logits))
+            threshold = mx.maximum(threshold, self._threshold(logits))
         return mx.where(logits < threshold, -mx.inf, logits)
+
+    def _threshold(self, logits: mx.array) -> mx.array:
+        if not kernels_cpu.in_use():
+            return self._sorted_threshold(logits)
+        rows, size = logits.shape
+        top_k = mx.full((rows,), size) if self.top_k is None else self.top_k[:, 0]
+        top_p = mx.ones((rows,)) if self.top_p is None else self.top_p[:, 0]
+        return kernels_cpu.threshold(logits, top_k, top_p)[:, None]
 
     def _sorted_threshold(self, logits: mx.array) -> mx.array:
         ordered = -mx.sort(-logits, axis=-1)

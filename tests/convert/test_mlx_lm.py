@@ -30,6 +30,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _activations_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides compute in float32: what differs is a mistake."""
+    monkeypatch.setenv("MLXINFER_CPU_PRECISION", "float32")
+
+
 def ours(directory: Path) -> np.ndarray:
     model = load(directory, dtype="float32").model
     step = PlainCache(model.layers).step([(0, len(IDS))])
