@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing() -> dict[str, str]:
