@@ -143,9 +143,7 @@ def precision(models: dict[str, Path]) -> None:
 @main.command()
 @click.option("--model", "models", multiple=True, default=DEFAULT_MODELS, show_default=True, callback=_models, metavar="NAME[=PATH]",
               help="A GGUF file, or a name that mlxinfer knows; repeatable.")  # fmt: skip
-@click.option(
-    "--depth", type=click.IntRange(1), default=(1,), show_default=True, multiple=True, help="Tokens in the cache; repeatable."
-)
+@click.option("--depth", type=click.IntRange(1), default=(1,), show_default=True, multiple=True, help="Tokens in the cache; repeatable.")
 def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
     """The budget of a step of decoding, before and after the CPU kernels. Writes results/step.md."""
     from .step import budgets, table

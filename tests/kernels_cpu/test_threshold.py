@@ -11,16 +11,14 @@ from mlxinfer import kernels_cpu
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
 
 
-def kept(row, top_k, top_p):
-    """The lowest logit that stays, and those that rounding may put in its place."""
+def kept(row, top_k, top_p, slack=0.0):
+    """The lowest logit that stays."""
     ordered = np.sort(row.astype(np.float64))[::-1][: max(top_k, 1)]
     weights = np.exp(ordered - ordered[0])
     before = np.cumsum(weights) / weights.sum() - weights / weights.sum()
-    return [
-        ordered[(before < top_p + slack) | (top_p >= 1)][-1]
-        for slack in (0, -1e-5, 1e-5)
-        if ((before < top_p + slack) | (top_p >= 1)).any()
-    ]
+    stays = (before < top_p + slack) | (top_p >= 1)
+    stays[0] = True
+    return np.float32(ordered[stays][-1])
 
 
 @given(
@@ -33,8 +31,11 @@ def kept(row, top_k, top_p):
 def test_like_sorting(size, spread, top_k, top_p, seed):
     rows = (np.random.default_rng(seed).standard_normal((2, size)) * spread).astype(np.float32)
     found = np.array(kernels_cpu.threshold(mx.array(rows), mx.array([top_k, top_k]), mx.array([top_p, 1.0])))
-    assert found[0] in [np.float32(v) for v in kept(rows[0], top_k, top_p)]
-    assert found[1] == (-np.inf if top_k >= size else np.float32(kept(rows[1], top_k, 1.0)[0]))
+    # The sum of thousands of weights is rounded, so the cut may come a few tokens sooner or later.
+    lowest, highest = kept(rows[0], top_k, top_p, 1e-5), kept(rows[0], top_k, top_p, -1e-5)
+    assert found[0] in rows[0]
+    assert lowest <= found[0] <= highest
+    assert found[1] == (-np.inf if top_k >= size else kept(rows[1], top_k, 1.0))
 
 
 def test_forbidden_tokens_and_nan():

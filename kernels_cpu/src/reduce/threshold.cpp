@@ -67,7 +67,7 @@ class Row {
     k = std::min<int64_t>(k, static_cast<int64_t>(found_.size())); // NaN is not among them
     std::partial_sort(found_.begin(), found_.begin() + k, found_.end(), std::greater<float>());
     found_.resize(static_cast<size_t>(k));
-    float sum = 0;
+    double sum = 0;
     for (float logit : found_) {
       sum += weight(logit);
     }
@@ -79,7 +79,7 @@ class Row {
     for (float depth = kFirstDepth;; depth *= 2) {
       const bool last = depth > 1e3f;
       collect(last ? std::numeric_limits<float>::infinity() : depth);
-      float within = 0;
+      double within = 0;
       for (float logit : found_) {
         within += weight(logit);
       }
@@ -90,8 +90,9 @@ class Row {
     }
   }
 
-  float cut(float top_p, float sum) const {
-    float before = 0, lowest = found_.front();
+  float cut(float top_p, double sum) const {
+    double before = 0;
+    float lowest = found_.front();
     for (float logit : found_) {
       if (top_p < 1 && before >= top_p * sum) {
         break;
