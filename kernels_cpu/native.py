@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BUILD_NOTE = "_native.json"
 """What setup.py leaves beside the module: `{"mlx": version}`, or `{"failed": reason}`."""
 
-_COST = "matrices and attention then run on MLX's own CPU operations, some ten times slower"
+_COST = "matrices and attention then run on MLX's own CPU operations, some thirty times slower"
 _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir mlxinfer"
 
 
