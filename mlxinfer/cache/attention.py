@@ -72,9 +72,8 @@ class _PlainStep:
             rows = slice(s.start, s.start + s.count)
             table = self.group.tables[s.slot]
             tails = store.append(s.slot, s.past - table.end, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
-            filled = (s.past + s.count) // PAGE - s.past // PAGE
-            if filled:
-                full[s.slot] = [t[:, : filled * PAGE] for t in tails]
+            if s.filled:
+                full[s.slot] = [t[:, : s.filled * PAGE] for t in tails]
             keys, values = self._with_past(store, s, table, tails)
             out = attention(
                 q[rows].swapaxes(0, 1),
@@ -114,7 +113,7 @@ class NativeStep:
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan
-        self.filled = [(s.slot, count) for s in segments if (count := (s.past + s.count) // PAGE - s.past // PAGE)]
+        self.filled = [(s.slot, s.filled) for s in segments if s.filled]
         self._rotation: tuple[Rotation | None, kernels_cpu.Rotation | None] = None, None
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:

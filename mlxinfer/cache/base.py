@@ -70,6 +70,11 @@ class Segment:
     past: int
     total: int
 
+    @property
+    def filled(self) -> int:
+        """Pages that become full."""
+        return (self.past + self.count) // PAGE - self.past // PAGE
+
 
 class Rotation(Protocol):
     """Rotary position embedding of the rows of one step, made once and used by every layer: `[T, heads, dim]` to the same."""

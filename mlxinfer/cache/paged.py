@@ -127,7 +127,7 @@ class PagedCache:
 
     def _seal(self, group: AttentionGroup, segment: Segment, step: CacheStep) -> None:
         table = group.tables[segment.slot]
-        count = (segment.past + segment.count) // PAGE - segment.past // PAGE
+        count = segment.filled
         if not count:
             return
         pages = group.allocator.allocate(count)

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Blocks
 from .attention import Full, NativeStep, Options, StepAttention, run_blocks
-from .base import PAGE, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
+from .base import HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .recurrent import RecurrentStore
 from .store import LayerStore
 
@@ -40,7 +40,7 @@ class CacheStep:
     @property
     def needs_commit(self) -> bool:
         """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
-        return bool(self._attention) and any((s.past + s.count) // PAGE > s.past // PAGE for s in self.segments)
+        return bool(self._attention) and any(s.filled for s in self.segments)
 
     def attend(
         self,

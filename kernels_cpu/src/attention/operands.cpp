@@ -33,7 +33,7 @@ void split_heads(const std::vector<RowsOfHeads>& pieces, int64_t heads, Attentio
       ++piece;
       offset = 0;
     }
-    const int64_t item = piece->dtype == Float::f32 ? 4 : 2;
+    const int64_t item = item_bytes(piece->dtype);
     Heads part{static_cast<const char*>(piece->rows.data) + offset * item, piece->rows.stride * item, dim * item, dim,
                static_cast<int>(piece->dtype)};
     offset += count * dim;

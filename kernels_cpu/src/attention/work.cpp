@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "memory/scratch.h"
 #include "threads/pool.h"
 
 namespace mlxinfer::cpu {
@@ -17,27 +18,6 @@ constexpr int64_t kAppendElements = 16384; // some 5 us of work
 constexpr int64_t kGroupPages = 4;
 constexpr int64_t kUnitsPerThread = 4; // below that, groups of one tile are computed side by side
 constexpr int64_t kMostPartialFloats = 4 << 20;
-
-// Aligned memory that grows and stays.
-class Workspace {
- public:
-  float* take(int64_t floats) {
-    if (floats > size_) {
-      memory_.reset(new (std::align_val_t{64}) float[static_cast<size_t>(floats)]);
-      size_ = floats;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const {
-      ::operator delete[](p, std::align_val_t{64});
-    }
-  };
-  std::unique_ptr<float, Free> memory_;
-  int64_t size_ = 0;
-};
 
 int64_t rounded(int64_t size, int64_t to) {
   return (size + to - 1) / to * to;
@@ -119,8 +99,8 @@ void Run::lay_out() {
       units_.push_back({i, group, group, next++});
     }
   }
-  static thread_local Workspace workspace;
-  partials_ = workspace.take(next * partial_floats());
+  static thread_local Scratch scratch;
+  partials_ = scratch.floats(next * partial_floats());
 }
 
 void Run::operator()() {
@@ -141,9 +121,9 @@ void Run::operator()() {
 void Run::compute(const Unit& unit) const {
   const Tile& tile = tiles_[static_cast<size_t>(unit.tile)];
   const int64_t dim = work_.keys.dim;
-  static thread_local Workspace workspace;
+  static thread_local Scratch scratch;
   int64_t query_floats = rounded(most_rows_ * dim, 16);
-  float* memory = workspace.take(query_floats + dim * kPageTokens + kPageTokens * width_ + 2 * partial_floats());
+  float* memory = scratch.floats(query_floats + dim * kPageTokens + kPageTokens * width_ + 2 * partial_floats());
   float *queries = memory, *keys = queries + query_floats, *values = keys + dim * kPageTokens;
   Partial result = partial_at(values + kPageTokens * width_), other = partial_at(values + kPageTokens * width_ + partial_floats());
   if (unit.partial >= 0) {
@@ -227,8 +207,8 @@ void PageStore::append(const PlanSegment& segment, int64_t head, const Heads& ro
   if (filled > 0) {
     std::copy_n(open, offset * row_bytes, full_page(segment.full_page, head));
   }
-  static thread_local Workspace workspace;
-  float* prepared = workspace.take(dim);
+  static thread_local Scratch scratch;
+  float* prepared = scratch.floats(dim);
   for (int64_t i = 0; i < segment.count; ++i) {
     const int64_t page = (offset + i) / kPageTokens, row = segment.start + i;
     char* to = (page < filled ? full_page(segment.full_page + page, head) : open) + (offset + i) % kPageTokens * row_bytes;

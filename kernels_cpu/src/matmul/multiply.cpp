@@ -1,11 +1,10 @@
 #include "matmul/multiply.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <numeric>
 
 #include "matmul/tile.h"
+#include "memory/scratch.h"
 #include "threads/pool.h"
 
 namespace mlxinfer::cpu {
@@ -16,28 +15,6 @@ constexpr int64_t kChunkBytes = 512 * 1024;
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
-
-// Memory of a thread that lives from call to call.
-class Scratch {
- public:
-  // 64-byte aligned; what was there before is lost.
-  uint8_t* take(size_t bytes) {
-    if (bytes > size_) {
-      size_ = bytes + bytes / 4;
-      memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (size_ + 63) / 64 * 64)));
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(void* p) const {
-      std::free(p);
-    }
-  };
-  std::unique_ptr<uint8_t, Free> memory_;
-  size_t size_ = 0;
-};
 
 // Neighbouring rows of one chunk that are multiplied together, `size` = kTileRows[kind] of them.
 struct Tile {
@@ -73,7 +50,7 @@ class Run {
         planes_(!product.layout.has_integers() ? 0 : product.precision == Precision::int8 ? 1 : product.precision == Precision::int16 ? 2 : 0),
         blocks_(product.layout.blocks()),
         padded_(blocks_ * kBlockColumns),
-        item_(product.dtype == Float::f32 ? 4 : 2),
+        item_(item_bytes(product.dtype)),
         largest_(largest_tile(planes_ > 0)) {}
 
   void all() {
@@ -156,7 +133,7 @@ class Run {
   // Row `m` of a tile.
   void prepare(const Tile& tile, int m) const {
     static thread_local Scratch scratch;
-    auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
+    float* row = scratch.floats(padded_);
     const int64_t at = tile.first * blocks_;
     const bool finite = load(tile.first + m, row);
     prepared_.finite[tile.first + m] = finite;
@@ -235,7 +212,7 @@ class Run {
 
   void run_carefully(const Panel& panel, int64_t i, float* out) const {
     static thread_local Scratch scratch;
-    auto* row = reinterpret_cast<float*>(scratch.take(static_cast<size_t>(padded_) * 4));
+    float* row = scratch.floats(padded_);
     load(i, row);
     float_kernels().careful[static_cast<int>(p_.layout.code)](panel, {row, nullptr}, out);
   }

@@ -289,7 +289,7 @@ class PackedRows : public Operation {
         std::vector<float> row(static_cast<size_t>(l.k));
         for (size_t i = begin; i < end; ++i) {
           read_row(l, weights, std::clamp<int64_t>(indices[i], 0, l.n - 1), row.data());
-          const int64_t bytes = to == Float::f32 ? 4 : 2;
+          const int64_t bytes = item_bytes(to);
           finish_kernels().plain[static_cast<int>(to)](row.data(), static_cast<int>(l.k), nullptr, nullptr, y + static_cast<int64_t>(i) * l.k * bytes);
         }
       });

@@ -19,4 +19,8 @@ struct Rows {
 enum class Float { f32, bf16, f16 };
 constexpr int kFloats = 3;
 
+constexpr int64_t item_bytes(Float dtype) {
+  return dtype == Float::f32 ? 4 : 2;
+}
+
 } // namespace mlxinfer::cpu
