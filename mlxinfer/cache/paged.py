@@ -137,7 +137,7 @@ class PagedCache:
             return
         pages = group.extend(group.tables[segment.slot], segment.filled)
         room = _room(group.allocator, pages_for(segment.total, group.window, self.chunk))
-        first = _room(group.first, 0) if group.first else 0
+        first = _room(group.first, 1, least=1) if group.first else 0
         for layer in group.layers:
             store = self._stores[layer]
             store.grow(pages=room, first=first)
@@ -149,10 +149,10 @@ class PagedCache:
         return paged + sum(a.nbytes for s in self._recurrent.values() for a in s.arrays)
 
 
-def _room(allocator: PageAllocator, wanted: int) -> int:
+def _room(allocator: PageAllocator, wanted: int, least: int = 4) -> int:
     """Pages of storage for the pages in use and those that a sequence is known to fill: grown by half, so that copying a pool to grow
     it stays rare."""
-    size = 4
+    size = least
     while size < max(allocator.extent, wanted):
-        size += size // 2
+        size += max(size // 2, 1)
     return min(size, max(allocator.capacity, allocator.extent))

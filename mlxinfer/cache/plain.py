@@ -84,4 +84,4 @@ class PlainStep:
 def _joined(pages: list[mx.array]) -> mx.array:
     """Pages `[Hkv, n, 64, D]` to rows `[Hkv, n * 64, D]`."""
     whole = pages[0] if len(pages) == 1 else mx.concatenate(pages, axis=1)
-    return whole.reshape(whole.shape[0], -1, whole.shape[-1])
+    return mx.flatten(whole, 1, 2)

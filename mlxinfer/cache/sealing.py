@@ -47,8 +47,7 @@ def seal_values(x: mx.array, bits: int) -> list[mx.array]:
     stay as they are."""
     if bits == 16:
         return [x]
-    groups = x.reshape(*x.shape[:-1], -1, v_group(x.shape[-1]))
-    codes, scale, bias = _quantized(groups, bits)
+    codes, scale, bias = _quantized(mx.unflatten(x, -1, _groups(x.shape[-1])), bits)
     return [_packed(codes.reshape(x.shape), bits), mx.stack([scale, bias], axis=2)]
 
 
@@ -65,8 +64,13 @@ def unseal_values(arrays: list[mx.array], bits: int, dim: int, dtype: mx.Dtype) 
     if bits == 16:
         return arrays[0]
     codes, scales = arrays
-    unpacked = _unpacked(codes, bits, dim).reshape(*codes.shape[:-1], -1, v_group(dim))
-    return _values(unpacked, scales, dtype).reshape(*codes.shape[:-1], dim)
+    unpacked = mx.unflatten(_unpacked(codes, bits, dim), -1, _groups(dim))
+    return mx.flatten(_values(unpacked, scales, dtype), -2)
+
+
+def _groups(dim: int) -> Shape:
+    group = v_group(dim)
+    return dim // group, group
 
 
 def _values(codes: mx.array, scales: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -98,20 +102,19 @@ def _rounded_down(x: mx.array) -> mx.array:
 
 def _packed(codes: mx.array, bits: int) -> mx.array:
     """Codes `[..., n]`, n divisible by 8: eight of them are `bits` bytes."""
-    rows = codes.shape[:-1]
-    shifts = mx.arange(0, 8 * bits, bits, dtype=mx.uint64)
-    eights = (codes.reshape(*rows, -1, 8).astype(mx.uint64) << shifts).sum(axis=-1, keepdims=True)
-    stream = eights.view(mx.uint8)[..., :bits].reshape(*rows, -1)
+    eights = mx.unflatten(codes.astype(mx.uint64), -1, (codes.shape[-1] // 8, 8))
+    eights = (eights << mx.arange(0, 8 * bits, bits, dtype=mx.uint64)).sum(axis=-1, keepdims=True)
+    stream = mx.flatten(eights.view(mx.uint8)[..., :bits], -2)
     padding = -stream.shape[-1] % 4
     if padding:
-        stream = mx.concatenate([stream, mx.zeros((*rows, padding), mx.uint8)], axis=-1)
+        stream = mx.concatenate([stream, mx.zeros((*stream.shape[:-1], padding), mx.uint8)], axis=-1)
     return stream.view(mx.uint32)
 
 
 def _unpacked(words: mx.array, bits: int, count: int) -> mx.array:
     """uint8 `[..., count]`. A code lies in one byte of the stream or in two that follow each other."""
-    rows = words.shape[:-1]
-    stream = words.view(mx.uint8)[..., : count * bits // 8].reshape(*rows, -1, bits)
+    stream = words.view(mx.uint8)[..., : count * bits // 8]
+    stream = mx.unflatten(stream, -1, (count // 8, bits))
     codes = []
     for start in range(0, 8 * bits, bits):
         byte, shift = divmod(start, 8)
@@ -119,4 +122,4 @@ def _unpacked(words: mx.array, bits: int, count: int) -> mx.array:
         if shift + bits > 8:
             code = code | stream[..., byte + 1] << (8 - shift)
         codes.append(code & (2**bits - 1))
-    return mx.stack(codes, axis=-1).reshape(*rows, count)
+    return mx.flatten(mx.stack(codes, axis=-1), -2)
