@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import mlx.core as mx
+
 from .attention import AttentionBackend
+from .base import AttentionSpec, LayerSpec
+from .format import KVFormat
 from .plain import PlainAttention
+from .report import by_layers
 from .store import LayerStore
 
 _PLAIN = PlainAttention()
@@ -12,3 +19,11 @@ _PLAIN = PlainAttention()
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """Layers with the same answer are prepared together in each step."""
     return _PLAIN
+
+
+def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
+    """Which layers attend in which way."""
+    ways = {
+        index: attention_backend(LayerStore(spec, dtype, kv)).name for index, spec in enumerate(layers) if isinstance(spec, AttentionSpec)
+    }
+    return by_layers(ways)
