@@ -82,15 +82,24 @@ def run_blocks(
     open: Sequence[Sequence[mx.array]],
     plans: Sequence[AttentionPlan],
     rotations: Sequence[Rotation | None],
-) -> tuple[mx.array, list[list[mx.array]]]:
-    """`x` `[T, hidden]` through all blocks; `sealed`, `open`, `plans` and `rotations` are those of `paged_attention`, for each block.
+    bits: Sequence[tuple[int, int]] | None = None,
+    first: Sequence[Sequence[mx.array]] | None = None,
+) -> tuple[mx.array, list[list[mx.array]], list[list[mx.array]]]:
+    """`x` `[T, hidden]` through all blocks; `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
+    `paged_attention`, for each block.
 
-    Returns x, and for each block the pages that became full: keys and values, or nothing where there are none. The pages are evaluated
-    here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
+    Returns x, and for each block the pages that became full, like `sealed` and like `first`, or nothing where there are none. The pages
+    are evaluated here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
     """
-    y, *full = native().run_blocks(x, blocks, sealed, open, plans, rotations)
-    filled = iter(full)
-    return y, [[next(filled), next(filled)] if plan.full_pages else [] for plan in plans]
+    bits = bits or [(16, 16)] * len(sealed)
+    first = first or [()] * len(sealed)
+    y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations)
+    left = iter(full)
+    filled, filled_first = [], []
+    for plan, pages, first_pages in zip(plans, sealed, first, strict=True):
+        filled.append([next(left) for _ in pages] if plan.full_pages else [])
+        filled_first.append([next(left) for _ in first_pages] if plan.full_pages else [])
+    return y, filled, filled_first
 
 
 def _vector(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:

@@ -23,6 +23,7 @@ class AttentionPlan(Protocol):
     """Whose rows a step has and where their past lies; see `attention_plan`."""
 
     full_pages: int
+    first_full_pages: int
 
 
 class Rotation(Protocol):
@@ -88,6 +89,8 @@ class Native(Protocol):
         rows: Sequence[mx.array],
         sealed: Sequence[mx.array],
         open: Sequence[mx.array],
+        first: Sequence[mx.array],
+        bits: tuple[int, int],
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
@@ -113,6 +116,8 @@ class Native(Protocol):
         blocks: Blocks,
         sealed: Sequence[Sequence[mx.array]],
         open: Sequence[Sequence[mx.array]],
+        first: Sequence[Sequence[mx.array]],
+        bits: Sequence[tuple[int, int]],
         plans: Sequence[AttentionPlan],
         rotations: Sequence[Rotation | None],
         /,

@@ -9,7 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .. import kernels_cpu
-from .base import HeadSteps, Rotation, Segment
+from .base import PAGE, HeadSteps, Rotation, Segment
 from .pages import AttentionGroup
 from .store import Filled, LayerStore
 
@@ -63,7 +63,6 @@ class NativeStep:
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan
-        self.filled = [(s.slot, s.filled) for s in segments if s.filled]
         self._rotation: tuple[Rotation | None, kernels_cpu.Rotation | None] = None, None
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
@@ -72,7 +71,8 @@ class NativeStep:
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
         q_norm, k_norm = heads.q_norm, heads.k_norm
-        answers, store.open, pages = kernels_cpu.paged_attention(
+        form = store.format
+        answers, store.open, filled, first = kernels_cpu.paged_attention(
             rows,
             store.sealed,
             store.open,
@@ -84,14 +84,23 @@ class NativeStep:
             key_norm=k_norm.weight if k_norm else None,
             eps=norm.eps if (norm := q_norm or k_norm) else 0.0,
             rotation=self.native_rotation(heads.rotation),
+            k_bits=form.k_bits,
+            v_bits=form.v_bits,
+            first=store.first,
         )
-        return answers, self.full(pages)
+        return answers, self.full(filled, first)
 
-    def full(self, pages: list[mx.array]) -> Full:
-        full, start = {}, 0
-        for slot, count in self.filled:
-            full[slot] = Filled([p[:, start : start + count] for p in pages], [])
-            start += count
+    def full(self, filled: list[mx.array], first: list[mx.array]) -> Full:
+        """The pages that became full, by slot. The operation has them one segment's after another's."""
+        full, start, first_start = {}, 0, 0
+        for s in self.segments:
+            if not s.filled:
+                continue
+            first_end = first_start + (1 if first and s.past < PAGE else 0)
+            end = start + s.filled - (first_end - first_start)
+            starts = [p[:, first_start:first_end] for p in first] if first_end > first_start else []
+            full[s.slot] = Filled([p[:, start:end] for p in filled], starts)
+            start, first_start = end, first_end
         return full
 
     def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
@@ -111,12 +120,14 @@ def run_blocks(
     """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
-    x, filled = kernels_cpu.run_blocks(
+    x, filled, first = kernels_cpu.run_blocks(
         x,
         blocks,
         [store.sealed for store in stores],
         [store.open for store in stores],
         [step.plan for step in steps],
         [step.native_rotation(rotation) for step, rotation in zip(steps, rotations, strict=True)],
+        [(store.format.k_bits, store.format.v_bits) for store in stores],
+        [store.first for store in stores],
     )
-    return x, [step.full(pages) for step, pages in zip(steps, filled, strict=True)]
+    return x, [step.full(*pages) for step, *pages in zip(steps, filled, first, strict=True)]

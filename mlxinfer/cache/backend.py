@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from .attention import AttentionBackend
+from .. import kernels_cpu
+from .attention import AttentionBackend, NativeAttention
 from .base import AttentionSpec, LayerSpec
 from .format import KVFormat
 from .plain import PlainAttention
 from .report import by_layers
 from .store import LayerStore
 
+_NATIVE = NativeAttention()
 _PLAIN = PlainAttention()
 
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """Layers with the same answer are prepared together in each step."""
-    return _PLAIN
+    return _NATIVE if kernels_cpu.in_use() else _PLAIN
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:

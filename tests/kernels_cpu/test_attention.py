@@ -87,7 +87,8 @@ class Cache:
         self.free = np.random.default_rng(seed).permutation(pages).tolist()
         self.tables: list[list[int]] = [[] for _ in range(sequences)]
         dims, dtype = (s.key_dim, s.value_dim), DTYPES[s.pages]
-        self.sealed = [mx.full((s.kv_heads, pages, PAGE, d), float("nan"), dtype) for d in dims]
+        shapes = [(s.key_dim, PAGE), (PAGE, s.value_dim)]
+        self.sealed = [mx.full((s.kv_heads, pages, *shape), float("nan"), dtype) for shape in shapes]
         self.open = [mx.full((sequences, s.kv_heads, PAGE, d), float("nan"), dtype) for d in dims]
 
     def step(self, parts: list[tuple[int, History, int, int]], scale: float = 0.3, form: str = "heads", **steps) -> np.ndarray:
@@ -101,7 +102,7 @@ class Cache:
         arrays = arranged([mx.array(r).astype(DTYPES[s.dtype]) for r in rows], form)
         plan = kernels_cpu.attention_plan(segments, s.window)
         sinks = mx.array(parts[0][1].sinks).astype(DTYPES[s.dtype]) if s.sinks else None
-        out, self.open, full = kernels_cpu.paged_attention(
+        out, self.open, full, _ = kernels_cpu.paged_attention(
             arrays, self.sealed, self.open, plan, scale=scale, softcap=s.softcap, sinks=sinks, **steps
         )
         mx.eval(out, self.open, full)
@@ -296,17 +297,19 @@ def test_large_scores_do_not_overflow():
         ({"q": (3, 0), "k": (3, 16), "v": (3, 16)}, "rows"),
         ({"open": (1, 2, 63, 8)}, "pages"),
         ({"open": (0, 2, 64, 8)}, "pages"),
-        ({"sealed": (2, 0, 64, 8)}, "pages"),
+        ({"keys": (2, 0, 8, 64)}, "pages"),
+        ({"keys": (2, 1, 64, 8)}, "pages"),
+        ({"values": (2, 0, 64, 8)}, "pages"),
         ({"dtype": mx.int32}, "pages"),
     ],
 )
 def test_wrong_shapes_are_refused(change, message):
-    shapes = {"q": (3, 4, 8), "k": (3, 2, 8), "v": (3, 2, 8), "sealed": (2, 1, 64, 8), "open": (1, 2, 64, 8)}
+    shapes = {"q": (3, 4, 8), "k": (3, 2, 8), "v": (3, 2, 8), "keys": (2, 1, 8, 64), "values": (2, 1, 64, 8), "open": (1, 2, 64, 8)}
     dtype = change.pop("dtype", mx.float32)
     a = {name: mx.zeros(shape, dtype) for name, shape in (shapes | change).items()}
     plan = kernels_cpu.attention_plan([(0, 0, 3, 64, 0, [0])])
     with pytest.raises(ValueError, match=message):
-        kernels_cpu.paged_attention([a["q"], a["k"], a["v"]], [a["sealed"]] * 2, [a["open"]] * 2, plan, scale=1.0)
+        kernels_cpu.paged_attention([a["q"], a["k"], a["v"]], [a["keys"], a["values"]], [a["open"]] * 2, plan, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,9 @@ def test_wrong_shapes_are_refused(change, message):
         ([(0, 0, 1, 63, 0, [3])], None),
         ([(0, 0, 1, 640, 5, [0] * 5)], None),
         ([(0, 0, 1, 640, 5, [0] * 5)], 400),
-        ([(0, 0, 1, 64, 0, [-1])], None),
+        ([(0, 0, 1, 128, 0, [0, -1])], None),
+        ([(0, 0, 1, 128, 1, [-1])], 10),
+        ([(0, 0, 1, 0, 0, []), (0, 1, 1, 0, 0, [])], None),
         ([(-1, 0, 1, 0, 0, [])], None),
         ([(0, 0, 1, 0, 0, [])], 0),
     ],

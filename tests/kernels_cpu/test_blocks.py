@@ -64,7 +64,7 @@ def one_by_one(x: mx.array, b: Block, sealed: list[mx.array], open: list[mx.arra
     weight, eps = b.before_attention
     rows = [times(p, x, norm=weight, eps=eps) for p in b.qkv]
     norms = {"query_norm": b.query_norm[0], "key_norm": b.key_norm[0], "eps": EPS} if b.query_norm else {}
-    out, open, full = kernels_cpu.paged_attention(
+    out, open, full, _ = kernels_cpu.paged_attention(
         rows, sealed, open, plan, scale=b.scale, softcap=b.softcap, sinks=b.sinks, rotation=rotation, **norms
     )
     x = added(b.output, out, b.after_attention, x)
@@ -92,13 +92,13 @@ def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, 
     rng = np.random.default_rng(seed)
     parts = [block(rng, dtype, after=after, heads_normed=heads_normed, bias=bias, sinks=sinks, pieces=pieces) for _ in range(2)]
     joined = blocks(parts, DTYPES[dtype])
-    sealed = [[random(rng, (KV, 6, 64, DIM), dtype) for _ in range(2)] for _ in parts]
+    sealed = [[random(rng, (KV, 6, *shape), dtype) for shape in ((DIM, 64), (64, DIM))] for _ in parts]
     open, open_alone, past = open_pages(2, dtype), open_pages(2, dtype), 0
     for count in counts:
         x = random(rng, (count, HIDDEN), dtype)
         plan = kernels_cpu.attention_plan([(0, 0, count, past, 0, list(range(past // 64)))])
         rotation = kernels_cpu.rotation([([0.3] * (DIM // 2), past, count)]) if turned else None
-        got, full = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2)
+        got, full, _ = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2)
         mx.eval(got, full)
         want = x
         for i, part in enumerate(parts):
@@ -120,7 +120,9 @@ def test_the_graph_holds_no_reference_to_python_objects():
     plan, rotation = kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])]), kernels_cpu.rotation([([1.0], 0, 1)])
     held = (joined, plan, rotation, *pages[0])
     before = [sys.getrefcount(a) for a in held]
-    graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [[mx.zeros((KV, 0, 64, DIM))] * 2], pages[:1], [plan], [rotation])
+    graph = run_blocks(
+        mx.zeros((1, HIDDEN)), joined, [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]], pages[:1], [plan], [rotation]
+    )
     assert [sys.getrefcount(a) for a in held] == before
     mx.eval(graph)
 
@@ -162,7 +164,7 @@ def test_steps_that_do_not_fit_the_blocks_are_refused(change):
     arguments = {
         "x": mx.zeros((1, HIDDEN)),
         "blocks": blocks([plain()], mx.float32),
-        "sealed": [[mx.zeros((KV, 0, 64, DIM))] * 2],
+        "sealed": [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]],
         "open": open_pages(1, "float32"),
         "plans": [kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])])],
         "rotations": [None],

@@ -1,6 +1,7 @@
 // Attention over the paged cache as MLX sees it.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
@@ -24,10 +25,12 @@ struct Options {
   bool query_norm, key_norm, sinks;
   int pieces; // that rows come in
   int64_t heads; // of queries
+  int bits[2]; // of sealed keys and values
+  bool first; // whether there are first pages of 16 bits
 };
 
-// Inputs: sealed keys, sealed values, open keys, open values, the rows, then norms and sinks as far as there are any.
-// Outputs: answers, open keys, open values, full keys, full values.
+// Inputs: sealed pages, first pages, open pages, the rows, then norms and sinks as far as there are any.
+// Outputs: answers, open keys, open values, then what becomes full.
 class PagedAttention : public Operation {
  public:
   PagedAttention(mx::Stream stream, Options options) : Operation(stream), options_(std::move(options)) {}
@@ -38,10 +41,10 @@ class PagedAttention : public Operation {
     work.rotation = options_.rotation;
     work.scale = options_.scale;
     work.softcap = options_.softcap;
-    work.keys = store(inputs[0], inputs[2], outputs[1], outputs[3]);
-    work.values = store(inputs[1], inputs[3], outputs[2], outputs[4]);
+    auto next = inputs.begin();
+    PageArrays pages = take_pages(next, outputs);
+    set_stores(pages, outputs.data() + 3, encoder(), work);
     work.heads_per_kv = options_.heads / work.keys.kv_heads;
-    auto next = inputs.begin() + 4;
     if (next->ndim() == 3) {
       work.queries = heads_of(*next++);
       work.new_keys = heads_of(*next++);
@@ -92,28 +95,41 @@ class PagedAttention : public Operation {
     return heads;
   }
 
-  // The open pages, written in place, become `new_open`.
-  PageStore store(const mx::array& sealed, const mx::array& open, mx::array& new_open, mx::array& full) {
-    if (open.flags().row_contiguous) {
-      new_open.copy_shared_buffer(open);
-    } else {
-      allocate(new_open);
-      encoder().dispatch([from = static_cast<const char*>(elements_of(open, encoder())), to = new_open.data<char>(), size = open.nbytes()] {
-        std::copy_n(from, size, to);
-      });
+  // The pages, with the open ones, which are written in place, as they are in the outputs.
+  PageArrays take_pages(Arrays::const_iterator& next, Arrays& outputs) {
+    PageArrays pages;
+    std::copy(options_.bits, options_.bits + 2, pages.bits);
+    auto take = [&](int count, Arrays& to) {
+      to.assign(next, next + count);
+      next += count;
+    };
+    take((options_.bits[0] == 16 ? 1 : 2) + (options_.bits[1] == 16 ? 1 : 2), pages.sealed);
+    take(options_.first ? 2 : 0, pages.first);
+    for (size_t i = 1; i < 3; ++i) {
+      keep_open(*next++, outputs[i]);
+      pages.open.push_back(outputs[i]);
     }
-    allocate(full);
-    PageStore pages = page_store(sealed, new_open, *options_.plan, encoder());
-    pages.full = full.data<char>();
+    std::for_each(outputs.begin() + 3, outputs.end(), allocate);
     return pages;
+  }
+
+  void keep_open(const mx::array& open, mx::array& kept) {
+    if (open.flags().row_contiguous) {
+      kept.copy_shared_buffer(open);
+      return;
+    }
+    allocate(kept);
+    encoder().dispatch([from = static_cast<const char*>(elements_of(open, encoder())), to = kept.data<char>(), size = open.nbytes()] {
+      std::copy_n(from, size, to);
+    });
   }
 
   const Options options_;
 };
 
 // Throws unless the rows are those of the plan and their heads fit the pages; otherwise returns the number of query heads.
-int64_t check_rows(const Arrays& rows, const Arrays& open, const AttentionPlan& plan) {
-  const HeadSizes sizes{open[0].shape(1), open[0].shape(3), open[1].shape(3)};
+int64_t check_rows(const Arrays& rows, const PageArrays& pages, const AttentionPlan& plan) {
+  const HeadSizes sizes = pages.sizes();
   const size_t axes = rows.empty() ? 0 : rows[0].ndim();
   bool fits = axes == 2 || (axes == 3 && rows.size() == 3);
   for (const auto& a : rows) {
@@ -135,7 +151,7 @@ int64_t check_rows(const Arrays& rows, const Arrays& open, const AttentionPlan& 
   }
   if (!fits) {
     refuse(kName, "rows " + shapes_text(rows) + " must be the plan's " + std::to_string(plan.rows) + " with queries, keys and values for pages " +
-           shapes_text(open) + ".");
+           shapes_text(pages.open) + ".");
   }
   return heads;
 }
@@ -144,6 +160,8 @@ std::vector<mx::array> paged_attention(
     const Arrays& rows,
     const Arrays& sealed,
     const Arrays& open,
+    const Arrays& first,
+    const std::pair<int, int>& bits,
     std::shared_ptr<AttentionPlan> plan,
     float scale,
     std::optional<float> softcap,
@@ -152,13 +170,16 @@ std::vector<mx::array> paged_attention(
     const std::optional<mx::array>& key_norm,
     float eps,
     std::shared_ptr<Rotation> rotation) {
-  check_pages(kName, sealed, open, *plan);
-  const int heads = static_cast<int>(check_rows(rows, open, *plan)), key_dim = open[0].shape(3);
+  const PageArrays pages{sealed, first, open, {bits.first, bits.second}};
+  check_pages(kName, pages, *plan);
+  const int heads = static_cast<int>(check_rows(rows, pages, *plan)), key_dim = open[0].shape(3);
   if (rotation && (rotation->rows != plan->rows || 2 * rotation->half > key_dim)) {
     refuse(kName, "the rotation must have the plan's rows and at most the heads' channels.");
   }
-  Arrays inputs{sealed[0], sealed[1], open[0], open[1]};
-  inputs.insert(inputs.end(), rows.begin(), rows.end());
+  Arrays inputs;
+  for (const auto* part : {&sealed, &first, &open, &rows}) {
+    inputs.insert(inputs.end(), part->begin(), part->end());
+  }
   for (const auto& norm : {query_norm, key_norm}) {
     if (norm) {
       if (norm->shape() != mx::Shape{key_dim}) {
@@ -173,21 +194,24 @@ std::vector<mx::array> paged_attention(
     }
     inputs.push_back(mx::astype(*sinks, mx::float32, cpu_stream()));
   }
-  const int count = static_cast<int>(plan->rows), full = static_cast<int>(plan->full_pages), value_dim = open[1].shape(3);
-  auto pages = [&](const mx::array& a) { return mx::Shape{a.shape(1), full, kPageTokens, a.shape(3)}; };
+  std::vector<mx::Shape> shapes{{static_cast<int>(plan->rows), heads * open[1].shape(3)}, open[0].shape(), open[1].shape()};
+  std::vector<mx::Dtype> dtypes{rows[0].dtype(), open[0].dtype(), open[1].dtype()};
+  for (const auto& kind : filled_kinds(pages, *plan)) {
+    shapes.push_back(kind.shape);
+    dtypes.push_back(kind.dtype);
+  }
   Options options{std::move(plan), std::move(rotation), scale, softcap.value_or(0.0f), eps, query_norm.has_value(), key_norm.has_value(),
-                  sinks.has_value(), static_cast<int>(rows.size()), heads};
+                  sinks.has_value(), static_cast<int>(rows.size()), heads, {bits.first, bits.second}, !first.empty()};
   return mx::array::make_arrays(
-      {{count, heads * value_dim}, open[0].shape(), open[1].shape(), pages(open[0]), pages(open[1])},
-      {rows[0].dtype(), open[0].dtype(), open[1].dtype(), open[0].dtype(), open[1].dtype()},
-      std::make_shared<PagedAttention>(cpu_stream(), std::move(options)),
-      inputs);
+      std::move(shapes), dtypes, std::make_shared<PagedAttention>(cpu_stream(), std::move(options)), inputs);
 }
 
 } // namespace
 
 void bind_paged_attention(nb::module_& m) {
-  nb::class_<AttentionPlan>(m, "AttentionPlan").def_ro("full_pages", &AttentionPlan::full_pages);
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def_ro("full_pages", &AttentionPlan::full_pages)
+      .def_ro("first_full_pages", &AttentionPlan::first_full_pages);
   nb::class_<Rotation>(m, "Rotation");
   m.def("attention_plan", [](std::vector<AttentionPlan::Row> segments, std::optional<int64_t> window) {
     return std::make_shared<AttentionPlan>(std::move(segments), window);
@@ -199,6 +223,8 @@ void bind_paged_attention(nb::module_& m) {
       "rows"_a,
       "sealed"_a,
       "open"_a,
+      "first"_a,
+      "bits"_a,
       "plan"_a,
       "scale"_a,
       "softcap"_a.none(),

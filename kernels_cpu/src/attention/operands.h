@@ -28,11 +28,31 @@ struct RowsOfHeads {
 // Finds them in the pieces, for pages that are already in `work`.
 void split_heads(const std::vector<RowsOfHeads>& pieces, int64_t heads, AttentionWork& work);
 
-// Throws unless sealed and open pages, keys and values each, belong together and have what the plan refers to.
-void check_pages(const std::string& operation, const Arrays& sealed, const Arrays& open, const AttentionPlan& plan);
+// The pages of a layer as MLX has them: those of keys, then of values.
+struct PageArrays {
+  Arrays sealed; // [heads, pages, channels, 64] and [heads, pages, 64, channels], or codes and scales of each
+  Arrays first; // two of the former, or none
+  Arrays open; // [slots, heads, 64, channels]
+  int bits[2]; // of sealed keys and values; 16: none of codes
 
-// Evaluated pages. `full` is left for the caller to set.
-PageStore page_store(const mx::array& sealed, const mx::array& open, const AttentionPlan& plan, mx::cpu::CommandEncoder& encoder);
+  HeadSizes sizes() const {
+    return {open[0].shape(1), open[0].shape(3), open[1].shape(3)};
+  }
+  PageForm form(bool values, bool raw = false) const;
+};
+
+// Throws unless they belong together and have what the plan refers to.
+void check_pages(const std::string& operation, const PageArrays& pages, const AttentionPlan& plan);
+
+struct ArrayKind {
+  mx::Shape shape;
+  mx::Dtype dtype;
+};
+// What becomes full in a step: arrays like `sealed`, then like `first`.
+std::vector<ArrayKind> filled_kinds(const PageArrays& pages, const AttentionPlan& plan);
+
+// Makes the stores of evaluated pages. `filled` are allocated arrays of `filled_kinds`; none where nothing becomes full.
+void set_stores(const PageArrays& pages, const mx::array* filled, mx::cpu::CommandEncoder& encoder, AttentionWork& work);
 
 std::string shapes_text(const Arrays& arrays);
 

@@ -1,34 +1,24 @@
 // Pages to tiles of float32.
 
+#include "attention/codes.h"
 #include "attention/tile.h"
-#include "simd/floats.h"
 #include "simd/transpose.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
 
-MLXINFER_INLINE void prefetch(const void* data, int64_t bytes, int64_t part) {
-  auto p = static_cast<const char*>(data);
-  constexpr int64_t parts = kPageTokens / kWidth;
-  for (int64_t i = part * bytes / parts; i < (part + 1) * bytes / parts; i += 64) {
-    __builtin_prefetch(p + i, 0, 0);
-  }
-}
-
 template <typename T>
-void keys(const void* page, int64_t tokens, int64_t dim, float* tile, Soon soon) {
+void turn(const void* page, int64_t tokens, int64_t dim, float* to) {
   auto rows = static_cast<const T*>(page);
   int64_t whole = dim / kWidth * kWidth, left = dim - whole;
   for (int64_t t = 0; t < kPageTokens; t += kWidth) {
-    prefetch(soon.values, soon.value_bytes, t / kWidth);
-    prefetch(soon.keys, soon.key_bytes, t / kWidth);
     const T* row[kWidth];
     for (int i = 0; i < kWidth; ++i) {
       row[i] = rows + (t + i < tokens ? t + i : 0) * dim;
     }
     if (t >= tokens) {
       for (int64_t d = 0; d < dim; ++d) {
-        store(tile + d * kPageTokens + t, F32{});
+        store(to + d * kPageTokens + t, F32{});
       }
       continue;
     }
@@ -41,7 +31,7 @@ void keys(const void* page, int64_t tokens, int64_t dim, float* tile, Soon soon)
       transpose(block);
       MLXINFER_UNROLL
       for (int i = 0; i < kWidth; ++i) {
-        store(tile + (d + i) * kPageTokens + t, block[i]);
+        store(to + (d + i) * kPageTokens + t, block[i]);
       }
     }
     if (left > 0) {
@@ -50,21 +40,59 @@ void keys(const void* page, int64_t tokens, int64_t dim, float* tile, Soon soon)
       }
       transpose(block);
       for (int64_t i = 0; i < left; ++i) {
-        store(tile + (whole + i) * kPageTokens + t, block[i]);
+        store(to + (whole + i) * kPageTokens + t, block[i]);
       }
     }
   }
 }
 
-template <typename T>
-void values(const void* page, int64_t tokens, int64_t dim, int64_t width, float* tile) {
-  auto rows = static_cast<const T*>(page);
-  for (int64_t t = 0; t < kPageTokens; ++t, tile += width) {
-    if (t >= tokens) {
-      memset(tile, 0, sizeof(float) * static_cast<size_t>(width));
+// The last `count` values of a row, fewer than a vector's.
+template <typename Numbers>
+MLXINFER_INLINE F32 load_rest(const uint8_t* p, int64_t count) {
+  uint8_t buffer[4 * kWidth] = {};
+  memcpy(buffer, p, static_cast<size_t>(Numbers::bytes(count)));
+  return Numbers::load(buffer, 0);
+}
+
+template <typename Numbers>
+void unpack(const PageRows& from, int64_t count, int64_t rows, int64_t size, int64_t width, float* to) {
+  auto p = static_cast<const uint8_t*>(from.data);
+  const int64_t whole = size / kWidth * kWidth;
+  for (int64_t row = 0; row < count; ++row, p += from.stride, to += width) {
+    for (int64_t i = 0; i < whole; i += kWidth) {
+      store(to + i, Numbers::load(p, static_cast<int>(i / kWidth)));
+    }
+    if (whole < size) {
+      store(to + whole, load_rest<Numbers>(p + Numbers::bytes(whole), size - whole));
+    }
+  }
+  memset(to, 0, sizeof(float) * static_cast<size_t>((rows - count) * width));
+}
+
+void scales(const void* from, int64_t rows, int64_t groups, float* to) {
+  auto halves = static_cast<const Half*>(from);
+  for (int64_t which = 0; which < 2; ++which, halves += rows * groups) {
+    if (groups == 1) {
+      for_lanes(rows, [=](auto load, auto store, int64_t i) { store(to + which * rows + i, load(halves + i)); });
       continue;
     }
-    for_lanes(dim, [=](auto load, auto, int64_t i) { store(tile + i, load(rows + t * dim + i)); });
+    for (int64_t i = 0; i < rows * groups; i += kWidth) {
+      F32 v = load_first(halves + i, rows * groups - i < kWidth ? rows * groups - i : kWidth);
+      for (int64_t j = i; j < rows * groups && j < i + kWidth; ++j) {
+        to[(j % groups * 2 + which) * rows + j / groups] = v[j - i];
+      }
+    }
+  }
+}
+
+void dequantize(const void* scales, const PageForm& form, int64_t width, float* tile) {
+  auto scale = static_cast<const Half*>(scales), bias = scale + form.rows * form.groups();
+  for (int64_t row = 0; row < form.rows; ++row, tile += width) {
+    for (int64_t at = 0; at < form.size; at += form.group, ++scale, ++bias) {
+      const float factor = load_first(scale, 1)[0], summand = load_first(bias, 1)[0];
+      float* values = tile + at;
+      for_lanes(form.group, [=](auto load, auto store, int64_t i) { store(values + i, fma(load(values + i), broadcast(factor), broadcast(summand))); });
+    }
   }
 }
 
@@ -74,6 +102,9 @@ void values(const void* page, int64_t tokens, int64_t dim, int64_t width, float*
 namespace mlxinfer::cpu {
 using namespace MLXINFER_ISA;
 MLXINFER_DEFINE_KERNELS(PageKernels, page_kernels) = {
-    {keys<float>, keys<Bfloat>, keys<Half>},
-    {values<float>, values<Bfloat>, values<Half>}};
+    {turn<float>, turn<Bfloat>, turn<Half>},
+    {unpack<Plain<float>>, unpack<Plain<Bfloat>>, unpack<Plain<Half>>, unpack<Codes<2>>, unpack<Codes<3>>, unpack<Codes<4>>,
+     unpack<Codes<5>>, unpack<Codes<6>>, unpack<Codes<8>>},
+    scales,
+    dequantize};
 } // namespace mlxinfer::cpu

@@ -8,66 +8,6 @@
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
 
-// A block of the products lies in kRows * kColumns vector registers, beside kColumns and one more for the factors.
-constexpr int kRows = 6;
-#if defined(__AVX512VNNI__) || defined(__aarch64__)
-constexpr int kColumns = 4;
-#else
-constexpr int kColumns = 2;
-#endif
-
-struct Left {
-  const float* data;
-  int64_t stride;
-};
-
-// c = scale * c + a b, or a b without scales: a [R][depth], b [depth][Columns vectors], c [R][Columns vectors].
-template <int R, int Columns, bool Accumulate>
-MLXINFER_INLINE void multiply_block(Left a, int64_t depth, const float* b, int64_t b_stride, float* c, int64_t c_stride, const float* scale) {
-  F32 sums[R][Columns];
-  MLXINFER_UNROLL
-  for (int r = 0; r < R; ++r) {
-    MLXINFER_UNROLL
-    for (int j = 0; j < Columns; ++j) {
-      sums[r][j] = Accumulate ? load(c + r * c_stride + j * kWidth) * scale[r] : F32{};
-    }
-  }
-  for (int64_t k = 0; k < depth; ++k, b += b_stride) {
-    F32 row[Columns];
-    MLXINFER_UNROLL
-    for (int j = 0; j < Columns; ++j) {
-      row[j] = load(b + j * kWidth);
-    }
-    MLXINFER_UNROLL
-    for (int r = 0; r < R; ++r) {
-      F32 factor = broadcast(a.data[r * a.stride + k]);
-      MLXINFER_UNROLL
-      for (int j = 0; j < Columns; ++j) {
-        sums[r][j] = fma(factor, row[j], sums[r][j]);
-      }
-    }
-  }
-  MLXINFER_UNROLL
-  for (int r = 0; r < R; ++r) {
-    MLXINFER_UNROLL
-    for (int j = 0; j < Columns; ++j) {
-      store(c + r * c_stride + j * kWidth, sums[r][j]);
-    }
-  }
-}
-
-template <int R, bool Accumulate>
-MLXINFER_INLINE void multiply(
-    Left a, int64_t depth, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t width, const float* scale) {
-  int64_t j = 0;
-  for (; j + kColumns * kWidth <= width; j += kColumns * kWidth) {
-    multiply_block<R, kColumns, Accumulate>(a, depth, b + j, b_stride, c + j, c_stride, scale);
-  }
-  for (; j < width; j += kWidth) {
-    multiply_block<R, 1, Accumulate>(a, depth, b + j, b_stride, c + j, c_stride, scale);
-  }
-}
-
 MLXINFER_INLINE I32 lane_numbers() {
   I32 lanes;
   for (int i = 0; i < kWidth; ++i) {
@@ -125,41 +65,88 @@ MLXINFER_INLINE float soften(float* scores, int64_t width, int64_t from, int64_t
   return shrink;
 }
 
-template <int R>
-void add_rows(const QueryTile& tile, const PageTile& page, const Partial& done, int64_t row) {
-  alignas(64) float scores[R * kPageTokens];
-  float shrink[R];
-  int64_t width = (page.tokens + kWidth - 1) / kWidth * kWidth;
-  multiply<R, false>({tile.queries + row * tile.key_dim, tile.key_dim}, tile.key_dim, page.keys, kPageTokens, scores, kPageTokens, width, nullptr);
+// Queries times the scales of the keys, and what the biases add to every score.
+void fold(const QueryTile& tile, const void* key_scales, int64_t row, int rows, float* add) {
+  auto scales = static_cast<const Half*>(key_scales), biases = scales + tile.key_dim;
+  for (int r = 0; r < rows; ++r) {
+    const float* query = tile.queries + (row + r) * tile.key_dim;
+    float* folded = tile.room + r * tile.key_dim;
+    F32 sum = {};
+    for_lanes(tile.key_dim, [&](auto load, auto store, int64_t d) {
+      F32 q = load(query + d);
+      store(folded + d, q * load(scales + d));
+      sum = fma(q, load(biases + d), sum);
+    });
+    add[r] = sum_across(sum);
+  }
+}
+
+// Weights times the scales of a group of values, and what the biases add to every channel.
+void weigh(const float* weights, const float* value_scales, int rows, float* weighed, float* add) {
+  for (int r = 0; r < rows; ++r) {
+    F32 sum = {};
+    for (int64_t t = 0; t < kPageTokens; t += kWidth) {
+      F32 w = load(weights + r * kPageTokens + t);
+      store(weighed + r * kPageTokens + t, w * load(value_scales + t));
+      sum = fma(w, load(value_scales + kPageTokens + t), sum);
+    }
+    add[r] = sum_across(sum);
+  }
+}
+
+void add_values(const QueryTile& tile, const PageTile& page, PageProduct product) {
+  const auto multiply = page_product_kernels_table.multiply[page.values.form];
+  if (page.value_scales == nullptr) {
+    return multiply(product);
+  }
+  alignas(64) float weighed[kBlockRows * kPageTokens];
+  float add[kBlockRows];
+  const float* weights = product.a;
+  auto codes = static_cast<const char*>(product.b);
+  float* out = product.c;
+  product.a = weighed;
+  product.add = add;
+  product.width = page.value_group;
+  product.soon_bytes /= tile.value_width / page.value_group;
+  for (int64_t from = 0; from < tile.value_width; from += page.value_group) {
+    weigh(weights, page.value_scales + from / page.value_group * 2 * kPageTokens, product.rows, weighed, add);
+    product.b = codes + form_bytes(page.values.form, from);
+    product.c = out + from;
+    multiply(product);
+    product.soon = static_cast<const char*>(product.soon) + product.soon_bytes;
+  }
+}
+
+void add_rows(const QueryTile& tile, const PageTile& page, const Partial& done, int64_t row, int rows, bool prefetch) {
+  alignas(64) float scores[kBlockRows * kPageTokens];
+  float shrink[kBlockRows], add[kBlockRows] = {};
+  const float* queries = tile.queries + row * tile.key_dim;
+  if (page.key_scales != nullptr) {
+    fold(tile, page.key_scales, row, rows, add);
+    queries = tile.room;
+  }
+  const int64_t width = (page.tokens + kWidth - 1) / kWidth * kWidth;
+  const int64_t value_bytes = prefetch ? page.values.stride * page.tokens : 0;
+  page_product_kernels_table.multiply[page.keys.form](
+      {rows, queries, tile.key_dim, tile.key_dim, page.keys.data, page.keys.stride, width, scores, kPageTokens, nullptr, add, page.values.data,
+       value_bytes});
   int64_t seen = 0;
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < rows; ++r) {
     const int64_t position = tile.first + (row + r) / tile.heads_per_kv - page.first;
     const int64_t to = position + 1 < page.tokens ? position + 1 : page.tokens;
     const int64_t from = position + 1 - tile.window;
     seen = to > seen ? to : seen;
     shrink[r] = soften(scores + r * kPageTokens, width, from, to, tile.softcap, done.max + row + r, done.sum + row + r);
+    add[r] = 0;
   }
-  multiply<R, true>(
-      {scores, kPageTokens}, seen, page.values, page.value_stride, done.out + row * tile.value_width, tile.value_width, tile.value_width, shrink);
+  add_values(tile, page,
+             {rows, scores, kPageTokens, seen, page.values.data, page.values.stride, tile.value_width, done.out + row * tile.value_width,
+              tile.value_width, shrink, add, page.next, prefetch ? page.next_bytes : 0});
 }
 
-void add_page(const QueryTile& tile, const PageTile& page, const Partial& done) {
-  // Rows before `row` see nothing of the page, as all of it comes after them.
-  int64_t row = page.first > tile.first ? (page.first - tile.first) * tile.heads_per_kv : 0;
-  for (; row + kRows <= tile.rows; row += kRows) {
-    add_rows<kRows>(tile, page, done, row);
-  }
-  switch (tile.rows - row) {
-    case 5:
-      return add_rows<5>(tile, page, done, row);
-    case 4:
-      return add_rows<4>(tile, page, done, row);
-    case 3:
-      return add_rows<3>(tile, page, done, row);
-    case 2:
-      return add_rows<2>(tile, page, done, row);
-    case 1:
-      return add_rows<1>(tile, page, done, row);
+void add_page(const QueryTile& tile, const PageTile& page, const Partial& done, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row += kBlockRows) {
+    add_rows(tile, page, done, row, static_cast<int>(end - row < kBlockRows ? end - row : kBlockRows), row == begin);
   }
 }
 

@@ -10,6 +10,7 @@
 namespace mlxinfer::cpu {
 namespace {
 
+constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kTileRows = 96; // of a KV head's queries: few enough to stay in the cache beside a page
 constexpr int64_t kAppendElements = 16384; // some 5 us of work
 
@@ -35,6 +36,13 @@ struct Unit {
   int64_t tile, first_group, last_group, partial;
 };
 
+// Memory of a thread for a page.
+struct Room {
+  float* keys; // [dim][kPageTokens]
+  float* values; // [kPageTokens][width]
+  float* value_scales; // [groups][2][kPageTokens]
+};
+
 class Run {
  public:
   explicit Run(const AttentionWork& work);
@@ -43,10 +51,15 @@ class Run {
  private:
   void lay_out();
   void compute(const Unit& unit) const;
-  void add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, float* keys, float* values) const;
+  void add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, const Room& room) const;
+  PageTile open_tile(const PlanSegment& segment, int64_t head, int64_t tokens, const Room& room) const;
+  PageTile full_tile(const Page& keys, const Page& values, int64_t rows, const Room& room) const;
   void finish(const Tile& tile, const Partial& result) const;
   void merge(const Tile& tile, int64_t first_partial) const;
 
+  static int64_t last_position(const Tile& tile) {
+    return tile.segment->past + tile.end - 1;
+  }
   int64_t rows(const Tile& tile) const {
     return (tile.end - tile.begin) * work_.heads_per_kv;
   }
@@ -120,12 +133,14 @@ void Run::operator()() {
 
 void Run::compute(const Unit& unit) const {
   const Tile& tile = tiles_[static_cast<size_t>(unit.tile)];
-  const int64_t dim = work_.keys.dim;
+  const int64_t dim = work_.keys.dim, scale_floats = 2 * work_.values.form.groups() * kPageTokens;
   static thread_local Scratch scratch;
-  int64_t query_floats = rounded(most_rows_ * dim, 16);
-  float* memory = scratch.floats(query_floats + dim * kPageTokens + kPageTokens * width_ + 2 * partial_floats());
-  float *queries = memory, *keys = queries + query_floats, *values = keys + dim * kPageTokens;
-  Partial result = partial_at(values + kPageTokens * width_), other = partial_at(values + kPageTokens * width_ + partial_floats());
+  const int64_t query_floats = rounded((most_rows_ + kBlockRows) * dim, 16);
+  float* memory = scratch.floats(query_floats + dim * kPageTokens + kPageTokens * width_ + scale_floats + 2 * partial_floats());
+  float* queries = memory;
+  const Room room{queries + query_floats, queries + query_floats + dim * kPageTokens,
+                  queries + query_floats + dim * kPageTokens + kPageTokens * width_};
+  Partial result = partial_at(room.value_scales + scale_floats), other = partial_at(room.value_scales + scale_floats + partial_floats());
   if (unit.partial >= 0) {
     result = partial_at(partials_ + unit.partial * partial_floats());
   }
@@ -133,9 +148,10 @@ void Run::compute(const Unit& unit) const {
   for (int64_t row = 0; row < rows(tile); ++row) {
     work_.queries.prepare(tile.segment->start + tile.begin + row / group, tile.head * group + row % group, work_.scale, queries + row * dim);
   }
-  QueryTile query_tile{queries, rows(tile), group, tile.segment->past + tile.begin, dim, width_, work_.plan->window, work_.softcap};
+  QueryTile query_tile{queries,   queries + most_rows_ * dim, rows(tile), group, tile.segment->past + tile.begin, dim, width_, work_.plan->window,
+                       work_.softcap};
   for (int64_t pages = unit.first_group; pages <= unit.last_group; ++pages) {
-    add_group(query_tile, tile, pages, pages == unit.first_group ? result : other, keys, values);
+    add_group(query_tile, tile, pages, pages == unit.first_group ? result : other, room);
     if (pages != unit.first_group) {
       kernels_.merge(result, other, rows(tile), width_);
     }
@@ -145,31 +161,82 @@ void Run::compute(const Unit& unit) const {
   }
 }
 
-void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, float* keys, float* values) const {
+void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, const Room& room) const {
   std::fill_n(into.out, queries.rows * width_, 0.0f);
   std::fill_n(into.max, queries.rows, -std::numeric_limits<float>::infinity());
   std::fill_n(into.sum, queries.rows, 0.0f);
-  const auto& segment = *tile.segment;
-  const int64_t last_position = segment.past + tile.end - 1;
   const int64_t oldest = std::max<int64_t>(queries.first - work_.plan->window + 1, 0);
   const int64_t first = std::max(group * kGroupPages, oldest / kPageTokens);
-  const int64_t last = std::min((group + 1) * kGroupPages - 1, last_position / kPageTokens);
-  const bool in_place = work_.values.dtype == 0 && work_.values.dim == width_;
+  const int64_t last = std::min((group + 1) * kGroupPages - 1, last_position(tile) / kPageTokens);
+  const auto& segment = *tile.segment;
+  const int64_t full = segment.end_page() + segment.filled();
+  auto row_at = [&](int64_t position) { return std::clamp<int64_t>((position - queries.first) * queries.heads_per_kv, 0, queries.rows); };
   for (int64_t page = first; page <= last; ++page) {
-    const int64_t tokens = std::min<int64_t>(last_position + 1 - page * kPageTokens, kPageTokens);
-    const char* stored = work_.values.page(segment, page, tile.head);
-    Soon soon{stored, stored, 0, tokens * work_.values.dim * work_.values.item_size};
-    if (page < last) {
-      soon.keys = work_.keys.page(segment, page + 1, tile.head);
-      soon.key_bytes = work_.keys.page_bytes();
+    const int64_t tokens = std::min<int64_t>(last_position(tile) + 1 - page * kPageTokens, kPageTokens);
+    const int64_t begin = row_at(page * kPageTokens), after = row_at((page + 1) * kPageTokens);
+    auto add = [&](PageTile loaded, int64_t from, int64_t to) {
+      loaded.first = page * kPageTokens;
+      loaded.tokens = tokens;
+      if (page < last) {
+        loaded.next = page + 1 < full ? work_.keys.before(segment, page + 1, tile.head).data : work_.keys.open_page(segment.slot, tile.head);
+        loaded.next_bytes = page + 1 < full ? work_.keys.form.bytes() : work_.keys.raw.bytes();
+      }
+      kernels_.add_page(queries, loaded, into, from, to);
+    };
+    if (page >= full) {
+      add(open_tile(segment, tile.head, tokens, room), begin, queries.rows);
+      continue;
     }
-    pages_.keys[work_.keys.dtype](work_.keys.page(segment, page, tile.head), tokens, work_.keys.dim, keys, soon);
-    if (!in_place) {
-      pages_.values[work_.values.dtype](stored, tokens, work_.values.dim, width_, values);
+    const Page keys = work_.keys.before(segment, page, tile.head), values = work_.values.before(segment, page, tile.head);
+    const int64_t rest = keys.form->has_codes() || values.form->has_codes() ? after : begin; // its own rows see it as it came
+    if (begin < rest) {
+      add(full_tile(work_.keys.own(segment, page, tile.head), work_.values.own(segment, page, tile.head), rest - begin, room), begin, rest);
     }
-    const float* from = in_place ? reinterpret_cast<const float*>(stored) : values;
-    kernels_.add_page(queries, {keys, from, width_, page * kPageTokens, tokens}, into);
+    if (rest < queries.rows) {
+      add(full_tile(keys, values, queries.rows - rest, room), rest, queries.rows);
+    }
   }
+}
+
+PageTile Run::open_tile(const PlanSegment& segment, int64_t head, int64_t tokens, const Room& room) const {
+  const int key_form = work_.keys.raw.form, value_form = work_.values.raw.form;
+  const int64_t dim = work_.keys.dim, value_dim = work_.values.dim;
+  PageTile tile{};
+  pages_.turn[key_form](work_.keys.open_page(segment.slot, head), tokens, dim, room.keys);
+  tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
+  tile.values = {work_.values.open_page(segment.slot, head), work_.values.raw.row_bytes(), value_form};
+  if (value_dim != width_) {
+    pages_.unpack[value_form](tile.values, tokens, kPageTokens, value_dim, width_, room.values);
+    tile.values = {room.values, width_ * kFloatBytes, 0};
+  }
+  return tile;
+}
+
+// Read where it lies, or, for many rows and where channels do not fill vectors, unpacked once.
+PageTile Run::full_tile(const Page& keys, const Page& values, int64_t rows, const Room& room) const {
+  const int64_t dim = work_.keys.dim, value_dim = work_.values.dim;
+  const bool many = rows > kBlockRows;
+  PageTile tile{};
+  tile.keys = {keys.data, keys.form->row_bytes(), keys.form->form};
+  tile.key_scales = keys.scales;
+  if (many && tile.keys.form != 0) {
+    pages_.unpack[tile.keys.form](tile.keys, dim, dim, kPageTokens, kPageTokens, room.keys);
+    tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
+  }
+  tile.values = {values.data, values.form->row_bytes(), values.form->form};
+  tile.value_group = values.form->group;
+  const bool whole = value_dim == width_ && (values.scales == nullptr || tile.value_group % kernels_.width == 0);
+  if (!whole || (many && tile.values.form != 0)) {
+    pages_.unpack[tile.values.form](tile.values, kPageTokens, kPageTokens, value_dim, width_, room.values);
+    tile.values = {room.values, width_ * kFloatBytes, 0};
+  }
+  if (values.scales != nullptr && whole) {
+    pages_.scales(values.scales, kPageTokens, values.form->groups(), room.value_scales);
+    tile.value_scales = room.value_scales;
+  } else if (values.scales != nullptr) {
+    pages_.dequantize(values.scales, *values.form, width_, room.values);
+  }
+  return tile;
 }
 
 void Run::finish(const Tile& tile, const Partial& result) const {
@@ -190,50 +257,46 @@ void Run::merge(const Tile& tile, int64_t first_partial) const {
   finish(tile, result);
 }
 
-} // namespace
-
-const char* PageStore::page(const PlanSegment& segment, int64_t page, int64_t head) const {
-  const int64_t behind = page - segment.end_page();
-  if (behind < 0) {
-    int64_t id = segment.pages[static_cast<size_t>(page - segment.first_page)];
-    return sealed + (head * sealed_pages + id) * page_bytes();
-  }
-  return behind < segment.filled() ? full_page(segment.full_page + behind, head) : open_page(segment.slot, head);
-}
-
-void PageStore::append(const PlanSegment& segment, int64_t head, const Heads& rows) const {
-  const int64_t offset = segment.past - segment.end_page() * kPageTokens, filled = segment.filled(), row_bytes = dim * item_size;
-  char* open = open_page(segment.slot, head);
-  if (filled > 0) {
-    std::copy_n(open, offset * row_bytes, full_page(segment.full_page, head));
-  }
-  static thread_local Scratch scratch;
-  float* prepared = scratch.floats(dim);
-  for (int64_t i = 0; i < segment.count; ++i) {
-    const int64_t page = (offset + i) / kPageTokens, row = segment.start + i;
-    char* to = (page < filled ? full_page(segment.full_page + page, head) : open) + (offset + i) % kPageTokens * row_bytes;
-    if (rows.is_plain()) {
-      head_kernels().convert[rows.dtype][dtype](rows.at(row, head), dim, to);
-    } else {
-      rows.prepare(row, head, 1.0f, prepared);
-      head_kernels().convert[0][dtype](prepared, dim, to);
+// Appends all new rows, by pages that become full.
+void append(const AttentionWork& work) {
+  struct Part {
+    const PlanSegment* segment;
+    int64_t index;
+  };
+  std::vector<Part> parts;
+  for (const auto& segment : work.plan->segments) {
+    for (int64_t i = 0; i < PageStore::parts(segment); ++i) {
+      parts.push_back({&segment, i});
     }
   }
-}
-
-void AttentionWork::run() const {
-  const auto& segments = plan->segments;
-  const int64_t heads = keys.kv_heads;
-  const int64_t each = std::max<int64_t>(plan->rows * (keys.dim + values.dim) / static_cast<int64_t>(segments.size()), 1);
-  parallel_for(segments.size() * static_cast<size_t>(heads), std::max<int64_t>(kAppendElements / each, 1), [&](size_t begin, size_t end) {
+  const int64_t heads = work.keys.kv_heads;
+  const int64_t each = std::max<int64_t>(work.plan->rows * (work.keys.dim + work.values.dim) / static_cast<int64_t>(parts.size()), 1);
+  parallel_for(parts.size() * static_cast<size_t>(heads), std::max<int64_t>(kAppendElements / each, 1), [&](size_t begin, size_t end) {
     for (; begin < end; ++begin) {
-      const auto& segment = segments[begin / static_cast<size_t>(heads)];
-      int64_t head = static_cast<int64_t>(begin) % heads;
-      keys.append(segment, head, new_keys);
-      values.append(segment, head, new_values);
+      const auto& [segment, index] = parts[begin / static_cast<size_t>(heads)];
+      const int64_t head = static_cast<int64_t>(begin) % heads;
+      work.keys.append(*segment, head, index, work.new_keys);
+      work.values.append(*segment, head, index, work.new_values);
     }
   });
-  Run(*this)();
+}
+
+} // namespace
+
+void AttentionWork::run() const {
+  static thread_local Scratch key_scratch, value_scratch;
+  AttentionWork work = *this;
+  auto take = [&](PageStore& store, Scratch& scratch) {
+    if (store.form.has_codes()) {
+      const int64_t count = plan->full_pages;
+      store.filled_raw = {reinterpret_cast<char*>(scratch.take(static_cast<size_t>(store.kv_heads * count * store.raw.bytes()))), nullptr, count};
+    }
+  };
+  take(work.keys, key_scratch);
+  take(work.values, value_scratch);
+  append(work);
+  Run attend(work);
+  attend();
 }
 
 } // namespace mlxinfer::cpu

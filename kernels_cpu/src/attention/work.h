@@ -4,32 +4,10 @@
 #include <memory>
 
 #include "attention/heads.h"
+#include "attention/pages.h"
 #include "attention/plan.h"
-#include "attention/tile.h"
 
 namespace mlxinfer::cpu {
-
-// Keys or values of a layer, in one dtype with `dim` channels.
-struct PageStore {
-  const char* sealed; // [kv_heads][pages][kPageTokens][dim]
-  char* open; // [slots][kv_heads][kPageTokens][dim]
-  char* full; // [kv_heads][full_pages][kPageTokens][dim]: the pages that this step fills
-  int64_t sealed_pages, full_pages, kv_heads, dim, item_size;
-  int dtype; // in tables of kernels
-
-  int64_t page_bytes() const {
-    return kPageTokens * dim * item_size;
-  }
-  char* open_page(int64_t slot, int64_t head) const {
-    return open + (slot * kv_heads + head) * page_bytes();
-  }
-  char* full_page(int64_t page, int64_t head) const {
-    return full + (head * full_pages + page) * page_bytes();
-  }
-  const char* page(const PlanSegment& segment, int64_t page, int64_t head) const;
-  // Puts a segment's rows of one head behind its open page; what becomes full moves to the full pages.
-  void append(const PlanSegment& segment, int64_t head, const Heads& rows) const;
-};
 
 // Everything that attention in one layer and step needs.
 struct AttentionWork {

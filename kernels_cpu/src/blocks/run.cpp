@@ -1,6 +1,7 @@
 // Decoder blocks as one operation: a step of a small model has hundreds of products, and what MLX and Python do for each costs more
 // than reading its weights.
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
@@ -142,12 +143,12 @@ class Plan {
 // What a block's attention works on. The pages are no inputs of the operation, which would have to be followed through MLX's graph in
 // each step: they have been computed before, and the open ones are written in place.
 struct Pages {
-  Arrays sealed, open; // keys and values each
+  PageArrays arrays;
   std::shared_ptr<const AttentionPlan> plan;
   std::shared_ptr<const Rotation> rotation; // or null
 };
 
-// Input: x. Outputs: x, then keys and values of the pages that become full, for each block that has any.
+// Input: x. Outputs: x, then for each block what becomes full, if any pages do.
 class RunBlocks : public Operation {
  public:
   RunBlocks(mx::Stream stream, std::shared_ptr<const Blocks> blocks, std::vector<Pages> pages)
@@ -164,14 +165,14 @@ class RunBlocks : public Operation {
       AttentionWork attention{};
       attention.plan = pages.plan;
       attention.rotation = pages.rotation;
-      attention.keys = page_store(pages.sealed[0], pages.open[0], *pages.plan, encoder());
-      attention.values = page_store(pages.sealed[1], pages.open[1], *pages.plan, encoder());
+      const mx::array* filled = nullptr;
       if (pages.plan->full_pages > 0) {
-        for (PageStore* store : {&attention.keys, &attention.values}) {
-          allocate(*next);
-          store->full = (next++)->data<char>();
+        filled = &*next;
+        for (size_t left = pages.arrays.sealed.size() + pages.arrays.first.size(); left > 0; --left) {
+          allocate(*next++);
         }
       }
+      set_stores(pages.arrays, filled, encoder(), attention);
       plan.add(blocks_->blocks[i], std::move(attention));
     }
     if (x.size() > 0) {
@@ -194,9 +195,9 @@ class RunBlocks : public Operation {
   const std::shared_ptr<const std::vector<Pages>> pages_;
 };
 
-void check_block(const Block& b, Arrays& sealed, Arrays& open, const AttentionPlan& plan, const Rotation* rotation) {
-  check_pages(kName, sealed, open, plan);
-  for (Arrays* arrays : {&sealed, &open}) {
+void check_block(const Block& b, PageArrays& pages, const AttentionPlan& plan, const Rotation* rotation) {
+  check_pages(kName, pages, plan);
+  for (Arrays* arrays : {&pages.sealed, &pages.first, &pages.open}) {
     for (auto& a : *arrays) {
       if (!a.is_available()) { // MLX's thread may want the interpreter's lock before it comes to these
         nb::gil_scoped_release release;
@@ -207,7 +208,7 @@ void check_block(const Block& b, Arrays& sealed, Arrays& open, const AttentionPl
       }
     }
   }
-  const HeadSizes sizes{open[0].shape(1), open[0].shape(3), open[1].shape(3)};
+  const HeadSizes sizes = pages.sizes();
   std::vector<int64_t> widths;
   for (const auto& p : b.qkv) {
     widths.push_back(p.layout.n);
@@ -218,23 +219,25 @@ void check_block(const Block& b, Arrays& sealed, Arrays& open, const AttentionPl
     fits = fits && (!*norm || static_cast<int64_t>((*norm)->weight.size()) == sizes.key_dim);
   }
   if (!fits) {
-    refuse(kName, "the matrices of a block do not give queries, keys and values for pages " + shapes_text(open) + ".");
+    refuse(kName, "the matrices of a block do not give queries, keys and values for pages " + shapes_text(pages.open) + ".");
   }
   if (rotation != nullptr && (rotation->rows != plan.rows || 2 * rotation->half > sizes.key_dim)) {
     refuse(kName, "the rotation must have the plan's rows and at most the heads' channels.");
   }
 }
 
-// `sealed` and `open` have the keys and values of each block.
+// `sealed`, `open`, `first` and `bits` are those of each block.
 Arrays run_blocks(
     const mx::array& x,
     std::shared_ptr<Blocks> blocks,
     std::vector<Arrays> sealed,
     std::vector<Arrays> open,
+    std::vector<Arrays> first,
+    const std::vector<std::pair<int, int>>& bits,
     const std::vector<std::shared_ptr<AttentionPlan>>& plans,
     const std::vector<std::shared_ptr<Rotation>>& rotations) {
   const size_t count = blocks->blocks.size();
-  if (sealed.size() != count || open.size() != count || plans.size() != count || rotations.size() != count) {
+  if (sealed.size() != count || open.size() != count || first.size() != count || bits.size() != count || plans.size() != count || rotations.size() != count) {
     refuse(kName, "every block needs pages, a plan and a rotation.");
   }
   if (x.ndim() != 2 || x.shape(1) != blocks->hidden || x.dtype() != blocks->dtype) {
@@ -247,15 +250,15 @@ Arrays run_blocks(
     if (!plans[i] || plans[i]->rows != x.shape(0)) {
       refuse(kName, "the plan must have the rows of x.");
     }
-    check_block(blocks->blocks[i], sealed[i], open[i], *plans[i], rotations[i].get());
-    const int full = static_cast<int>(plans[i]->full_pages);
-    for (const auto& a : open[i]) {
-      if (full > 0) {
-        shapes.push_back({a.shape(1), full, kPageTokens, a.shape(3)});
-        dtypes.push_back(a.dtype());
+    PageArrays arrays{std::move(sealed[i]), std::move(first[i]), std::move(open[i]), {bits[i].first, bits[i].second}};
+    check_block(blocks->blocks[i], arrays, *plans[i], rotations[i].get());
+    if (plans[i]->full_pages > 0) {
+      for (const auto& kind : filled_kinds(arrays, *plans[i])) {
+        shapes.push_back(kind.shape);
+        dtypes.push_back(kind.dtype);
       }
     }
-    pages.push_back({std::move(sealed[i]), std::move(open[i]), plans[i], rotations[i]});
+    pages.push_back({std::move(arrays), plans[i], rotations[i]});
   }
   auto operation = std::make_shared<RunBlocks>(cpu_stream(), std::move(blocks), std::move(pages));
   return mx::array::make_arrays(std::move(shapes), dtypes, operation, {x});
@@ -280,7 +283,7 @@ void bind_blocks(nb::module_& m) {
       "norms"_a, "qkv"_a, "head_norms"_a, "sinks"_a.none(), "scale"_a, "softcap"_a, "output"_a, "gate_up"_a, "gate"_a, "down"_a);
   nb::class_<Blocks>(m, "Blocks");
   m.def("blocks", [](std::vector<Block> blocks) { return std::make_shared<Blocks>(std::move(blocks)); }, "blocks"_a);
-  m.def("run_blocks", &run_blocks, "x"_a, "blocks"_a, "sealed"_a, "open"_a, "plans"_a, "rotations"_a);
+  m.def("run_blocks", &run_blocks, "x"_a, "blocks"_a, "sealed"_a, "open"_a, "first"_a, "bits"_a, "plans"_a, "rotations"_a);
 }
 
 } // namespace mlxinfer::cpu
