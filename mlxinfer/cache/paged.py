@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -37,9 +37,17 @@ class PagedCache:
     """
 
     def __init__(
-        self, layers: Sequence[LayerSpec], *, dtype: mx.Dtype, capacity_tokens: int, chunk: int, kv: KVFormat | None = None
+        self,
+        layers: Sequence[LayerSpec],
+        *,
+        dtype: mx.Dtype,
+        capacity_tokens: int,
+        chunk: int,
+        kv: KVFormat | None = None,
+        backend: Callable[[LayerStore], AttentionBackend] = attention_backend,
     ) -> None:
-        """`capacity_tokens` bounds the tokens of all sequences together; `chunk` is the most that one step computes of a sequence."""
+        """`capacity_tokens` bounds the tokens of all sequences together; `chunk` is the most that one step computes of a sequence;
+        `backend` says how a layer attends."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self.chunk = chunk
@@ -55,7 +63,7 @@ class PagedCache:
                 self._stores[index] = store = LayerStore(spec, dtype, kv)
                 group = self._groups.setdefault(spec.window, AttentionGroup(spec.window, capacity, first=kv.first16))
                 group.layers.append(index)
-                self._backends.setdefault((group, attention_backend(store)), []).append(index)
+                self._backends.setdefault((group, backend(store)), []).append(index)
             elif isinstance(spec, RecurrentSpec):
                 self._recurrent[index] = RecurrentStore(spec)
 

@@ -7,14 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import sealed
 
+from mlxinfer.cache.backend import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
+from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.kernels_metal.paged_attention.reference import attention
 
 SPECS = (AttentionSpec(2, 8, 8), AttentionSpec(2, 8, 8, window=70), AttentionSpec(1, 16, 4, window=10))
 HEADS = (6, 2, 3)
 PLAIN = KVFormat()
+PLAIN_ATTENTION = PlainAttention()
+BACKENDS = [attention_backend, lambda store: PLAIN_ATTENTION]
 FORMATS = [PLAIN, KVFormat(4, 4), KVFormat(8, 3), KVFormat(16, 5), KVFormat(6, 16), KVFormat(2, 8, first16=True)]
 
 
@@ -54,8 +58,8 @@ def seen(length: int, window: int | None) -> np.ndarray:
     return np.concatenate([near & (key // PAGE < query // PAGE), near & (key // PAGE == query // PAGE)], axis=1)
 
 
-def new_cache(chunk: int = 512, kv: KVFormat = PLAIN) -> PagedCache:
-    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv)
+def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend) -> PagedCache:
+    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
 
 
 def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
@@ -78,10 +82,11 @@ def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
         cache.commit(step)
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
-def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
-    cache = new_cache(kv=kv)
+def test_any_cut_and_any_neighbours_give_the_same_rows(backend, kv, moves, data):
+    cache = new_cache(kv=kv, backend=backend)
     sequences = [Sequence(i, 300, kv) for i in range(3)]
     slots = [cache.open() for _ in sequences]
     for who, count in moves:
@@ -94,8 +99,9 @@ def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
 
 
 @pytest.mark.parametrize("kv", FORMATS, ids=lambda kv: kv.name)
-def test_one_token_at_a_time_across_pages(kv):
-    cache, sequence = new_cache(kv=kv), Sequence(5, 140, kv)
+@pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
+def test_one_token_at_a_time_across_pages(backend, kv):
+    cache, sequence = new_cache(kv=kv, backend=backend), Sequence(5, 140, kv)
     slot = cache.open()
     run_step(cache, [(sequence, slot, 50)])
     for _ in range(90):
