@@ -120,7 +120,11 @@ class LayerStore:
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
         keys, values = arrays[: self._key_arrays], arrays[self._key_arrays :]
         form, dim = self.format, self.spec.value_dim
-        return unseal_keys(keys, form.k_bits, self.dtype), unseal_values(values, form.v_bits, dim, self.dtype)
+        k = unseal_keys(keys, form.k_bits, self.dtype)
+        if form.quantized:
+            # Codes are widened to float32 on their way, which is best not in memory for both.
+            values = mx.depends(values, [k])
+        return k, unseal_values(values, form.v_bits, dim, self.dtype)
 
     @staticmethod
     def _from_first(arrays: list[mx.array]) -> Pages:

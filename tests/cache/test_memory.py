@@ -1,0 +1,76 @@
+"""What a cache takes, counted from the arrays that are alive."""
+
+import mlx.core as mx
+import pytest
+
+from mlxinfer.cache.backend import attention_backend
+from mlxinfer.cache.base import PAGE, AttentionSpec, Segment
+from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.paged import PagedCache
+from mlxinfer.cache.plain import PlainAttention
+from mlxinfer.cache.store import LayerStore
+
+LAYERS, TOKENS, CHUNK = 12, 3000, 256
+SPECS = [AttentionSpec(2, 64, 64)] * LAYERS
+PLAIN = PlainAttention()
+
+
+def feed(cache: PagedCache, slot: int, past: int, count: int, *, answers: bool) -> None:
+    """Keys and values of every layer, as a step of a model with `LAYERS` layers has them; `answers` computes attention as well."""
+    rows = mx.random.normal((count, 2, 64)).astype(mx.bfloat16)
+    step = cache.begin([Segment(slot, 0, count, past, TOKENS)])
+    x = mx.zeros((count, 2, 64), mx.bfloat16)
+    for layer in range(LAYERS):
+        # What a layer attends with hangs on the layer before it.
+        x = step.attend(layer, rows + 0 * x, rows, rows, scale=0.1)
+    mx.eval(step.state, x if answers else [])
+    del x, rows
+    if step.needs_commit:
+        cache.commit(step)
+
+
+def filled(kv: KVFormat) -> tuple[PagedCache, int, int]:
+    """A cache with a sequence, its slot, and the bytes that are alive because of it."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=lambda store: PLAIN)
+    slot = cache.open()
+    for past in range(0, TOKENS, CHUNK):
+        feed(cache, slot, past, min(CHUNK, TOKENS - past), answers=False)
+    return cache, slot, mx.get_active_memory() - before
+
+
+@pytest.mark.parametrize(
+    ("kv", "share"), [(KVFormat(4, 4), 0.30), (KVFormat(8, 8), 0.55), (KVFormat(8, 4), 0.43), (KVFormat(4, 4, True), 0.33)]
+)
+def test_bytes_of_a_token(kv, share):
+    plain, _, plain_alive = filled(KVFormat())
+    cache, _, alive = filled(kv)
+    # Both have an open page in bfloat16.
+    assert cache.nbytes() < share * plain.nbytes()
+    assert alive < share * plain_alive
+    assert abs(alive - cache.nbytes()) < 0.02 * alive
+    assert PagedCache.token_bytes(SPECS, mx.bfloat16, kv) <= share * PagedCache.token_bytes(SPECS, mx.bfloat16)
+
+
+def peak_of_a_step(kv: KVFormat, backend) -> int:
+    """Beyond nothing at all: the cache, and what a step of prefill behind a long past takes for a while."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=backend)
+    slot, length = cache.open(), TOKENS // PAGE * PAGE - PAGE
+    for past in range(0, length, CHUNK):
+        feed(cache, slot, past, min(CHUNK, length - past), answers=False)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    feed(cache, slot, length, 16, answers=True)
+    return mx.get_peak_memory() - before
+
+
+@pytest.mark.parametrize("backend", [attention_backend, lambda store: PLAIN], ids=["default", "plain"])
+def test_a_quantized_past_is_in_16_bits_for_one_layer_at_a_time(backend):
+    plain, quantized = peak_of_a_step(KVFormat(), backend), peak_of_a_step(KVFormat(4, 4), backend)
+    one_layer = TOKENS * LayerStore.page_bytes(SPECS[0], mx.bfloat16) // PAGE
+    assert quantized < plain
+    # Codes are widened to float32 on their way, and joined with the open page.
+    assert quantized - PagedCache.token_bytes(SPECS, mx.bfloat16, KVFormat(4, 4)) * TOKENS < 5 * one_layer
