@@ -20,12 +20,14 @@ PAGE = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """A layer whose past is keys and values. `window` counts the tokens a query sees, itself included; None is all."""
+    """A layer whose past is keys and values. `window` counts the tokens a query sees, itself included; None is all. `query_heads` share
+    the KV heads evenly; 0 where their number does not matter."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    query_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from .sizes import Sizes
 def attention_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[AttentionSpec, ...]:
     """Keys and values of every layer, each with its window."""
     heads = sizes.heads
-    return tuple(AttentionSpec(heads.kv, heads.dim, heads.dim, window) for window in windows)
+    return tuple(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count) for window in windows)
 
 
 def pre_norm(

@@ -13,6 +13,7 @@ from support.peak_rss import peak_rss
 from support.plain_step import PlainCache
 from support.tiny_directory import tiny_directory
 
+from mlxinfer.cache.format import KVFormat
 from mlxinfer.convert import convert
 from mlxinfer.errors import (
     CheckpointError,
@@ -151,6 +152,12 @@ class TestRefusals:
 
     def test_a_key_that_changes_the_maths(self, tmp_path: Path) -> None:
         assert "wormhole" in self.refused(self.edited(tmp_path / "m", wormhole=1.5), UnsupportedModelError)
+
+    @pytest.mark.parametrize("name", sorted(ZOO))
+    def test_a_quantized_cache_is_refused_where_mlx_lm_keeps_it(self, tmp_path: Path, name: str) -> None:
+        zoo_checkpoint(tmp_path / "m", name)
+        assert "mlx-lm's cache" in self.refused(tmp_path / "m", UnsupportedModelError, kv=KVFormat(4, 4))
+        assert load(tmp_path / "m", kv=KVFormat()).model.layers
 
     @pytest.mark.parametrize("name", sorted(ZOO))
     def test_borrowed_weights_are_checked_too(self, tmp_path: Path, name: str) -> None:

@@ -130,7 +130,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
         return Block(mixer, mlp(weights, layer), both)
 
     heads = sizes.heads
-    full = AttentionSpec(heads.kv, heads.dim, heads.dim)
+    full = AttentionSpec(heads.kv, heads.dim, heads.dim, query_heads=heads.count)
     specs: tuple[LayerSpec, ...] = tuple(delta.spec if kind == LINEAR else full for kind in types)
     return Architecture(sizes, specs, {"rope": rope}, block, final_norm=lambda weights: norms.load(weights, "model.norm", sizes.hidden))
 
