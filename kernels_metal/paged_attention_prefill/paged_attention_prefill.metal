@@ -67,9 +67,11 @@ inline simdgroup_matrix<T, 8, 8> query_fragment(const device T* q, int stride, i
 template <typename T, int DK, int KEYS, int LINE>
 inline void multiply_keys(
     const threadgroup T* keys, const device T* q, int stride, int rows, uint lane, thread simdgroup_matrix<float, 8, 8>* scores) {
+#pragma clang loop unroll(full)
   for (int n = 0; n < KEYS / 8; ++n) scores[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (int channel = 0; channel < DK; channel += 8) {
     const simdgroup_matrix<T, 8, 8> left = query_fragment(q + channel, stride, rows, lane);
+#pragma clang loop unroll(full)
     for (int n = 0; n < KEYS / 8; ++n) {
       simdgroup_matrix<T, 8, 8> right;
       simdgroup_load(right, keys + 8 * n * LINE + channel, LINE, ulong2(0, 0), true);
@@ -85,7 +87,9 @@ inline float weigh(
   // How far behind the query the lane's first key lies.
   const int distance = position + int(fragment_row(lane)) - first - int(fragment_column(lane));
   float highest = kNothing;
+#pragma clang loop unroll(full)
   for (int n = 0; n < KEYS / 8; ++n) {
+#pragma clang loop unroll(full)
     for (int i = 0; i < 2; ++i) {
       const int behind = distance - 8 * n - i;
       const float score = score_of(scores[n].thread_elements()[i], scale, softcap);
@@ -94,7 +98,9 @@ inline float weigh(
     }
   }
   const float shrink = raise_maximum(softmax, row_maximum(highest));
+#pragma clang loop unroll(full)
   for (int n = 0; n < KEYS / 8; ++n) {
+#pragma clang loop unroll(full)
     for (int i = 0; i < 2; ++i) {
       const int behind = distance - 8 * n - i;
       const bool visible = behind >= 0 && (WINDOW == 0 || behind < WINDOW);
@@ -108,9 +114,11 @@ inline float weigh(
 template <typename T, int CHANNELS, int KEYS, int LINE>
 inline void multiply_values(
     const threadgroup T* values, const thread simdgroup_matrix<float, 8, 8>* weights, float shrink, thread simdgroup_matrix<float, 8, 8>* answer) {
+#pragma clang loop unroll(full)
   for (int d = 0; d < CHANNELS / 8; ++d) {
     answer[d].thread_elements()[0] *= shrink;
     answer[d].thread_elements()[1] *= shrink;
+#pragma clang loop unroll(full)
     for (int n = 0; n < KEYS / 8; ++n) {
       simdgroup_matrix<T, 8, 8> right;
       simdgroup_load(right, values + 8 * n * LINE + 8 * d, LINE);
@@ -164,6 +172,7 @@ inline void paged_attention_prefill(
   const device T* q = x.q + long(t.row + row) * stride + head * DK;
 
   simdgroup_matrix<float, 8, 8> answer[CHANNELS / 8];
+#pragma clang loop unroll(full)
   for (int d = 0; d < CHANNELS / 8; ++d) answer[d] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   OnlineSoftmax softmax = empty_softmax();
   if (SINKS) {
@@ -191,6 +200,7 @@ inline void paged_attention_prefill(
   const float sum = row_sum(softmax.sum);
   if (int(fragment_row(lane)) >= rows) return;
   device T* to = out + (long(t.answer + row + int(fragment_row(lane))) * x.query_heads + head) * DV + split * CHANNELS + int(fragment_column(lane));
+#pragma clang loop unroll(full)
   for (int d = 0; d < CHANNELS / 8; ++d) {
     to[8 * d] = static_cast<T>(answer[d].thread_elements()[0] / sum);
     to[8 * d + 1] = static_cast<T>(answer[d].thread_elements()[1] / sum);

@@ -84,7 +84,7 @@ def cuda_source(
             parameters += [f"const __grid_constant__ {t} {n}_{info}" for info, t in infos if f"{n}_{info}" in body]
     parameters += [f"{TYPES[d]}* {n}" for n, d in outputs]
     constants = "".join(f"  {_constant(n, v)}\n" for n, v in template)
-    kernel = f'extern "C" __global__ void {name}({", ".join(parameters)}) {{\n{constants}#line 1 "{name}.metal"\n{body}\n}}'
+    kernel = f'extern "C" __global__ void custom_kernel_{name}({", ".join(parameters)}) {{\n{constants}#line 1 "{name}.metal"\n{body}\n}}'
     return f"{PREFIX}\n{header}\nnamespace mlx::core::cu {{\n{kernel}\n}}\n"
 
 
