@@ -1,112 +1,89 @@
-"""Who attends to what in one step: the tiles of query rows and the table of pages, made on the host, for all layers of one window."""
+"""Who attends to what in one step of prefill: tiles of query rows and the table of pages, checked and made before anything is submitted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-PAGE = 64
+from ..paged_attention.arrays import integers
+from ..paged_attention.plan import Pools, Rows
+from ..paged_attention.tiles import PAGE, Shape, check_shape
+from .tiles import PrefillTile, prefill_tile
+
 RAW = -(2**31)
 """Id of a page that is read raw, from the open page and the step's own rows."""
-
-Segment = tuple[int, int, int, int, int, Sequence[int]]
-"""`(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the sequence whose open
-page is in `slot`, and whose pages `first_page ..` are sealed under the ids `pages`, up to the open one."""
+_ALL = 2**30
+"""A window that nothing is out of."""
 
 
+@dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Of `segments`; segments without rows are left out. `first16` says that first pages have a pool of their own.
+    """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
 
-    Raises ValueError for a segment that does not fit together: rows that overlap, a table that is too short or begins too late.
+    shape: Shape
+    tile: PrefillTile
+    pools: Pools
+    query_rows: int
+    rows: int
+    filled: int
+    """Pages that the step has sealed before it attends, one sequence's after another's."""
+    count: int
+    tiles: mx.array
+    """`[count, 8]`: the kernel's `Tile`."""
+    table: mx.array
+
+
+def plan_prefill(
+    shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
+) -> PrefillPlan:
+    """Of rows as in `plan_decode`, but any number of them, over any number of pages.
+
+    Pages that the step fills are read sealed by the rows behind them: as pages `pools.pages ..` of the table, which are those of the arrays
+    `filled`. At 16 bits, and for first pages that have a pool of their own (`first16`), sealing changes nothing, and they are read raw.
+    Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be.
     """
-
-    def __init__(self, segments: Sequence[Segment], *, window: int | None = None, first16: bool = False) -> None:
-        if window is not None and window < 1:
-            raise ValueError(f"a window of {window} tokens")
-        self.segments = [s for s in segments if s[2]]
-        self.window = window
-        self.first16 = first16
-        self.rows = 0
-        for segment in segments:
-            self._check(segment)
-        self.count = sum(s[2] for s in self.segments)
-        """Rows of all segments."""
-        self.slots = 1 + max((s[0] for s in self.segments), default=-1)
-        ids = [page for s in self.segments for page in s[5]]
-        self.highest_page = max(ids, default=-1)
-        self.highest_first = max((~page for page in ids), default=-1)
-        self.filled = sum(self._filled(s) for s in self.segments)
-        self._tiles: dict[int, mx.array] = {}
-        self._tables: dict[int, mx.array] = {}
-
-    def _check(self, segment: Segment) -> None:
-        slot, start, count, past, first_page, pages = segment
-        if min(slot, start, count, past, first_page) < 0:
-            raise ValueError(f"a segment has a negative number: {segment[:5]}")
-        if start < self.rows:
-            raise ValueError(f"rows {start} to {start + count} overlap those of an earlier segment")
-        self.rows = start + count if count else self.rows
-        if not count:
-            return
-        if first_page + len(pages) != past // PAGE:
-            raise ValueError(f"{past} tokens are past, but the table ends with page {first_page + len(pages)}")
-        oldest = max(past - self.window + 1, 0) // PAGE if self.window else 0
-        if first_page > max(oldest, 0) and first_page * PAGE < past:
-            raise ValueError(f"the table begins with page {first_page}, and page {oldest} is still seen")
-        if any(page < 0 and (i or first_page or not self.first16) for i, page in enumerate(pages)):
-            raise ValueError("a page of the first pages' pool is not a first page")
-
-    def _filled(self, segment: Segment) -> int:
-        """Pages of this step that are sealed into the pool's form, which are all but a first page with a pool of its own."""
-        _, _, count, past, _, _ = segment
-        pages = (past + count) // PAGE - past // PAGE
-        return pages - 1 if pages and past < PAGE and self.first16 else pages
-
-    def tiles(self, size: int) -> mx.array:
-        """int32 `[tiles, 8]` as the kernel's `Tile` has it, each of at most `size` rows of one page."""
-        if size not in self._tiles:
-            rows: list[list[int]] = []
-            answers = 0
-            for segment, table in zip(self.segments, self._starts(), strict=True):
-                rows += _cut(segment, table, answers, size)
-                answers += segment[2]
-            self._tiles[size] = mx.array(rows, mx.int32)
-        return self._tiles[size]
-
-    def _starts(self) -> Iterator[int]:
-        """Where the table has page 0 of each segment, which for a segment whose first pages are gone may be before the table."""
-        place = 0
-        for segment in self.segments:
-            yield place - segment[4]
-            place += self._entries(segment)
-
-    @staticmethod
-    def _entries(segment: Segment) -> int:
-        """Pages of a segment that are full once the step is done."""
-        _, _, count, past, first_page, _ = segment
-        return (past + count) // PAGE - first_page
-
-    def table(self, pool_pages: int, *, raw: bool) -> mx.array:
-        """int32 ids: of a page of the pool as it is, of the first pages' pool `~place`, of one that this step fills
-        `pool_pages + place`, or `RAW` if it is to be read raw."""
-        key = -1 if raw else pool_pages
-        if key not in self._tables:
-            ids, place = [], pool_pages
-            for segment in self.segments:
-                fresh = self._entries(segment) - len(segment[5])
-                sealed = 0 if raw else self._filled(segment)
-                ids += [*segment[5], *[RAW] * (fresh - sealed), *range(place, place + sealed)]
-                place += sealed
-            self._tables[key] = mx.array(ids + [0] * max(8 - len(ids), 0), mx.int32)
-        return self._tables[key]
+    check_shape(shape)
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} tokens sees nothing")
+    for sequence in rows:
+        _check(sequence, pools, query_rows, window)
+    size = prefill_tile(shape)
+    raw = shape.k_bits == shape.v_bits == 16
+    tiles: list[tuple[int, ...]] = []
+    table: list[int] = []
+    answers = filled = 0
+    for r in rows:
+        tiles += _cut(r, size.rows, len(table) - r.first, answers, window or _ALL)
+        pages = (r.past + r.count) // PAGE - r.past // PAGE
+        sealed = 0 if raw else pages - int(first16 and r.past < PAGE and pages > 0)
+        table += [*r.pages, *[RAW] * (pages - sealed), *range(pools.pages + filled, pools.pages + filled + sealed)]
+        filled += sealed
+        answers += r.count
+    return PrefillPlan(shape, size, pools, query_rows, answers, filled, len(tiles), integers(tiles), integers(table))
 
 
-def _cut(segment: Segment, table: int, answers: int, size: int) -> Iterator[list[int]]:
-    slot, start, count, past, _, _ = segment
+def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
+    if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
+        raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
+    if not 0 <= r.slot < pools.slots:
+        raise ValueError(f"slot {r.slot} of {pools.slots}")
+    if r.first < 0 or r.past < 0 or r.first + len(r.pages) != r.past // PAGE:
+        raise ValueError(f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on")
+    seen = 0 if window is None else max(0, r.past - window + 1) // PAGE
+    if r.first > seen:
+        raise ValueError(f"page {seen} is within the window, but the page ids begin at page {r.first}")
+    wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
+    if wrong:
+        raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
+
+
+def _cut(r: Rows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
+    """Tiles of at most `size` rows, none of them across the end of a page."""
     done = 0
-    while done < count:
-        position = past + done
-        rows = min(size, count - done, PAGE - position % PAGE)
-        yield [start + done, rows, position, past, slot, table, answers + done, 0]
-        done += rows
+    while done < r.count:
+        position = r.past + done
+        count = min(size, r.count - done, PAGE - position % PAGE)
+        yield (r.start + done, count, position, r.past, r.slot, table, answers + done, window)
+        done += count
