@@ -90,14 +90,39 @@ inline float value_of_bits<float>(uint bits) {
   return as_type<float>(bits);
 }
 
-// Value i of a run in registers: a code as a number, or a value of T.
+// The bits of value i of a run in registers.
 template <typename T, int BITS>
-inline float value_at(const thread uint* words, int i) {
+inline uint bits_at(const thread uint* words, int i) {
   constexpr int bits = Element<T, BITS>::bits;
   const int first = i * bits;
   const int word = first / 32, shift = first % 32;
   uint x = words[word] >> shift;
   if (shift + bits > 32) x |= words[word + 1] << (32 - shift);
-  if (bits < 32) x &= (1u << (bits % 32)) - 1u;
-  return Element<T, BITS>::quantized ? float(x) : value_of_bits<T>(x);
+  return bits < 32 ? x & ((1u << (bits % 32)) - 1u) : x;
+}
+
+// A code minus `origin`, exactly. A float whose exponent is that of 2^23 holds an integer in its low bits: two simple operations,
+// where a conversion from integers takes the time of four or more.
+inline float number_of_code(uint code, int origin) {
+  return as_type<float>(code | 0x4B000000u) - (8388608.0f + float(origin));
+}
+
+// Value i of a run: a code as a number, or a value of T.
+template <typename T, int BITS>
+inline float value_at(const thread uint* words, int i) {
+  const uint x = bits_at<T, BITS>(words, i);
+  return Element<T, BITS>::quantized ? number_of_code(x, 0) : value_of_bits<T>(x);
+}
+
+// Codes counted from the middle of their range. Sums of these stay small, where sums of plain codes would be large and then
+// cancel against the sum of biases; the bias that goes with them is `middle_of`.
+template <typename T, int BITS>
+inline float centred_value_at(const thread uint* words, int i) {
+  const uint x = bits_at<T, BITS>(words, i);
+  return Element<T, BITS>::quantized ? number_of_code(x, 1 << (BITS - 1)) : value_of_bits<T>(x);
+}
+
+template <int BITS>
+inline float middle_of(float scale, float bias) {
+  return bias + scale * float(1 << (BITS - 1));
 }

@@ -210,7 +210,7 @@ inline void multiply_channels(Rows rows, Scales scales, Queries queries, int fir
     const int own = block + int(lane);
     const bool there = own < last;
     const float scale = there && E::quantized ? float(scales[own]) : 1.0f;
-    const float bias = there && E::quantized ? float(scales[D::KEY_DIM + own]) : 0.0f;
+    const float bias = there && E::quantized ? middle_of<BITS>(scale, float(scales[D::KEY_DIM + own])) : 0.0f;
     float scaled[D::QUERIES];
     for (int i = 0; i < D::QUERIES; ++i) {
       const float x = there ? query_at<D>(queries, i, own) : 0.0f;
@@ -230,7 +230,7 @@ inline void multiply_channels(Rows rows, Scales scales, Queries queries, int fir
         for (int i = 0; i < D::QUERIES; ++i) {
           const float x = simd_shuffle(scaled[i], ushort((some + step) * D::KEY_ROWS + row));
           for (int j = 0; j < D::KEY_RUN; ++j) {
-            products[i * D::KEY_RUN + j] += x * value_at<typename D::T, BITS>(codes + step * words, j);
+            products[i * D::KEY_RUN + j] += x * centred_value_at<typename D::T, BITS>(codes + step * words, j);
           }
         }
       }
@@ -321,7 +321,9 @@ inline void weigh(Item item, int page, int first_query, float scale, float softc
                   thread State<D>& state) {
   const int token = own_token<D>(place.lane);
   const int position = page * 64 + token;
-  const threadgroup half* biases = (const threadgroup half*)place.value_scales + (64 + token) * D::GROUPS;
+  const threadgroup half* scales = (const threadgroup half*)place.value_scales + token * D::GROUPS;
+  float biases[2 * D::GROUPS];
+  for (int g = 0; QUANTIZED && g < 2 * D::GROUPS; ++g) biases[g] = middle_of<D::V_BITS>(float(scales[g]), float(scales[64 * D::GROUPS + g]));
   for (int i = 0; i < D::QUERIES; ++i) {
     const int row = (first_query + i) / D::HEADS;
     const int newest = item.past + row, oldest = item.oldest + row;
@@ -335,7 +337,7 @@ inline void weigh(Item item, int page, int first_query, float scale, float softc
     products[i * D::KEY_RUN + 1] = next_weight;
     for (int j = 0; j < D::RUNS * D::VALUE_RUN; ++j) state.answers[i * D::RUNS * D::VALUE_RUN + j] *= shrink;
     for (int g = 0; g < D::GROUPS; ++g) {
-      const float bias = QUANTIZED ? weight * float(biases[g]) + next_weight * float(biases[D::GROUPS + g]) : 0.0f;
+      const float bias = QUANTIZED ? weight * biases[g] + next_weight * biases[D::GROUPS + g] : 0.0f;
       state.biases[i * D::GROUPS + g] = state.biases[i * D::GROUPS + g] * shrink + bias;
     }
   }
@@ -359,7 +361,7 @@ inline void add_values(Rows rows, int first, int last, Place place, thread State
       for (int i = 0; i < D::QUERIES; ++i) {
         const float weight = place.weights[(token - first) * D::QUERIES + i] * scale;
         thread float* answers = state.answers + (i * D::RUNS + run) * D::VALUE_RUN;
-        for (int j = 0; j < D::VALUE_RUN; ++j) answers[j] += weight * value_at<typename D::T, BITS>(codes, j);
+        for (int j = 0; j < D::VALUE_RUN; ++j) answers[j] += weight * centred_value_at<typename D::T, BITS>(codes, j);
       }
     }
   }
