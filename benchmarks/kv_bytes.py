@@ -72,7 +72,8 @@ def tables() -> str:
 
 
 def _bytes_table() -> str:
-    rows = [f"| MB a step | tokens before it | {' | '.join(f'{f} bits' if f.isdigit() else f for f in FORMATS)} |", "| --- | ---: |" + " ---: |" * len(FORMATS)]
+    names = [f"{f} bits" if f.isdigit() else f for f in FORMATS]
+    rows = [f"| MB a step | tokens before it | {' | '.join(names)} |", "| --- | ---: |" + " ---: |" * len(FORMATS)]
     for shape in SHAPES:
         for context in CONTEXTS:
             sizes = _sizes(shape, context)

@@ -41,10 +41,14 @@ THREAD_NAMES = {
 }
 """What Metal hands a kernel beside its buffers."""
 
+_SCALARS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "half")
+_FUNCTIONS = """
+abs as_type ceil clamp clz cos dot exp exp2 fabs floor fma isfinite isinf isnan log log2 max min popcount pow rint round rsqrt select sin
+sqrt tanh trunc
+"""
 SHARED_WITH_CUDA = frozenset(
-    "abs ceil clamp clz cos dot exp exp2 fabs floor fma half isfinite isinf isnan log log2 max min popcount pow rint round rsqrt select sin sqrt "
-    "tanh trunc uint ulong ushort vec as_type".split()
-) | frozenset(f"{t}{n}" for t in ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "half") for n in (2, 3, 4))
+    [*_FUNCTIONS.split(), "half", "uint", "ulong", "ushort", "vec", *(f"{t}{n}" for t in _SCALARS for n in (2, 3, 4))]
+)
 """Names that CUDA or MLX has as well: in a body, only a declaration in the body itself says which is meant."""
 
 QUALIFIERS = frozenset({"device", "constant", "thread"})

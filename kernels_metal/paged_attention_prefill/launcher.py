@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
 from ..executors import get_kernel
 from ..formats import v_group
+from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
 from ..paged_attention.tiles import PAGE, Shape
 from .plan import PrefillPlan
 
@@ -29,7 +29,7 @@ def paged_attention_prefill(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """q `[T, Hq, Dk]`, with the step's own k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, to `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
+    """q `[T, Hq, Dk]`, with the step's own k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, to `[plan.rows, Hq, Dv]`, in the order of the plan.
 
     A query sees every earlier page sealed and its own page raw, up to itself. `sealed` and `first` are the pools (`first` may be empty);
     `filled` are the pages that this step has sealed, in the form of `sealed` (empty if there are none); `open_pages` hold the tokens of

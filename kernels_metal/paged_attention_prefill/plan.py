@@ -70,7 +70,9 @@ def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
     if not 0 <= r.slot < pools.slots:
         raise ValueError(f"slot {r.slot} of {pools.slots}")
     if r.first < 0 or r.past < 0 or r.first + len(r.pages) != r.past // PAGE:
-        raise ValueError(f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on")
+        raise ValueError(
+            f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
+        )
     seen = 0 if window is None else max(0, r.past - window + 1) // PAGE
     if r.first > seen:
         raise ValueError(f"page {seen} is within the window, but the page ids begin at page {r.first}")

@@ -35,8 +35,9 @@ class PrefillTile:
 
 
 def prefill_tile(shape: Shape) -> PrefillTile:
-    """As many heads of the group as there are simdgroups for, then as many rows as remain, a page at most: every one of them is one more that
-    keys and values need not be brought in for. Then as many keys at a time as there is room for: barriers are per room."""
+    """As many heads of the group as there are simdgroups for, then as many rows as remain, a page at most: for every one of them keys and
+    values need not be brought in again. Then as many keys at a time as there is room for: barriers are per room.
+    """
     splits = -(-shape.value_dim // CHANNELS)
     heads = max(n for n in range(1, shape.group + 1) if shape.group % n == 0 and n * splits <= SIMDGROUPS)
     blocks = 1
