@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import mlx.core as mx
 
 from ..executors import get_kernel
 from ..formats import v_group
+from .arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
 from .plan import DecodePlan
 from .tiles import PAGE
 
@@ -36,7 +36,7 @@ def paged_attention_decode(
     _check(q, sealed, first, open_pages, sinks, plan)
     whole = plan.parts is None
     rows = plan.rows if whole else plan.part_rows
-    settings = _settings(scale, softcap or 0.0, sinks is not None)
+    numbers = settings(scale, softcap or 0.0, sinks is not None)
     threads = 32 * tile.simdgroups
     answers, logs = get_kernel(*_DECODE)(
         inputs=[
@@ -44,8 +44,8 @@ def paged_attention_decode(
             *_inputs(sealed, first, open_pages, plan),
             plan.table,
             plan.work,
-            settings if whole else _settings(scale, softcap or 0.0, False),
-            _nothing(shape.dtype) if sinks is None else sinks,
+            numbers if whole else settings(scale, softcap or 0.0, False),
+            nothing(shape.dtype) if sinks is None else sinks,
         ],
         template=[
             ("T", shape.dtype),
@@ -72,7 +72,7 @@ def paged_attention_decode(
     if plan.parts is None:
         return answers
     return get_kernel(*_COMBINE)(
-        inputs=[answers, logs, plan.parts, settings, _nothing(shape.dtype) if sinks is None else sinks],
+        inputs=[answers, logs, plan.parts, numbers, nothing(shape.dtype) if sinks is None else sinks],
         template=[("T", shape.dtype), ("VALUE_DIM", shape.value_dim)],
         output_shapes=[(plan.rows, shape.heads, shape.value_dim)],
         output_dtypes=[shape.dtype],
@@ -88,12 +88,12 @@ def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: S
     scales = mx.float16
     pools = [
         sealed[0],
-        sealed[1] if keys == 2 else _nothing(scales),
+        sealed[1] if keys == 2 else nothing(scales),
         sealed[keys],
-        sealed[keys + 1] if shape.v_bits != 16 else _nothing(scales),
-        *(first or [_nothing(shape.dtype)] * 2),
+        sealed[keys + 1] if shape.v_bits != 16 else nothing(scales),
+        *(first or [nothing(shape.dtype)] * 2),
     ]
-    return [a if a.size else _nothing(a.dtype) for a in pools] + list(open_pages)
+    return [a if a.size else nothing(a.dtype) for a in pools] + list(open_pages)
 
 
 def _check(
@@ -105,45 +105,10 @@ def _check(
     plan: DecodePlan,
 ) -> None:
     s, pools = plan.shape, plan.pools
-    _expect("queries", [q], [((plan.query_rows, s.heads, s.key_dim), s.dtype)])
-    expected = _sealed_arrays(s.k_bits, (s.kv_heads, pools.pages), s.key_dim, None, s.dtype)
-    expected += _sealed_arrays(s.v_bits, (s.kv_heads, pools.pages), s.value_dim, v_group(s.value_dim), s.dtype)
-    _expect("sealed pages", sealed, expected)
+    expect("queries", [q], [((plan.query_rows, s.heads, s.key_dim), s.dtype)])
+    expect("sealed pages", sealed, sealed_arrays(s, pools.pages))
     if first or pools.first_pages:
-        of_first = (s.kv_heads, pools.first_pages)
-        _expect("first pages", first, [((*of_first, s.key_dim, PAGE), s.dtype), ((*of_first, PAGE, s.value_dim), s.dtype)])
-    _expect("open pages", open_pages, [((pools.slots, s.kv_heads, PAGE, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
-    if sinks is not None and (sinks.shape != (s.heads,) or sinks.dtype not in (mx.float32, mx.float16, mx.bfloat16)):
-        raise ValueError(f"sinks are {sinks.dtype}{list(sinks.shape)}; expected {s.heads} floats")
-
-
-def _sealed_arrays(
-    bits: int, pages: tuple[int, int], dim: int, group: int | None, dtype: mx.Dtype
-) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-    """Shapes and dtypes of a pool; keys have no `group`."""
-    if bits == 16:
-        return [((*pages, dim, PAGE) if group is None else (*pages, PAGE, dim), dtype)]
-    if group is None:
-        return [((*pages, dim, 2 * bits), mx.uint32), ((*pages, 2, dim), mx.float16)]
-    return [((*pages, PAGE, -(-dim * bits // 32)), mx.uint32), ((*pages, 2, PAGE, dim // group), mx.float16)]
-
-
-def _expect(what: str, arrays: Sequence[mx.array], expected: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> None:
-    found = [(a.shape, a.dtype) for a in arrays]
-    if found != list(expected):
-        raise ValueError(f"{what} are {_names(found)}; expected {_names(expected)}")
-
-
-def _names(arrays: Sequence[tuple[tuple[int, ...], mx.Dtype]]) -> str:
-    return " and ".join(f"{str(dtype).removeprefix('mlx.core.')}{list(shape)}" for shape, dtype in arrays) or "none"
-
-
-@cache
-def _settings(scale: float, softcap: float, has_sinks: bool) -> mx.array:
-    return mx.array([scale, softcap, float(has_sinks)], mx.float32)
-
-
-@cache
-def _nothing(dtype: mx.Dtype) -> mx.array:
-    """What stands for an array that the kernel does not read; with 4 axes, because it may ask for a length."""
-    return mx.zeros((1, 1, 1, 8), dtype)
+        expect("first pages", first, first_arrays(s, pools.first_pages))
+    expect("open pages", open_pages, [((pools.slots, s.kv_heads, PAGE, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
+    if sinks is not None:
+        expect_floats("sinks", sinks, s.heads)

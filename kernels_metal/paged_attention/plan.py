@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
 from ..executors import gpu_cores
+from .arrays import integers
 from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item
 
 _NO_EDGE = -(2**30)
@@ -91,9 +90,9 @@ def plan_decode(
         answers,
         len(work),
         out,
-        _integers(work),
-        _integers(table),
-        _integers(parts) if divided else None,
+        integers(work),
+        integers(table),
+        integers(parts) if divided else None,
     )
 
 
@@ -108,7 +107,9 @@ def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
         raise ValueError(f"slot {r.slot} of {pools.slots}")
     needed = r.past // PAGE - r.first
     if r.first < 0 or len(r.pages) != needed:
-        raise ValueError(f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on")
+        raise ValueError(
+            f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
+        )
     if r.first > _first_seen(r, window):
         raise ValueError(f"page {_first_seen(r, window)} is within the window, but the page ids begin at page {r.first}")
     wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
@@ -127,9 +128,3 @@ def _cut(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
     number = -(-pages // size)
     for i in range(number):
         yield begin + i * pages // number, begin + (i + 1) * pages // number
-
-
-def _integers(rows: Sequence[object]) -> mx.array:
-    """At least 8 numbers: Metal gets smaller arrays in another address space."""
-    flat: npt.NDArray[np.int32] = np.array(rows, np.int32).reshape(-1)
-    return mx.array(np.pad(flat, (0, max(0, 8 - flat.size))))
