@@ -10,7 +10,7 @@ constant constexpr float kNothing = -1e30f;
 // The score of a raw product of query and key: scaled, capped if `softcap` is not 0, in units of log2.
 inline float score_of(float product, float scale, float softcap) {
   const float x = product * scale;
-  return (softcap > 0.0f ? softcap * tanh(x / softcap) : x) * kLog2e;
+  return (softcap > 0.0f ? softcap * precise::tanh(x / softcap) : x) * kLog2e;
 }
 
 // The maximum and the sum of weights of one query so far. A lane adds up its own tokens only; `maximum` is common to all.
