@@ -94,6 +94,8 @@ def _word(kind: str, text: str, tokens: list[tuple[str, str]], index: int, scala
         return "" if _is_pointer(tokens, index) else "__shared__"
     if text in INLINE:
         return "__device__ inline"
+    if text == "constexpr" and _previous(tokens, index) not in INLINE and _is_function(tokens, index):
+        return "__device__ constexpr"
     if text in scalars and _previous(tokens, index) not in {".", "->", "::"}:
         return f"(*{text})"
     return text
@@ -124,6 +126,10 @@ def _is_pointer(tokens: list[tuple[str, str]], index: int) -> bool:
         if depth == 0 and text in {";", ",", ")", "=", "[", "("}:
             return False
     return False
+
+
+def _is_function(tokens: list[tuple[str, str]], index: int) -> bool:
+    return next((text for _, text in tokens[index + 1 :] if text in {"(", "=", ";", "{"}), "") == "("
 
 
 def _previous(tokens: list[tuple[str, str]], index: int) -> str:
