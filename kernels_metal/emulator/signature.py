@@ -108,6 +108,11 @@ class Body:
         )
 
 
+def users_files(code: str) -> frozenset[str]:
+    """The names that the user's lines go by: ours for source and header, and those of #line directives in them."""
+    return frozenset(re.findall(r'^[ \t]*#[ \t]*line[ \t]+\d+[ \t]+"([^"]+)"', code, re.MULTILINE)) - {"entry"}
+
+
 def _template_argument(name: str, value: bool | int | mx.Dtype) -> str:
     if isinstance(value, mx.Dtype):
         return f"using {name} = {TYPES[value]};\n"
