@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,9 +32,17 @@ def mlx_source(kernel: Kernel, inputs: Sequence[mx.array], *, output_dtypes: Seq
     )
 
     def launch(*arrays: mx.array) -> list[mx.array]:
-        call = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1), "template": list(template or ()), "stream": mx.gpu, "verbose": True}
-        shapes = [(1,)] * len(body.outputs)
-        return list(real(inputs=list(arrays), output_shapes=shapes, output_dtypes=list(output_dtypes), **call))
+        found: list[mx.array] = real(  # type: ignore[operator]
+            inputs=list(arrays),
+            output_shapes=[(1,)] * len(body.outputs),
+            output_dtypes=list(output_dtypes),
+            template=list(template or ()),
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            stream=mx.gpu,
+            verbose=True,
+        )
+        return found
 
     with tempfile.TemporaryDirectory() as folder:
         return _printed_by(lambda: mx.export_function(str(Path(folder) / "kernel.mlxfn"), launch, *inputs))
@@ -58,9 +66,8 @@ def parameters(source: str) -> list[str]:
     return [re.sub(r"\s+", " ", text.strip()) for text in match["parameters"].split(",\n")]
 
 
-def _printed_by(action: object) -> str:
+def _printed_by(action: Callable[[], object]) -> str:
     """MLX prints from C++, past sys.stdout."""
-    assert callable(action)
     sys.stdout.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(1)

@@ -80,10 +80,10 @@ class Kernel:
         for name, array in zip(self.body.inputs, inputs, strict=True):
             content, strides = _memory(array, self.row_contiguous)
             add(name, worker.INPUT, content)
-            values = {"_shape": (array.shape, np.int32), "_strides": (strides, np.int64), "_ndim": (array.ndim, np.int32)}
+            i32, i64 = np.int32, np.int64
+            values = {"_shape": np.array(array.shape, i32), "_strides": np.array(strides, i64), "_ndim": np.array(array.ndim, i32)}
             for suffix, _, _ in self.body.extras(name) if array.ndim else ():
-                value, dtype = values[suffix]
-                add(name + suffix, worker.INPUT, np.array(value, dtype))
+                add(name + suffix, worker.INPUT, values[suffix])
         for name, shape, dtype in zip(self.body.outputs, shapes, dtypes, strict=True):
             if init_value is None:
                 size = int(np.prod(shape, dtype=np.int64)) * dtype.size

@@ -103,7 +103,8 @@ class Body:
             + "".join(_template_argument(name, value) for name, value in template)
             + f'#line 1 "{self.name}.metal"\n{_without_includes(self.source)}\n}}\n'
             '#line 1 "entry"\n#define EMU_UINT3(x) uint3{x[0], x[1], x[2]}\n'
-            'extern "C" __attribute__((visibility("default"))) void __emu_entry() {\n  const thread __emu_thread* t = __emu_self();\n  const thread size_t* a = t->arguments;\n'
+            'extern "C" __attribute__((visibility("default"))) void __emu_entry() {\n'
+            "  const thread __emu_thread* t = __emu_self();\n  const thread size_t* a = t->arguments;\n"
             f"  {self.name}({passed});\n}}\n"
         )
 

@@ -21,31 +21,13 @@ RUNTIME = Path(__file__).parent / "runtime"
 
 # C++ for OpenCL without its library: address spaces, vectors, swizzles and half as Metal has them. The generic address space is on as
 # structs cannot be copied without it; lint.py finds its uses.
-LANGUAGE = [
-    "-x",
-    "cl",
-    "-cl-std=clc++2021",
-    "-cl-no-stdinc",
-    "-target",
-    "x86_64-pc-linux-gnu",
-    "-ffp-contract=off",
-    "-g",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-Xclang",
-    "-fnative-half-type",
-    "-Xclang",
-    "-fnative-half-arguments-and-returns",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
-    "-Xclang",
-    "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space",
-    "-Wno-unknown-attributes",
-    "-Wno-ignored-attributes",
-    "-Wno-unused-value",
-    "-Wno-c++2b-extensions",
-    "-Wno-unknown-pragmas",
-]
+LANGUAGE = (
+    *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
+    *("-ffp-contract=off", "-g", "-fPIC", "-fvisibility=hidden"),
+    *("-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns", "-Xclang", "-fbfloat16-excess-precision=none"),
+    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space"),
+    *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-value", "-Wno-c++2b-extensions", "-Wno-unknown-pragmas"),
+)
 
 
 @dataclass(frozen=True)
