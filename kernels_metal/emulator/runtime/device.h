@@ -38,6 +38,7 @@ struct Launch {
   Order order;
   uint64_t seed;
   const size_t* arguments;
+  uint32_t origin;  // what MemorySanitizer calls threadgroup memory that was never written
 };
 
 // Sends "kind, newline, text" as the answer to the launch and ends the process: half-run fibers cannot be taken further.
@@ -54,7 +55,7 @@ void order_release(void* token);               // what came before is seen by wh
 void order_acquire(void* token);
 
 // buffers.cpp
-void array_forget(const Array& array);  // as at the start of a threadgroup: NaN, and uninitialised to MemorySanitizer
+void array_forget(const Array& array, uint32_t origin);  // as at the start of a threadgroup: NaN, and uninitialised to MemorySanitizer
 Buffer buffer_make(uint64_t bytes, Kind kind);
 void buffer_ready(const Buffer& buffer);  // written from outside
 void buffer_check(const Buffer& buffer, uint32_t index);

@@ -43,6 +43,7 @@ struct Kernel {
   void (*entry)();
   const Array* arrays;
   uint64_t array_count;
+  uint32_t origin;
 };
 
 const Kernel& kernel_at(const std::string& path) {
@@ -52,7 +53,8 @@ const Kernel& kernel_at(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail("compile", "%s", dlerror());
   const auto* count = (const uint64_t*)dlsym(library, "__emu_array_count");
-  Kernel k = {(void (*)())dlsym(library, "__emu_entry"), (const Array*)dlsym(library, "__emu_arrays"), *count};
+  auto* origin = (uint32_t (*)())dlsym(library, "__emu_origin");
+  const Kernel k = {(void (*)())dlsym(library, "__emu_entry"), (const Array*)dlsym(library, "__emu_arrays"), *count, origin ? origin() : 0};
   return loaded.emplace(path, k).first->second;
 }
 
@@ -90,7 +92,7 @@ void serve() {
   check_arrays(k);
   traffic_begin(buffers.data(), head.buffers, head.checked);
   run({k.entry, k.arrays, k.array_count, {head.grid[0], head.grid[1], head.grid[2]},
-       {head.threadgroup[0], head.threadgroup[1], head.threadgroup[2]}, Order(head.order), head.seed, arguments.data()});
+       {head.threadgroup[0], head.threadgroup[1], head.threadgroup[2]}, Order(head.order), head.seed, arguments.data(), k.origin});
   for (uint32_t i = 0; i < head.buffers; i++) buffer_check(buffers[i], i);
   const uint32_t good = 0;
   send(&good, sizeof good);

@@ -1,8 +1,9 @@
-// Mode "count": the compiler calls these for every access to memory (as for the kernel's AddressSanitizer, whose own checks are not there).
+// Mode "trace": the compiler calls these for every access to memory (as for the kernel's AddressSanitizer, whose own checks are not there).
 // Each byte of each buffer knows how often it was loaded and stored, and which threadgroup did so last.
 #include "device.h"
 
-#if EMU_COUNT
+#if EMU_TRACE
+#include <dlfcn.h>
 #include <string.h>
 
 #include <algorithm>
@@ -38,7 +39,10 @@ Watched* find(const char* at) {
 
 // The caller is the access itself: its place in the compiled kernel becomes a line of the source later.
 [[noreturn]] void conflict(const Watched& w, size_t offset, uint32_t other, const char* what, void* code) {
-  fail("two threadgroups", "%zu %zu %u %u %p %s", size_t(&w - watched.data()), offset, threadgroup - 1, other - 1, code, what);
+  Dl_info library = {};
+  dladdr(code, &library);
+  const size_t place = (const char*)code - (const char*)library.dli_fbase;
+  fail("two threadgroups", "%zu %zu %u %u %zu %s", size_t(&w - watched.data()), offset, threadgroup - 1, other - 1, place, what);
 }
 
 void load(const char* at, size_t size, void* code) {
