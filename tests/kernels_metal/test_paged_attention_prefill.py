@@ -43,12 +43,15 @@ SCENES = {
 
 
 def check(scene: PrefillScene) -> None:
-    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype."""
+    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype: by its root mean square, since
+    the largest of a few last bits in float32 is a matter of chance."""
     with emulated():
         answer = to_float(scene.run())
     expected = scene.expected()
-    allowed = max(np.abs(scene.stock() - expected).max(), ROUNDING[scene.dtype] * np.abs(expected).max())
-    assert np.abs(answer - expected).max() <= allowed
+    floor = ROUNDING[scene.dtype] * np.abs(expected).max()
+    ours, theirs = answer - expected, scene.stock() - expected
+    assert np.sqrt(np.mean(ours**2)) <= max(np.sqrt(np.mean(theirs**2)), floor / 2)
+    assert np.abs(ours).max() <= max(1.5 * np.abs(theirs).max(), floor)
 
 
 @needs_emulator
