@@ -8,18 +8,18 @@ template <typename T, int DIM, typename Sinks>
 inline void combine(const device float* answers, const device float* logs, const device int* rows, Sinks sinks, bool has_sinks, device T* out,
                     uint row, uint head, uint heads, uint lane) {
   const int first = rows[3 * row], parts = rows[3 * row + 1], stride = rows[3 * row + 2];
-  const float sink = has_sinks ? float(sinks[head]) * kLog2e : kNothing;
+  const float sink = has_sinks ? float(sinks[head]) : kNothing;
   float highest = sink;
   for (int i = int(lane); i < parts; i += 32) highest = max(highest, logs[size_t(first + i * stride) * heads + head]);
   highest = simd_max(highest);
   float sum = 0.0f;
-  for (int i = int(lane); i < parts; i += 32) sum += fast::exp2(logs[size_t(first + i * stride) * heads + head] - highest);
-  sum = simd_sum(sum) + (has_sinks ? fast::exp2(sink - highest) : 0.0f);
+  for (int i = int(lane); i < parts; i += 32) sum += exponential(logs[size_t(first + i * stride) * heads + head] - highest);
+  sum = simd_sum(sum) + (has_sinks ? exponential(sink - highest) : 0.0f);
   for (int channel = int(lane); channel < DIM; channel += 32) {
     float answer = 0.0f;
     for (int i = 0; i < parts; ++i) {
       const size_t part = size_t(first + i * stride) * heads + head;
-      answer += fast::exp2(logs[part] - highest) * answers[part * DIM + channel];
+      answer += exponential(logs[part] - highest) * answers[part * DIM + channel];
     }
     out[(size_t(row) * heads + head) * DIM + channel] = static_cast<T>(answer / sum);
   }
