@@ -32,9 +32,7 @@ def attention_over_pages(
     return mx.concatenate(answers)
 
 
-def _tokens(
-    which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], open_page: mx.array, plan: DecodePlan
-) -> mx.array:
+def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], open_page: mx.array, plan: DecodePlan) -> mx.array:
     """Keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first` on."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2

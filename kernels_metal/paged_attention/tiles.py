@@ -52,9 +52,13 @@ def check_shape(shape: Shape) -> None:
     if shape.k_bits not in BITS or shape.v_bits not in BITS:
         raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_list(BITS)}")
     if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
-        raise UnsupportedShapeError(f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are multiples of 8 from {DIMS[0]} to {DIMS[-1]}")
+        raise UnsupportedShapeError(
+            f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are multiples of 8 from {DIMS[0]} to {DIMS[-1]}"
+        )
     if shape.heads % shape.kv_heads or not 1 <= shape.group <= MOST_HEADS:
-        raise UnsupportedShapeError(f"no attention of {shape.heads} heads to {shape.kv_heads} KV heads; there are 1 to {MOST_HEADS} for each")
+        raise UnsupportedShapeError(
+            f"no attention of {shape.heads} heads to {shape.kv_heads} KV heads; there are 1 to {MOST_HEADS} for each"
+        )
     if shape.dtype not in DTYPES:
         raise UnsupportedShapeError(f"no attention in {shape.dtype}; there are float32, float16 and bfloat16")
 

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
+from mlxinfer.kernels_metal.paged_attention.plan import plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from tests.support.decode_scenes import Scene, largest
 from tests.support.emulated import emulated, needs_emulator
@@ -71,6 +73,71 @@ def check(s: Scene) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("index, choice", list(enumerate(pairwise(AXES))))
+@pytest.mark.parametrize(("index", "choice"), list(enumerate(pairwise(AXES))))
 def test_pairs_of_all_choices(index: int, choice: dict[str, Any]) -> None:
     check(scene(choice, index))
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(("k_bits", "v_bits"), list(itertools.product(BITS, BITS)))
+def test_every_format_with_every_head(k_bits: int, v_bits: int) -> None:
+    """Head sizes and numbers of heads in full; everything else in turn."""
+    chance = random.Random(k_bits * 16 + v_bits)
+    for seed, (dim, heads) in enumerate(itertools.product(AXES["dim"], AXES["heads"])):
+        choice = {name: chance.choice(values) for name, values in AXES.items()}
+        check(scene({**choice, "k_bits": k_bits, "v_bits": v_bits, "dim": dim, "heads": heads}, seed))
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "heads"), list(itertools.product(AXES["rows"], AXES["heads"])))
+def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> None:
+    chance = random.Random(rows * 32 + heads)
+    for seed, (past, window) in enumerate(itertools.product(AXES["past"], AXES["window"])):
+        choice = {name: chance.choice(values) for name, values in AXES.items()}
+        check(scene({**choice, "rows": rows, "heads": heads, "past": past, "window": window, "dim": 64, "value_dim": "same"}, seed))
+
+
+@needs_emulator
+@pytest.mark.parametrize("dim", [16, 40, 72, 112, 192])
+def test_other_head_sizes(dim: int) -> None:
+    check(Scene(((2, 200), (1, 131)), k_bits=5, v_bits=3, dim=dim, heads=2, dtype=mx.float16))
+
+
+@needs_emulator
+def test_a_channel_of_large_keys() -> None:
+    """Keys far from zero, as biases of K projections make them: scores are differences of large numbers."""
+    check(Scene(((1, 700),), dim=64, heads=4, dtype=mx.bfloat16, spread=30.0))
+
+
+@needs_emulator
+def test_sinks_count_once_however_many_parts_there_are() -> None:
+    answers = []
+    for cores in (1, 1000):
+        s = Scene(((2, 4000), (1, 100)), dim=64, heads=2, sinks=True, cores=cores)
+        with emulated():
+            answers.append(to_float(s.run()))
+        assert (s.plan.parts is None) == (cores == 1)
+    assert largest(answers[0] - answers[1]) < 1e-6
+
+
+@needs_emulator
+@pytest.mark.parametrize("heads", [1, 12])
+def test_a_row_does_not_depend_on_its_company(heads: int) -> None:
+    """Bit for bit, as long as no sequence is cut: batch and order are only addresses."""
+    s = Scene(((1, 300), (1, 70), (1, 200)), dim=64, heads=heads, dtype=mx.float16)
+    with emulated():
+        together = to_float(s.run())
+        for i in range(3):
+            alone = plan_decode(s.shape, [s.rows[i]], s.pools, query_rows=3)
+            answer = paged_attention_decode(s.q, *s.arrays, alone, scale=s.scale)
+            assert np.array_equal(to_float(answer)[0], together[i])
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_plain_reference(bits: int) -> None:
+    """In plain MLX, from the same arrays."""
+    s = Scene(((2, 300), (1, 64), (3, 131)), k_bits=bits, v_bits=bits, dim=80, heads=2, window=100, sinks=True, softcap=5.0, first=True)
+    answer = attention_over_pages(s.q, *s.arrays, s.plan, scale=s.scale, softcap=s.softcap, sinks=s.sink_logits)
+    assert largest(to_float(answer) - s.expected()) < 2e-6
