@@ -1,17 +1,18 @@
 // Softmax over keys that arrive a page at a time, and over answers of parts of the keys, in float32.
 //
-// Scores are in units of log2: a score s stands for 2^s, so that exp2 is the only transcendental. `kNothing` is the maximum of
-// no scores at all; it is finite, because a difference of infinities is not a number.
+// `kNothing` is the maximum of no scores at all. It is finite, because a difference of infinities is not a number.
 #pragma once
 
-constant constexpr float kLog2e = 1.44269504088896340736f;
 constant constexpr float kNothing = -1e30f;
 
-// The score of a raw product of query and key: scaled, capped if `softcap` is not 0, in units of log2.
+// The score of a raw product of query and key: scaled, and capped if `softcap` is not 0.
 inline float score_of(float product, float scale, float softcap) {
   const float x = product * scale;
-  return (softcap > 0.0f ? softcap * precise::tanh(x / softcap) : x) * kLog2e;
+  return softcap > 0.0f ? softcap * precise::tanh(x / softcap) : x;
 }
+
+// e^x for x <= 0. The difference of two scores is small where the weight is large: it is changed to another base, not the scores.
+inline float exponential(float x) { return fast::exp2(x * 1.44269504088896340736f); }
 
 // The maximum and the sum of weights of one query so far. A lane adds up its own tokens only; `maximum` is common to all.
 struct OnlineSoftmax {
@@ -29,7 +30,7 @@ inline OnlineSoftmax empty_softmax() {
 // Takes in scores whose maximum over all lanes is `maximum`; returns what everything added up before has to be multiplied by.
 inline float raise_maximum(thread OnlineSoftmax& s, float maximum) {
   const float highest = max(s.maximum, maximum);
-  const float shrink = fast::exp2(s.maximum - highest);
+  const float shrink = exponential(s.maximum - highest);
   s.maximum = highest;
   s.sum *= shrink;
   return shrink;
@@ -37,7 +38,7 @@ inline float raise_maximum(thread OnlineSoftmax& s, float maximum) {
 
 // The weight of a score, added to the sum. What a query may not see weighs exactly nothing.
 inline float weight_of(thread OnlineSoftmax& s, float score, bool visible) {
-  const float weight = visible ? fast::exp2(score - s.maximum) : 0.0f;
+  const float weight = visible ? exponential(score - s.maximum) : 0.0f;
   s.sum += weight;
   return weight;
 }

@@ -44,8 +44,10 @@ class DecodePlan:
     """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
 
     shape: Shape
-    tile: DecodeTile
+    sequences: tuple[Rows, ...]
+    window: int | None
     pools: Pools
+    tile: DecodeTile
     query_rows: int
     rows: int
     items: int
@@ -71,7 +73,9 @@ def plan_decode(
     size = pages_of_an_item(sum(end - begin for begin, end in spans), shape.kv_heads, cores or gpu_cores())
     cuts = [list(_cut(begin, end, size)) for begin, end in spans]
     divided = any(len(c) > 1 for c in cuts)
-    work, parts, table = [], [], []
+    work: list[tuple[int, ...]] = []
+    parts: list[tuple[int, int, int]] = []
+    table: list[int] = []
     out = answers = 0
     for r, items in zip(rows, cuts, strict=True):
         parts += [(out + i, len(items), r.count) for i in range(r.count)]
@@ -84,8 +88,10 @@ def plan_decode(
     tile = decode_tile(shape, max(r.count for r in rows), max(end - begin for c in cuts for begin, end in c))
     return DecodePlan(
         shape,
-        tile,
+        tuple(rows),
+        window,
         pools,
+        tile,
         query_rows,
         answers,
         len(work),

@@ -10,7 +10,7 @@ from ...errors import UnsupportedShapeError
 from ..formats import BITS, element_bits, v_group
 
 PAGE = 64
-DIMS = (64, 80, 96, 112, 128, 192, 256, 512)
+DIMS = range(16, 513, 8)
 MOST_HEADS, MOST_ROWS = 16, 8
 THREADGROUP_BYTES = 32 * 1024
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -52,9 +52,13 @@ def check_shape(shape: Shape) -> None:
     if shape.k_bits not in BITS or shape.v_bits not in BITS:
         raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_list(BITS)}")
     if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
-        raise UnsupportedShapeError(f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are {_list(DIMS)}")
+        raise UnsupportedShapeError(
+            f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are multiples of 8 from {DIMS[0]} to {DIMS[-1]}"
+        )
     if shape.heads % shape.kv_heads or not 1 <= shape.group <= MOST_HEADS:
-        raise UnsupportedShapeError(f"no attention of {shape.heads} heads to {shape.kv_heads}; there are 1 to {MOST_HEADS} for each KV head")
+        raise UnsupportedShapeError(
+            f"no attention of {shape.heads} heads to {shape.kv_heads} KV heads; there are 1 to {MOST_HEADS} for each"
+        )
     if shape.dtype not in DTYPES:
         raise UnsupportedShapeError(f"no attention in {shape.dtype}; there are float32, float16 and bfloat16")
 
@@ -124,7 +128,8 @@ def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
     if not tile.shared:
         return PAGE
     row = -(-shape.value_dim * element_bits(bits, shape.dtype) // 32) * 4
-    return next(n for n in (64, 32, 16, 8, 4) if tile.stage // row >= n)
+    fit = min(tile.stage // row, 8192 // (4 * tile.queries * tile.simdgroups))
+    return next(n for n in (64, 32, 16, 8, 4) if fit >= n)
 
 
 def pages_of_an_item(pages: int, kv_heads: int, cores: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import mlx.core as mx
@@ -36,7 +36,6 @@ class Scene:
     cores: int = 10
     seed: int = 0
     spread: float = 1.0
-    rest: dict[str, object] = field(default_factory=dict)
 
     @property
     def shape(self) -> Shape:
@@ -121,19 +120,21 @@ class Scene:
         return mx.array(np.ascontiguousarray(x)).astype(self.dtype)
 
     @cached_property
-    def plan(self) -> DecodePlan:
+    def rows(self) -> list[Rows]:
         rows, start = [], 0
         for i, (count, length) in enumerate(self.sequences):
             past = length - count
             gone = 0 if self.window is None else max(0, past - self.window + 1) // 64
             rows.append(Rows(i, start, count, past, self.page_ids[i][gone:], gone))
             start += count
-        return plan_decode(self.shape, rows, self.pools, query_rows=self.query_rows, window=self.window, cores=self.cores)
+        return rows
+
+    @cached_property
+    def plan(self) -> DecodePlan:
+        return plan_decode(self.shape, self.rows, self.pools, query_rows=self.query_rows, window=self.window, cores=self.cores)
 
     def run(self) -> mx.array:
-        return paged_attention_decode(
-            self.q, *self.arrays, self.plan, scale=self.scale, softcap=self.softcap, sinks=self.sink_logits
-        )
+        return paged_attention_decode(self.q, *self.arrays, self.plan, scale=self.scale, softcap=self.softcap, sinks=self.sink_logits)
 
     @cached_property
     def meant(self) -> list[list[Array]]:
@@ -165,7 +166,8 @@ class Scene:
                 oldest = 0 if self.window is None else max(0, newest - self.window + 1)
                 for head in range(s.heads):
                     scores = keys[head // s.group, oldest : newest + 1] @ q[start + row, head] * self.scale
-                    answers.append(_softmax(scores, self.softcap, None if sinks is None else sinks[head]) @ values[head // s.group, oldest : newest + 1])
+                    weights = _softmax(scores, self.softcap, None if sinks is None else sinks[head])
+                    answers.append(weights @ values[head // s.group, oldest : newest + 1])
             start += count
         return np.array(answers).reshape(start, s.heads, s.value_dim)
 

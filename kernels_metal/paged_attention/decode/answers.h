@@ -36,9 +36,9 @@ struct Out {
 template <typename O, typename Sinks>
 inline void store(Out<O, Sinks> out, size_t row, int head, int dim, int channel, float answer, OnlineSoftmax softmax) {
   float sum = softmax.sum;
-  if (out.has_sinks) sum += fast::exp2(float(out.sinks[head]) * kLog2e - softmax.maximum);
+  if (out.has_sinks) sum += exponential(float(out.sinks[head]) - softmax.maximum);
   out.answers[row * dim + channel] = static_cast<O>(sum > 0.0f ? answer / sum : 0.0f);
-  if (channel == 0) out.logs[row] = sum > 0.0f ? softmax.maximum + log2(sum) : kNothing;
+  if (channel == 0) out.logs[row] = sum > 0.0f ? softmax.maximum + log(sum) : kNothing;
 }
 
 // Every simdgroup stores the answers of its own queries.
@@ -76,9 +76,9 @@ inline void store_merged(Out out, Item item, int kv_head, int kv_heads, Place pl
     for (int s = 0; s < D::SIMDGROUPS; ++s) whole.maximum = max(whole.maximum, softmaxes[(s * D::QUERIES + i) * 2]);
     for (int s = 0; s < D::SIMDGROUPS; ++s) {
       const threadgroup float* of = softmaxes + (s * D::QUERIES + i) * 2;
-      whole.sum += of[1] * fast::exp2(of[0] - whole.maximum);
+      whole.sum += of[1] * exponential(of[0] - whole.maximum);
     }
-    const float shrink = fast::exp2(state.softmax[i].maximum - whole.maximum);
+    const float shrink = exponential(state.softmax[i].maximum - whole.maximum);
     for (int j = 0; j < D::RUNS * D::VALUE_RUN; ++j) {
       const int part = j / D::VALUE_RUN * D::VALUE_LANES + int(place.lane);
       if (int(place.lane) >= D::VALUE_LANES || part >= D::PARTS) continue;

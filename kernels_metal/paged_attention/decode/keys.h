@@ -110,13 +110,19 @@ inline void multiply_open(const device uchar* keys, Queries queries, int present
           for (int j = 0; j < bytes / 4; ++j) words[i * bytes / 4 + j] = 0;
         }
       }
+      float sums[2 * D::QUERIES];  // of eight products: added to the others together, so that less is lost
+      for (int i = 0; i < 2 * D::QUERIES; ++i) sums[i] = 0.0f;
       for (int j = 0; j < 8; ++j) {
         const float x = value_at<T, 16>(words, j), y = value_at<T, 16>(words + bytes / 4, j);
         for (int i = 0; i < D::QUERIES; ++i) {
           const float q = query_at<D>(queries, i, channel + j);
-          products[i * D::KEY_RUN] += q * x;
-          products[i * D::KEY_RUN + 1] += q * y;
+          sums[2 * i] += q * x;
+          sums[2 * i + 1] += q * y;
         }
+      }
+      for (int i = 0; i < D::QUERIES; ++i) {
+        products[i * D::KEY_RUN] += sums[2 * i];
+        products[i * D::KEY_RUN + 1] += sums[2 * i + 1];
       }
     }
   }

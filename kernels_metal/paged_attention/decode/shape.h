@@ -36,7 +36,8 @@ struct KeyRows {
 template <typename D, int BITS>
 struct ValueRows {
   static constexpr constant int bytes = (D::VALUE_DIM * Element<typename D::T, BITS>::bits + 31) / 32 * 4;
-  static constexpr constant int part = D::SHARED ? rows_at_once(D::STAGE, bytes, 64) : 64;
+  static constexpr constant int fit = rows_at_once(D::STAGE, bytes, 64), weights_fit = rows_at_once(8192, 4 * D::QUERIES * D::SIMDGROUPS, 64);
+  static constexpr constant int part = !D::SHARED ? 64 : fit < weights_fit ? fit : weights_fit;
 };
 
 // The tokens whose weights lie in threadgroup memory at once.
