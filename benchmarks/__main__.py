@@ -159,6 +159,14 @@ def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
     click.echo(text)
 
 
+@main.command("kv-bytes")
+def kv_bytes() -> None:
+    """What a step of decoding reads of the cache, and the time that takes at the least, for Apple's chips. Computed, not measured."""
+    from .kv_bytes import tables
+
+    click.echo(tables(), nl=False)
+
+
 def show(stem: Path) -> None:
     about = json.loads(_file(stem, "json").read_text(encoding="utf-8"))
     samples = read(_file(stem, "csv"))

@@ -23,6 +23,10 @@ class UnsupportedModelError(MLXInferError):
     """An architecture, config key, rope type, activation or checkpoint kind that is not understood."""
 
 
+class UnsupportedShapeError(MLXInferError):
+    """No kernel for these bits, head sizes or numbers of heads. The message lists what there is."""
+
+
 class CheckpointError(MLXInferError):
     """A model file is truncated, corrupt or inconsistent."""
 

@@ -21,7 +21,7 @@ BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
 BELOW_ENGINE = BELOW_LOADING | {"loading"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "kernels_metal": set(),
+    "kernels_metal": {"errors"},
     "kernels_cpu": set(),
     **dict.fromkeys(PLAIN, PLAIN),
     "cache": BELOW_MODELS - {"cache", "nn"},

@@ -1,8 +1,52 @@
-"""Attention of one sequence's new rows to its past, in plain MLX: what every kernel of this folder must agree with."""
+"""Attention of new rows to the past, in plain MLX: what every kernel of this folder must agree with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+
+from ..seal_page.reference import unseal_keys, unseal_values
+from .plan import DecodePlan, Rows
+from .tiles import PAGE
+
+
+def attention_over_pages(
+    q: mx.array,
+    sealed: Sequence[mx.array],
+    first: Sequence[mx.array],
+    open_pages: Sequence[mx.array],
+    plan: DecodePlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """As `launcher.paged_attention_decode`, in float32 and without its tiles: pages are unpacked and put together per sequence."""
+    answers = []
+    for r in plan.sequences:
+        keys, values = (_tokens(i, r, sealed, first, open_pages[i], plan) for i in (0, 1))
+        rows = q[r.start : r.start + r.count].astype(mx.float32).swapaxes(0, 1)
+        answer = attention(rows, keys, values, scale=scale, window=plan.window, softcap=softcap, sinks=sinks)
+        answers.append(answer.swapaxes(0, 1).astype(q.dtype))
+    return mx.concatenate(answers)
+
+
+def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], open_page: mx.array, plan: DecodePlan) -> mx.array:
+    """Keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first` on."""
+    shape = plan.shape
+    keys = 1 if shape.k_bits == 16 else 2
+    pages = [
+        _unsealed(which, [a[:, ~p if p < 0 else p] for a in pools], 16 if p < 0 else bits, shape.value_dim)
+        for p in r.pages
+        for bits in [shape.v_bits if which else shape.k_bits]
+        for pools in [first[which : which + 1] if p < 0 else sealed[keys:] if which else sealed[:keys]]
+    ]
+    return mx.concatenate([*pages, open_page[r.slot, :, : (r.past + r.count) - r.past // PAGE * PAGE].astype(mx.float32)], axis=1)
+
+
+def _unsealed(which: int, arrays: Sequence[mx.array], bits: int, value_dim: int) -> mx.array:
+    return unseal_values(arrays, bits, value_dim) if which else unseal_keys(arrays, bits)
 
 
 def attention(

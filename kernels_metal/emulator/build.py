@@ -1,0 +1,151 @@
+"""Compiles kernels to libraries and the runtime to a program, and keeps both in a cache directory of the user."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from . import lint
+from .errors import KernelError
+from .signature import users_files
+from .toolchain import FLAGS, LANGUAGE, PRELUDE, RUNTIME, Toolchain, find
+
+ERROR = re.compile(r": error: (?P<text>.*)$", re.MULTILINE)
+PLACE = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:error|note):", re.MULTILINE)
+# Threadgroup arrays are emitted as private and undefined, so that a compiler may fold loads of what it sees nobody write.
+ARRAY = r"^(@_ZZ\d+{}E(\d+)(\w+) = )internal global (.*) undef(, align.*)$"
+
+
+def cache_directory() -> Path:
+    """`MLXINFER_EMULATOR_CACHE`, or a directory of ours in the user's cache directory."""
+    chosen = os.environ.get("MLXINFER_EMULATOR_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(chosen) if chosen else Path(base) / "mlxinfer" / "emulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@cache
+def toolchain() -> Toolchain:
+    found = find()
+    if isinstance(found, str):
+        raise RuntimeError(f"the Metal emulator is not available: {found}")
+    return found
+
+
+@cache
+def _fingerprint(folder: Path) -> str:
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
+    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
+
+
+def _key(*parts: object) -> str:
+    everything = (toolchain().version, LANGUAGE, _fingerprint(PRELUDE), *parts)
+    return hashlib.sha256(repr(everything).encode()).hexdigest()[:24]
+
+
+@cache
+def library(code: str, name: str, mode: str) -> Path:
+    """The kernel, compiled for a mode. Raises KernelError if the source is refused."""
+    place = cache_directory() / f"{name}-{mode}-{_key(code, FLAGS[mode])}.so"
+    if not place.exists():
+        _lint(code, name)
+        _compile(code, name, mode, place)
+    return place
+
+
+@cache
+def program(mode: str) -> Path:
+    """The runtime of a mode: the process that kernels run in."""
+    place = cache_directory() / f"runtime-{mode}-{_key(_fingerprint(RUNTIME), FLAGS[mode].process)}"
+    if place.exists():
+        return place
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        sources = [str(path) for path in sorted(RUNTIME.glob("*.cpp"))]
+        options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
+        _call([toolchain().compiler, *options, "-c", *sources], folder)
+        objects = [Path(source).stem + ".o" for source in sources]
+        # Not instrumented itself, but linked with the sanitizer's library.
+        _call([toolchain().compiler, *FLAGS[mode].process, "-rdynamic", *_LINKING, *objects, "-ldl", "-lm", "-o", "program"], folder)
+        os.replace(Path(folder) / "program", place)
+    return place
+
+
+_LINKING = ["-rtlib=compiler-rt", "--unwindlib=libgcc"]  # libgcc of some systems cannot convert bfloat16
+
+
+def _lint(code: str, name: str) -> None:
+    """Once for all modes: the empty file says that it was found clean."""
+    clean = cache_directory() / f"{name}-lint-{_key(code, lint.RULES)}"
+    if clean.exists():
+        return
+    tree = _run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)
+    if tree.returncode:
+        raise _refused(tree.stderr, code)
+    problems = lint.problems(tree.stdout, users_files(code))
+    if problems:
+        first = problems[0]
+        raise KernelError("address space", first.text, file=first.file, line=first.line, report="\n".join(map(str, problems)))
+    clean.touch()
+
+
+def _compile(code: str, name: str, mode: str, place: Path) -> None:
+    flags = FLAGS[mode]
+    define = f"-DEMU_{mode.upper()}=1"
+    front = _front([*flags.kernel, define, "-Xclang", "-disable-llvm-passes", "-emit-llvm", "-S", "-o", "-"])
+    done = _run(front, input=code)
+    if done.returncode:
+        raise _refused(done.stderr, code)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        (Path(folder) / "kernel.ll").write_text(_with_arrays(done.stdout, name), encoding="utf-8")
+        _call([toolchain().compiler, "-x", "ir", *flags.kernel, *flags.passes, "-g", "-fPIC", "-c", "kernel.ll", "-o", "kernel.o"], folder)
+        _call([toolchain().compiler, "-shared", *_LINKING, "kernel.o", "-lm", "-o", "kernel.so"], folder)
+        os.replace(Path(folder) / "kernel.so", place)
+
+
+def _run(command: list[str], input: str | None = None, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=input, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def _front(options: list[str]) -> list[str]:
+    return [toolchain().compiler, *LANGUAGE, "-include", str(PRELUDE / "msl.h"), *options, "-"]
+
+
+def _with_arrays(ir: str, name: str) -> str:
+    """Gives threadgroup arrays a definite content and lists them (address, bytes, name) for the runtime."""
+    table: list[str] = []
+    names: list[str] = []
+    pattern = re.compile(ARRAY.format(re.escape(name)), re.MULTILINE)
+    for match in pattern.finditer(ir):
+        symbol, label = match[1].split(" ")[0], match[3][: int(match[2])]
+        size = f"ptrtoint (ptr getelementptr ({match[4]}, ptr null, i32 1) to i64)"
+        text = f"@__emu_name{len(names)}"
+        names.append(f'{text} = private constant [{len(label) + 1} x i8] c"{label}\\00"')
+        table.append(f"{{ ptr, i64, ptr }} {{ ptr {symbol}, i64 {size}, ptr {text} }}")
+    ir = pattern.sub(r"\1hidden global \4 zeroinitializer\5", ir).replace("spir_kernel", "")
+    rows = f"[{len(table)} x {{ ptr, i64, ptr }}] [{', '.join(table)}]"
+    tail = [f"@__emu_arrays = constant {rows}", f"@__emu_array_count = constant i64 {len(table)}", ""]
+    return "\n".join([ir, *names, *tail])
+
+
+def _call(command: list[str], folder: str) -> None:
+    done = _run(command, cwd=folder)
+    if done.returncode:
+        raise KernelError("compile", f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}", report=done.stderr)
+
+
+def _refused(report: str, code: str) -> KernelError:
+    """The first error, at the user's line: itself, or the one from which the prelude's template was called."""
+    error = ERROR.search(report)
+    if not error:
+        return KernelError("compile", report.strip()[-300:], report=report)
+    start = report.rfind("\n", 0, error.start()) + 1
+    files = users_files(code)
+    places = [match for match in PLACE.finditer(report, start) if match["file"] in files]
+    file, line = (places[0]["file"], int(places[0]["line"])) if places else (None, None)
+    return KernelError("compile", error["text"], file=file, line=line, report=report)

@@ -1,0 +1,78 @@
+"""What Metal refuses and C++ for OpenCL accepts, found in the compiler's syntax tree.
+
+Metal has no generic address space to speak of: whatever of the user's has a type in it lacks its `device`, `constant`, `threadgroup` or
+`thread`. Nor has it lambdas, goto or recursion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+RULES = 1  # raised when they change: sources found clean are not looked at again
+
+_NODE = re.compile(r"^(?P<indent>[ |`-]*)(?P<kind>\w+) 0x[0-9a-f]+ (?P<rest>.*)$")
+_PLACE = re.compile(r"(?:(?<=<)|(?<=, )|(?<=> ))(?:(?P<file>line|<[^<>]*>|[^<>,:]+):(?P<line>\d+):\d+|col:\d+)")
+_DECLARATION = re.compile(r"^(?:ParmVar|Var|Field)Decl$")
+_CAST = re.compile(r"^(?:CStyleCast|CXXStaticCast|CXXReinterpretCast|CXXFunctionalCast)Expr$")
+_IMPLICIT_MEMBER = re.compile(r"^CXX(?:Constructor|Method|Destructor)Decl$")
+_MISSING = {"LambdaExpr": "Metal has no lambdas", "GotoStmt": "Metal has no goto"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+def problems(tree: str, files: frozenset[str]) -> list[Problem]:
+    """`tree`: what -ast-dump prints; `files`: the names of the user's."""
+    start = tree.find(".header.metal:")  # what comes before is the prelude's
+    lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n") if start >= 0 else []
+    return list(dict.fromkeys(_problems(lines, files)))
+
+
+def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
+    file, line, skip = "", 0, 1 << 30
+    for text in lines:
+        node = _NODE.match(text)
+        if not node:
+            continue
+        rest, depth, kind = node["rest"], len(node["indent"]), node["kind"]
+        own_file, own_line, file, line = _places(rest, file, line)
+        if depth > skip:
+            continue
+        skip = 1 << 30
+        if _IMPLICIT_MEMBER.match(kind) and " implicit " in rest:
+            skip = depth
+        elif own_file in files:
+            yield from _of_node(kind, rest, own_file, own_line)
+
+
+def _places(rest: str, file: str, line: int) -> tuple[str, int, str, int]:
+    """Where a node begins, and the last place that is named: a dump names a file or a line only where it differs from the last one."""
+    own = None
+    for match in _PLACE.finditer(rest.split("'", 1)[0]):
+        if match["file"]:
+            line = int(match["line"])
+            file = file if match["file"] == "line" else match["file"]
+        own = own or (file, line)
+    return (*(own or (file, line)), file, line)
+
+
+def _of_node(kind: str, rest: str, file: str, line: int) -> Iterator[Problem]:
+    if kind in _MISSING:
+        yield Problem(file, line, _MISSING[kind])
+    types = re.findall(r"'([^']*)'", rest)
+    if not types or "__generic" not in types[0]:
+        return
+    if _DECLARATION.match(kind):
+        name = re.search(r"(\w+) '", rest)
+        yield Problem(file, line, f"{name[1] if name else 'a pointer'} needs device, constant, threadgroup or thread")
+    elif _CAST.match(kind):
+        yield Problem(file, line, f"a cast to {types[0].replace('__generic ', '')} needs device, constant, threadgroup or thread")

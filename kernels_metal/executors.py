@@ -1,0 +1,83 @@
+"""Who runs kernels: the GPU of a Mac, an NVIDIA GPU through the CUDA twin, the emulator where a test asks for it, nobody elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Protocol, Union, cast
+
+import mlx.core as mx
+
+from .cuda import CudaKernel
+from .source import load
+
+Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
+
+
+class Kernel(Protocol):
+    """What `mx.fast.metal_kernel` returns. `grid` counts threads."""
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Template = (),
+    ) -> list[mx.array]: ...
+
+
+Maker = Callable[..., Kernel]
+_maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
+
+
+@contextlib.contextmanager
+def run_with(maker: Maker) -> Iterator[None]:
+    """Within the context, kernels are made by `maker`, which takes what `mx.fast.metal_kernel` takes."""
+    token = _maker.set(maker)
+    try:
+        yield
+    finally:
+        _maker.reset(token)
+
+
+def available() -> bool:
+    """Whether kernels of this folder can run here."""
+    return _chosen() is not None
+
+
+def get_kernel(file: str, name: str) -> Kernel:
+    """The kernel of a Metal file, made once for each executor."""
+    maker = _chosen()
+    if maker is None:
+        raise RuntimeError("Metal kernels need an Apple GPU, an NVIDIA GPU and mlx[cuda], or the emulator")
+    return _made(maker, file, name)
+
+
+def _chosen() -> Maker | None:
+    """MLX's own makers do not fail before the first call, so that it is asked first whether there is a GPU."""
+    maker = _maker.get()
+    if maker is None and mx.metal.is_available():
+        return cast(Maker, mx.fast.metal_kernel)
+    return CudaKernel if maker is None and mx.cuda.is_available() else maker
+
+
+@cache
+def _made(maker: Maker, file: str, name: str) -> Kernel:
+    source = load(file, name)
+    return maker(name=name, input_names=list(source.inputs), output_names=list(source.outputs), source=source.body, header=source.header)
+
+
+_CORES = {"g": 10, "s": 32, "c": 64, "d": 64}
+"""GPU cores of a chip by the last letter of its architecture: base, Max (and Pro), Ultra. MLX does not tell the number."""
+
+
+@cache
+def gpu_cores() -> int:
+    """About how many cores the GPU has; it decides into how many parts long sequences are cut."""
+    information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}
+    return _CORES.get(str(information.get("architecture", "g"))[-1], 10)

@@ -1,0 +1,17 @@
+"""Formats of sealed pages, as kernels see them."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+BITS = (16, 8, 6, 5, 4, 3, 2)
+
+
+def v_group(dim: int) -> int:
+    """Channels of V that share a scale: the largest divisor of the head size that is at most 64 and a multiple of 8."""
+    return max(n for n in range(8, 65, 8) if dim % n == 0)
+
+
+def element_bits(bits: int, dtype: mx.Dtype) -> int:
+    """What a value takes in memory; 16 means that it is kept in `dtype`."""
+    return int(8 * dtype.size) if bits == 16 else bits

@@ -1,0 +1,72 @@
+"""Arrays as attention kernels take them: what is expected of the cache's, and small ones made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import v_group
+from .tiles import PAGE, Shape
+
+Expected = list[tuple[tuple[int, ...], mx.Dtype]]
+
+
+def sealed_arrays(shape: Shape, pages: int) -> Expected:
+    """Of a pool of sealed pages: keys, then values."""
+    return _of_keys(shape, pages) + _of_values(shape, pages)
+
+
+def _of_keys(s: Shape, pages: int) -> Expected:
+    of = (s.kv_heads, pages)
+    if s.k_bits == 16:
+        return [((*of, s.key_dim, PAGE), s.dtype)]
+    return [((*of, s.key_dim, 2 * s.k_bits), mx.uint32), ((*of, 2, s.key_dim), mx.float16)]
+
+
+def _of_values(s: Shape, pages: int) -> Expected:
+    of = (s.kv_heads, pages)
+    if s.v_bits == 16:
+        return [((*of, PAGE, s.value_dim), s.dtype)]
+    groups = s.value_dim // v_group(s.value_dim)
+    return [((*of, PAGE, -(-s.value_dim * s.v_bits // 32)), mx.uint32), ((*of, 2, PAGE, groups), mx.float16)]
+
+
+def first_arrays(shape: Shape, pages: int) -> Expected:
+    """Of the pool of first pages, at 16 bits."""
+    return [((shape.kv_heads, pages, shape.key_dim, PAGE), shape.dtype), ((shape.kv_heads, pages, PAGE, shape.value_dim), shape.dtype)]
+
+
+def expect(what: str, arrays: Sequence[mx.array], expected: Expected) -> None:
+    found = [(a.shape, a.dtype) for a in arrays]
+    if found != expected:
+        raise ValueError(f"{what} are {_names(found)}; expected {_names(expected)}")
+
+
+def expect_floats(what: str, array: mx.array, count: int) -> None:
+    if array.shape != (count,) or array.dtype not in (mx.float32, mx.float16, mx.bfloat16):
+        raise ValueError(f"{what} are {array.dtype}{list(array.shape)}; expected {count} floats")
+
+
+def _names(arrays: Expected) -> str:
+    return " and ".join(f"{str(dtype).removeprefix('mlx.core.')}{list(shape)}" for shape, dtype in arrays) or "none"
+
+
+def integers(rows: Sequence[object]) -> mx.array:
+    """int32, and at least 8 of them: Metal gets smaller arrays in another address space."""
+    flat: npt.NDArray[np.int32] = np.array(rows, np.int32).reshape(-1)
+    return mx.array(np.pad(flat, (0, max(0, 8 - flat.size))))
+
+
+@cache
+def settings(scale: float, softcap: float, has_sinks: bool) -> mx.array:
+    return mx.array([scale, softcap, float(has_sinks)], mx.float32)
+
+
+@cache
+def nothing(dtype: mx.Dtype) -> mx.array:
+    """What stands for an array that the kernel does not read; with 4 axes, because it may ask for a length."""
+    return mx.zeros((1, 1, 1, 8), dtype)

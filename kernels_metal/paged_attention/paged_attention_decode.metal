@@ -1,0 +1,115 @@
+// Attention of 1 to 8 query rows per sequence to the pages of its cache. README.md has the tile, the maths and the bytes.
+//
+// A threadgroup computes one work item (`Item`, made by plan.py) for one KV head: a run of pages of one sequence, for all query
+// heads of that KV head and all rows of the sequence. A query is one pair of row and head: query i of an item is head i % HEADS
+// of row i / HEADS. A simdgroup holds the answers of QUERIES queries in registers.
+//   SHARED = false: those are all. Every simdgroup takes pages of its own, straight from device memory, and the answers of the
+//                   simdgroups are merged at the end.
+//   SHARED = true:  there are more. All simdgroups work on the same page, each for queries of its own, and read it from
+//                   threadgroup memory, where they have put it together, part by part: it still leaves device memory once.
+#include "paged_attention/decode/keys.h"
+#include "paged_attention/decode/values.h"
+#include "paged_attention/decode/answers.h"
+
+// One page, of one of three kinds: open, kept as it is (`~id` of the small pool), sealed.
+template <typename D, typename Queries>
+inline void attend_page(Pages<typename D::T> pages, Item item, int page, int id, Queries queries, int first_query, float scale,
+                        float softcap, Place place, thread State<D>& state) {
+  constexpr int keys = KeyRows<D, D::K_BITS>::bytes * D::KEY_DIM, plain_keys = KeyRows<D, 16>::bytes * D::KEY_DIM;
+  constexpr int values = ValueRows<D, D::V_BITS>::bytes * 64, plain_values = ValueRows<D, 16>::bytes * 64;
+  const bool active = first_query < item.count * D::HEADS;
+  float products[D::QUERIES * D::KEY_RUN];
+  for (int i = 0; i < D::QUERIES * D::KEY_RUN; ++i) products[i] = 0.0f;
+  if (page == item.past / 64) {
+    const int present = item.past + item.count - page * 64;
+    multiply_open<D>(pages.open_keys, queries, present, active, place, products);
+    if (active) weigh<D, false>(item, page, first_query, scale, softcap, place, products, state);
+    add_page<D, 16>(pages.open_values, present, active, place, products, state);
+  } else if (id < 0) {
+    multiply_page<D, 16>(pages.first_keys + size_t(~id) * plain_keys, pages.key_scales, queries, active, place, products);
+    if (active) weigh<D, false>(item, page, first_query, scale, softcap, place, products, state);
+    add_page<D, 16>(pages.first_values + size_t(~id) * plain_values, 64, active, place, products, state);
+  } else {
+    const device half* key_scales = pages.key_scales + (D::K_BITS == 16 ? 0 : size_t(id) * 2 * D::KEY_DIM);
+    const device half* value_scales = pages.value_scales + (D::V_BITS == 16 ? 0 : size_t(id) * 128 * D::GROUPS);
+    together(Sharing<D::SHARED>());
+    copy_scales<D>(key_scales, value_scales, place);
+    together(Sharing<D::SHARED>());
+    multiply_page<D, D::K_BITS>(pages.keys + size_t(id) * keys, key_scales, queries, active, place, products);
+    if (active) weigh<D, D::V_BITS != 16>(item, page, first_query, scale, softcap, place, products, state);
+    add_page<D, D::V_BITS>(pages.values + size_t(id) * values, 64, active, place, products, state);
+  }
+}
+
+// All pages of this simdgroup: every one where simdgroups share them, every SIMDGROUPS-th where not.
+template <typename D, typename Queries>
+inline void attend_pages(Pages<typename D::T> pages, Item item, const device int* table, Queries queries, int first_query,
+                         float scale, float softcap, Place place, thread State<D>& state) {
+  for (int i = 0; i < D::QUERIES; ++i) state.softmax[i] = empty_softmax();
+  for (int i = 0; i < D::QUERIES * D::RUNS * D::VALUE_RUN; ++i) state.answers[i] = 0.0f;
+  for (int i = 0; i < D::QUERIES * D::GROUPS; ++i) state.biases[i] = 0.0f;
+  const int step = D::SHARED ? 1 : D::SIMDGROUPS;
+  for (int page = item.begin + (D::SHARED ? 0 : int(place.simdgroup)); page < item.end; page += step) {
+    const int id = page == item.past / 64 ? 0 : table[item.table + page];
+    attend_page<D>(pages, item, page, id, queries, first_query, scale, softcap, place, state);
+  }
+}
+
+//: kernel paged_attention_decode(queries, sealed_keys, key_scales, sealed_values, value_scales, first_keys, first_values, open_keys,
+//:                               open_values, table, work, settings, sinks) -> answers, logs
+//: threads (32 * SIMDGROUPS, KV heads, work items), groups of (32 * SIMDGROUPS, 1, 1)
+typedef Decode<T, K_BITS, V_BITS, KEY_DIM, VALUE_DIM, GROUP, HEADS, QUERIES, KEY_RUN, VALUE_RUN, SIMDGROUPS, SHARED, STAGE> D;
+typedef Room<D, STAGED_QUERIES> R;
+threadgroup T query_room[R::queries];
+threadgroup uint stage[R::stage];
+threadgroup uint key_scale_room[R::key_scales];
+threadgroup uint value_scale_room[R::value_scales];
+threadgroup float weights[SIMDGROUPS * R::weights];
+threadgroup float merged[R::merged];
+threadgroup float softmaxes[R::softmaxes];
+
+Place place;
+place.lane = thread_index_in_simdgroup;
+place.simdgroup = simdgroup_index_in_threadgroup;
+place.index = thread_index_in_threadgroup;
+place.stage = stage;
+place.key_scales = key_scale_room;
+place.value_scales = value_scale_room + (SHARED ? 0 : place.simdgroup * (V_BITS == 16 ? 0 : 64 * D::GROUPS));
+place.weights = weights + place.simdgroup * R::weights;
+
+const int head = threadgroup_position_in_grid.y, heads = threadgroups_per_grid.y;
+const Item item = item_at(work, threadgroup_position_in_grid.z);
+const size_t sealed = size_t(head) * sealed_keys_shape[1], first = size_t(head) * first_keys_shape[1];
+const size_t open = size_t(item.slot) * heads + head;
+Pages<T> pages;
+pages.keys = (const device uchar*)sealed_keys + sealed * (KeyRows<D, K_BITS>::bytes * KEY_DIM);
+pages.key_scales = key_scales + (K_BITS == 16 ? 0 : sealed * 2 * KEY_DIM);
+pages.values = (const device uchar*)sealed_values + sealed * (ValueRows<D, V_BITS>::bytes * 64);
+pages.value_scales = value_scales + (V_BITS == 16 ? 0 : sealed * 128 * D::GROUPS);
+pages.first_keys = (const device uchar*)first_keys + first * (KeyRows<D, 16>::bytes * KEY_DIM);
+pages.first_values = (const device uchar*)first_values + first * (ValueRows<D, 16>::bytes * 64);
+pages.open_keys = (const device uchar*)open_keys + open * (64 * KEY_DIM * sizeof(T));
+pages.open_values = (const device uchar*)open_values + open * (64 * VALUE_DIM * sizeof(T));
+
+const int first_query = SHARED ? int(place.simdgroup) * QUERIES : 0;
+DeviceQueries<T> all;
+all.row = uint(heads * HEADS * KEY_DIM);
+all.start = queries + size_t(item.row) * all.row + head * HEADS * KEY_DIM;
+all.first = first_query;
+all.last = item.count * HEADS - 1;
+const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, query_room, place.index);
+State<D> state;
+attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);
+add_lanes<D>(place, state);
+
+typedef Out<O, decltype(&sinks[0])> Answers;
+Answers out;
+out.answers = answers;
+out.logs = logs;
+out.sinks = &sinks[0];
+out.has_sinks = settings[2] != 0.0f;
+if (SHARED) {
+  store_own<D>(out, item, head, heads, first_query, place, state);
+} else {
+  store_merged<D>(out, item, head, heads, place, merged, softmaxes, state);
+}

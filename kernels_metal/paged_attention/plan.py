@@ -1,0 +1,136 @@
+"""What decode attention has to do in one step, checked and cut into work items before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..executors import gpu_cores
+from .arrays import integers
+from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item
+
+_NO_EDGE = -(2**30)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows `start .. start + count` of the queries are the tokens `past .. past + count` of one sequence.
+
+    They lie in one page, which is open and in `slot`. `pages` are the ids of the sealed pages before it, from page `first` of the
+    sequence on (earlier ones have left the window): p >= 0 in the pool, ~p in the pool of first pages.
+    """
+
+    slot: int
+    start: int
+    count: int
+    past: int
+    pages: Sequence[int]
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How many pages and slots there are, to check ids against."""
+
+    pages: int
+    first_pages: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
+
+    shape: Shape
+    sequences: tuple[Rows, ...]
+    window: int | None
+    pools: Pools
+    tile: DecodeTile
+    query_rows: int
+    rows: int
+    items: int
+    part_rows: int
+    work: mx.array
+    table: mx.array
+    parts: mx.array | None
+    """`[rows, 3]`: the first part, the number of parts and their distance, if any sequence is divided."""
+
+
+def plan_decode(
+    shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, cores: int | None = None
+) -> DecodePlan:
+    """Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be."""
+    check_shape(shape)
+    if not rows:
+        raise ValueError("no rows to attend with")
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} tokens sees nothing")
+    for sequence in rows:
+        _check(sequence, pools, query_rows, window)
+    spans = [(_first_seen(r, window), r.past // PAGE + 1) for r in rows]
+    size = pages_of_an_item(sum(end - begin for begin, end in spans), shape.kv_heads, cores or gpu_cores())
+    cuts = [list(_cut(begin, end, size)) for begin, end in spans]
+    divided = any(len(c) > 1 for c in cuts)
+    work: list[tuple[int, ...]] = []
+    parts: list[tuple[int, int, int]] = []
+    table: list[int] = []
+    out = answers = 0
+    for r, items in zip(rows, cuts, strict=True):
+        parts += [(out + i, len(items), r.count) for i in range(r.count)]
+        oldest = _NO_EDGE if window is None else r.past - window + 1
+        for begin, end in items:
+            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, len(table) - r.first, out))
+            out += r.count
+        answers += r.count
+        table += r.pages
+    tile = decode_tile(shape, max(r.count for r in rows), max(end - begin for c in cuts for begin, end in c))
+    return DecodePlan(
+        shape,
+        tuple(rows),
+        window,
+        pools,
+        tile,
+        query_rows,
+        answers,
+        len(work),
+        out,
+        integers(work),
+        integers(table),
+        integers(parts) if divided else None,
+    )
+
+
+def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
+    if not 1 <= r.count <= MOST_ROWS:
+        raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
+    if r.start < 0 or r.start + r.count > query_rows:
+        raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
+    if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
+        raise ValueError(f"tokens {r.past} to {r.past + r.count} do not lie in one page of {PAGE}")
+    if not 0 <= r.slot < pools.slots:
+        raise ValueError(f"slot {r.slot} of {pools.slots}")
+    needed = r.past // PAGE - r.first
+    if r.first < 0 or len(r.pages) != needed:
+        raise ValueError(
+            f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
+        )
+    if r.first > _first_seen(r, window):
+        raise ValueError(f"page {_first_seen(r, window)} is within the window, but the page ids begin at page {r.first}")
+    wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
+    if wrong:
+        raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
+
+
+def _first_seen(r: Rows, window: int | None) -> int:
+    """The first page with a token that the first row sees."""
+    return 0 if window is None else max(0, r.past - window + 1) // PAGE
+
+
+def _cut(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Runs of at most `size` pages whose lengths differ by one at most."""
+    pages = end - begin
+    number = -(-pages // size)
+    for i in range(number):
+        yield begin + i * pages // number, begin + (i + 1) * pages // number

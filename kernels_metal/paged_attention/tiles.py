@@ -1,0 +1,143 @@
+"""Shapes that attention over pages knows, and how its kernels divide the work: every such choice is made here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ...errors import UnsupportedShapeError
+from ..formats import BITS, element_bits, v_group
+
+PAGE = 64
+DIMS = range(16, 513, 8)
+MOST_HEADS, MOST_ROWS = 16, 8
+THREADGROUP_BYTES = 32 * 1024
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys and values of a layer, and its query heads. 16 bits means: kept in `dtype`."""
+
+    dtype: mx.Dtype
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    k_bits: int
+    v_bits: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """Template arguments of `paged_attention_decode`; its source says what they mean."""
+
+    queries: int
+    key_run: int
+    value_run: int
+    simdgroups: int
+    shared: bool
+    stage: int
+    staged_queries: int
+
+
+def check_shape(shape: Shape) -> None:
+    """Refuse what no kernel exists for, with the list of what there is."""
+    if shape.k_bits not in BITS or shape.v_bits not in BITS:
+        raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_list(BITS)}")
+    if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
+        raise UnsupportedShapeError(
+            f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are multiples of 8 from {DIMS[0]} to {DIMS[-1]}"
+        )
+    if shape.heads % shape.kv_heads or not 1 <= shape.group <= MOST_HEADS:
+        raise UnsupportedShapeError(
+            f"no attention of {shape.heads} heads to {shape.kv_heads} KV heads; there are 1 to {MOST_HEADS} for each"
+        )
+    if shape.dtype not in DTYPES:
+        raise UnsupportedShapeError(f"no attention in {shape.dtype}; there are float32, float16 and bfloat16")
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+def decode_tile(shape: Shape, rows: int, pages: int) -> DecodeTile:
+    """The tile for up to `rows` rows of a sequence and `pages` pages in a work item.
+
+    What counts is how many numbers a lane holds: per query, `key_run` products and the lane's channels of the answer. Up to 8
+    queries fit with about 100 of them, and then every simdgroup reads pages of its own. The more queries there are, the shorter the
+    runs: with few, what costs is loading, and long runs make wide loads. More queries are divided among simdgroups, 4 each (8 in
+    the rare case of more than 64), and pages go through threadgroup memory; its size decides how many threadgroups share a core,
+    so that a part of a page is 4 KB where rows are short.
+    """
+    queries = shape.group * rows
+    for key_run, value_run in ((16, 16), (16, 8), (8, 8), (8, 4)):
+        run = _value_run(shape, value_run)
+        if run and queries <= 8 and queries * (key_run + _answers_of_a_lane(shape, run)) <= (64 if key_run == 16 else 100):
+            simdgroups = 4 if pages > 2 else max(1, pages)
+            return _with_queries(shape, queries, DecodeTile(queries, key_run, run, simdgroups, False, 16, queries))
+    each = 4 if queries <= 64 else 8
+    stage = 4096 if max(64, shape.value_dim) * shape.dtype.size <= 512 else 8192
+    run = _value_run(shape, 8)
+    return _with_queries(shape, queries, DecodeTile(each, 8, run, -(-queries // each), True, stage, queries))
+
+
+def _value_run(shape: Shape, most: int) -> int:
+    """Channels of V that a lane reads at once: within a group that shares a scale, and whole bytes."""
+    group = shape.value_dim if shape.v_bits == 16 else v_group(shape.value_dim)
+    runs = [n for n in (16, 8, 4) if n <= most and group % n == 0 and n * element_bits(shape.v_bits, shape.dtype) % 8 == 0]
+    return runs[0] if runs else 0
+
+
+def _answers_of_a_lane(shape: Shape, run: int) -> int:
+    return run * -(-shape.value_dim // run // 32)
+
+
+def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
+    """Queries are copied to threadgroup memory if they fit, and otherwise read from device memory again with every page."""
+    rest = decode_memory(shape, tile) - tile.staged_queries * shape.key_dim * shape.dtype.size
+    most = THREADGROUP_BYTES if tile.shared else 3 * THREADGROUP_BYTES // 4
+    if rest + queries * shape.key_dim * shape.dtype.size <= most:
+        return tile
+    return DecodeTile(tile.queries, tile.key_run, tile.value_run, tile.simdgroups, tile.shared, tile.stage, 0)
+
+
+def decode_memory(shape: Shape, tile: DecodeTile) -> int:
+    """Bytes of threadgroup memory: `Room` of the source."""
+    groups = 1 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
+    teams = 1 if tile.shared else tile.simdgroups
+    weights = max(_rows_at_once(shape, tile, bits) for bits in (shape.v_bits, 16)) * tile.queries * tile.simdgroups
+    merged = 1 if tile.shared else tile.simdgroups * (shape.value_dim + 2 * tile.queries)
+    words = (
+        (tile.stage // 4 if tile.shared else 1)
+        + (shape.key_dim if tile.shared and shape.k_bits != 16 else 1)
+        + (1 if shape.v_bits == 16 else teams * 64 * groups)
+        + weights
+        + merged
+    )
+    return 4 * words + max(1, tile.staged_queries * shape.key_dim) * shape.dtype.size
+
+
+def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
+    if not tile.shared:
+        return PAGE
+    row = -(-shape.value_dim * element_bits(bits, shape.dtype) // 32) * 4
+    fit = min(tile.stage // row, 8192 // (4 * tile.queries * tile.simdgroups))
+    return next(n for n in (64, 32, 16, 8, 4) if fit >= n)
+
+
+def pages_of_an_item(pages: int, kv_heads: int, cores: int) -> int:
+    """Into runs of how many pages the `pages` of all sequences together are cut.
+
+    A core holds 4 threadgroups of 4 simdgroups; with twice as many, the last ones to finish leave little idle. A run is
+    at least 8 pages long, because each one writes an answer in float32 that has to be read again: at 8 pages of 4 bits and one row,
+    this adds a tenth to the bytes, and an eightieth at 64.
+    """
+    wanted = max(1, 8 * cores // kv_heads)
+    return max(8, -(-pages // wanted))

@@ -1,0 +1,89 @@
+"""Decode attention under sanitizers, in every order of threads, and what it reads and writes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxinfer.kernels_metal import emulator
+from tests.support.decode_scenes import Scene
+from tests.support.emulated import emulated, needs_emulator
+from tests.support.sealed_pages import to_float
+
+pytestmark = needs_emulator
+
+# Every way through the kernel: pages of one simdgroup and shared ones; whole and cut sequences; runs of whole words and of single
+# bytes; all kinds of pages; queries copied and not.
+SCENES = {
+    "own pages": Scene(((1, 301), (3, 67), (2, 200)), k_bits=8, v_bits=3, dim=64, heads=2, dtype=mx.bfloat16, sinks=True, softcap=5.0),
+    "narrow runs": Scene(((2, 300), (1, 65)), k_bits=3, v_bits=2, dim=96, value_dim=80, heads=4, dtype=mx.float16, first=True),
+    "cut, long runs": Scene(((1, 1200),), k_bits=4, v_bits=16, dim=80, heads=1, kv_heads=1, cores=100, dtype=mx.float32, sinks=True),
+    "shared, cut": Scene(((1, 900), (2, 66)), k_bits=4, v_bits=4, dim=128, heads=8, kv_heads=1, cores=100, dtype=mx.bfloat16),
+    "shared, 16 bits, window": Scene(((3, 301), (1, 1)), k_bits=16, v_bits=16, dim=64, heads=3, dtype=mx.float16, window=100),
+    "shared, in parts": Scene(((1, 131),), k_bits=5, v_bits=6, dim=256, heads=12, kv_heads=1, dtype=mx.float32, first=True),
+    "128 queries": Scene(((8, 200), (1, 64)), k_bits=6, v_bits=5, dim=80, heads=16, kv_heads=1, dtype=mx.float16),
+}
+
+
+@cache
+def answer(name: str) -> np.ndarray:
+    with emulated():
+        return to_float(SCENES[name].run())
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(("order", "seed"), [("reversed", 0), ("random", 1), ("random", 2)])
+def test_the_order_of_threads_changes_no_bit(name: str, order: str, seed: int) -> None:
+    with emulated(order=order, seed=seed):
+        assert np.array_equal(to_float(SCENES[name].run()), answer(name))
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
+def test_sanitizers_are_silent(name: str, mode: str) -> None:
+    with emulated(mode=mode, order="random", seed=3):
+        assert np.array_equal(to_float(SCENES[name].run()), answer(name))
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
+    s = SCENES[name]
+    with emulated(), emulator.count_bytes() as counts:
+        s.run()
+    decode = counts.of("paged_attention_decode")
+    for buffer in ("sealed_keys", "sealed_values", "key_scales", "value_scales", "first_keys", "first_values", "open_keys", "open_values"):
+        assert decode[buffer].most_loads <= 1, buffer
+    pages = sum(end - begin for _, _, _, _, _, begin, end, _, _ in np.array(s.plan.work)[: 9 * s.plan.items].reshape(-1, 9))
+    sealed = pages - len(s.sequences) - sum(p < 0 for r in s.rows for p in r.pages)
+    heads, bits = s.kv_heads, s.shape
+    element = 8 * s.dtype.size
+    assert decode["sealed_keys"].loaded == sealed * heads * 64 * s.dim * (element if bits.k_bits == 16 else bits.k_bits) // 8
+    if s.shape.value_dim * s.v_bits % 32 == 0:
+        assert decode["sealed_values"].loaded == sealed * heads * 64 * bits.value_dim * (element if bits.v_bits == 16 else bits.v_bits) // 8
+    assert counts.total().stored == stored(s)
+
+
+def stored(s: Scene) -> int:
+    """Answers, and what is left of the sums: no score among them."""
+    rows = s.plan.rows if s.plan.parts is None else s.plan.part_rows
+    size = s.dtype.size if s.plan.parts is None else 4
+    combined = 0 if s.plan.parts is None else s.query_rows * s.shape.heads * s.shape.value_dim * s.dtype.size
+    return rows * s.shape.heads * (s.shape.value_dim * size + 4) + combined
+
+
+def traffic(bits: int) -> int:
+    """Of one KV head of Llama 3's shape after 4K tokens, parts of answers included."""
+    s = Scene(((1, 4097),), k_bits=bits, v_bits=bits, dim=128, heads=4, kv_heads=1, dtype=mx.bfloat16)
+    with emulated(), emulator.count_bytes() as counts:
+        s.run()
+    total = counts.total()
+    return total.fetched + total.stored
+
+
+def test_four_bits_are_less_than_a_third_of_the_traffic() -> None:
+    plain = traffic(16)
+    assert traffic(4) <= 0.30 * plain
+    assert traffic(8) <= 0.55 * plain
