@@ -40,8 +40,10 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    name: str
-    """For people."""
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
 

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
 from .. import kernels_cpu
+from ..device import is_gpu
+from ..kernels_metal import executors
 from .attention import AttentionBackend, NativeAttention
 from .base import AttentionSpec, LayerSpec
 from .format import KVFormat
+from .metal import MetalAttention
 from .plain import PlainAttention
 from .report import by_layers
 from .store import LayerStore
+from .trial import obstacle
 
 _NATIVE = NativeAttention()
+_METAL = MetalAttention()
 _PLAIN = PlainAttention()
 
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """Layers with the same answer are prepared together in each step."""
-    return _NATIVE if kernels_cpu.in_use() else _PLAIN
+    if kernels_cpu.in_use():
+        return _NATIVE
+    if not (is_gpu() and executors.available()):
+        return _PLAIN
+    instead = obstacle(store.spec, store.dtype, store.format)
+    return PlainAttention(instead) if instead else _METAL
+
+
+def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
+    """Which layers have to do without the kernels that there are for this device, and why."""
+    ways = {
+        index: backend.instead for index, backend in _ways(layers, kv, dtype) if isinstance(backend, PlainAttention) and backend.instead
+    }
+    return [f"attention of {line}: plain MLX instead" for line in by_layers(ways)]
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
     """Which layers attend in which way."""
-    ways = {
-        index: attention_backend(LayerStore(spec, dtype, kv)).name for index, spec in enumerate(layers) if isinstance(spec, AttentionSpec)
-    }
-    return by_layers(ways)
+    return by_layers({index: backend.name for index, backend in _ways(layers, kv, dtype)})
+
+
+def _ways(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> Iterator[tuple[int, AttentionBackend]]:
+    for index, spec in enumerate(layers):
+        if isinstance(spec, AttentionSpec):
+            yield index, attention_backend(LayerStore(spec, dtype, kv))

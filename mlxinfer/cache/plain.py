@@ -15,10 +15,16 @@ from .pages import AttentionGroup
 from .store import LayerStore, Pages
 
 
+@dataclass(frozen=True, slots=True)
 class PlainAttention:
-    """Puts each sequence's keys and values together and attends with MLX's own operation."""
+    """Puts each sequence's keys and values together and attends with MLX's own operation. `instead` says why no kernel does, where that is
+    worth saying."""
 
-    name = "plain MLX"
+    instead: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"plain MLX ({self.instead})" if self.instead else "plain MLX"
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return PlainStep(segments, group)

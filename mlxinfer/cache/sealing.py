@@ -9,6 +9,9 @@ Codes are a dense bit stream along the last axis, the lowest bits first, each ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import mlx.core as mx
 
 from .base import PAGE, AttentionSpec
@@ -19,6 +22,14 @@ _LEAST_SCALE = 2.0**-24
 """The largest float16, and the smallest: a constant group must not divide by zero."""
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Who quantizes: `keys` and `values` are `seal_keys` and `seal_values`, or do the same."""
+
+    keys: Callable[[mx.array, int], list[mx.array]]
+    values: Callable[[mx.array, int], list[mx.array]]
 
 
 def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tuple[Shape, mx.Dtype]]:
@@ -71,6 +82,9 @@ def unseal_values(arrays: list[mx.array], bits: int, dim: int, dtype: mx.Dtype) 
 def _groups(dim: int) -> Shape:
     group = v_group(dim)
     return dim // group, group
+
+
+PLAIN = Sealing(seal_keys, seal_values)
 
 
 def _values(codes: mx.array, scales: mx.array, dtype: mx.Dtype) -> mx.array:

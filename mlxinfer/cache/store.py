@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .base import PAGE, AttentionSpec
 from .format import KVFormat
-from .sealing import page_arrays, seal_keys, seal_values, unseal_keys, unseal_values
+from .sealing import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
 
 Pages = tuple[mx.array, mx.array]
 """Keys and values of pages in a row, `[Hkv, n, 64, D]` in the dtype that is computed in."""
@@ -84,12 +84,15 @@ class LayerStore:
             tails.append(tail.reshape(tail.shape[0], -1, PAGE, tail.shape[-1]))
         return tails
 
-    def filled(self, pages: Sequence[mx.array], *, starts: bool) -> Filled:
+    def filled(self, pages: Sequence[mx.array], *, starts: bool, sealing: Sealing = PLAIN) -> Filled:
         """Full pages `[Hkv, n, 64, D]` of keys and of values as `seal` takes them; `starts` says that they begin their sequence."""
-        if not (starts and self.first):
-            return Filled(self._to_sealed(*pages), [])
         keys, values = pages
-        return Filled(self._to_sealed(keys[:, 1:], values[:, 1:]), [keys[:, :1].swapaxes(-1, -2), values[:, :1]])
+        first = []
+        if starts and self.first:
+            first = [keys[:, :1].swapaxes(-1, -2), values[:, :1]]
+            keys, values = keys[:, 1:], values[:, 1:]
+        by = sealing if keys.shape[1] else PLAIN
+        return Filled(by.keys(keys, self.format.k_bits) + by.values(values, self.format.v_bits), first)
 
     def past(self, pages: list[int], since: mx.array) -> list[Pages]:
         """The sealed keys and values of these pages in order, in pieces. They are not computed before `since` is: otherwise the past of
@@ -113,9 +116,6 @@ class LayerStore:
             self.first = _stored(self.first, [~pages[0]], full.first)
             pages = pages[1:]
         self.sealed = _stored(self.sealed, pages, full.pages)
-
-    def _to_sealed(self, keys: mx.array, values: mx.array) -> list[mx.array]:
-        return seal_keys(keys, self.format.k_bits) + seal_values(values, self.format.v_bits)
 
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
         keys, values = arrays[: self._key_arrays], arrays[self._key_arrays :]

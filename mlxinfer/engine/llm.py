@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, Union
 
 import mlx.core as mx
 
+from ..cache.backend import fallback_lines
 from ..cache.format import KVFormat
 from ..cache.quality import loss_line
 from ..cache.report import unquantized_lines
@@ -244,7 +245,8 @@ class LLM:
 
 def _cache_notes(loaded: LoadedModel, kv: KVFormat) -> list[str]:
     loss = loss_line(kv)
-    return [*unquantized_lines(loaded.model.layers, kv, loaded.dtype), *([loss] if loss else [])]
+    layers, dtype = loaded.model.layers, loaded.dtype
+    return [*unquantized_lines(layers, kv, dtype), *fallback_lines(layers, kv, dtype), *([loss] if loss else [])]
 
 
 def _as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
