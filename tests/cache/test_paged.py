@@ -5,81 +5,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import sealed
+from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
 
 from mlxinfer.cache.backend import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.plain import PlainAttention
-from mlxinfer.kernels_metal.paged_attention.reference import attention
 
-SPECS = (AttentionSpec(2, 8, 8), AttentionSpec(2, 8, 8, window=70), AttentionSpec(1, 16, 4, window=10))
-HEADS = (6, 2, 3)
-PLAIN = KVFormat()
 PLAIN_ATTENTION = PlainAttention()
 BACKENDS = [attention_backend, lambda store: PLAIN_ATTENTION]
 FORMATS = [PLAIN, KVFormat(4, 4), KVFormat(8, 3), KVFormat(16, 5), KVFormat(6, 16), KVFormat(2, 8, first16=True)]
 
 
-class Sequence:
-    """Random queries, keys and values of one sequence, and what attention makes of them: earlier pages as they are kept, each query's
-    own as it is."""
-
-    def __init__(self, seed: int, length: int, kv: KVFormat = PLAIN):
-        rng = np.random.default_rng(seed)
-        self.length, self.done = length, 0
-        self.inputs, self.expected = [], []
-        for spec, heads in zip(SPECS, HEADS, strict=True):
-            shapes = [(length, heads, spec.key_dim), (length, spec.kv_heads, spec.key_dim), (length, spec.kv_heads, spec.value_dim)]
-            arrays = [mx.array(rng.standard_normal(s).astype(np.float32)) for s in shapes]
-            self.inputs.append(arrays)
-            q, k, v = (np.array(a.swapaxes(0, 1)) for a in arrays)
-            form = kv.for_layer(spec)
-            kept = [as_kept(k, sealed.restored_keys, form.k_bits, kv), as_kept(v, sealed.restored_values, form.v_bits, kv)]
-            keys, values = (mx.array(np.concatenate(pair, axis=1)) for pair in zip(kept, (k, v), strict=True))
-            rows = attention(mx.array(q), keys, values, scale=0.3, mask=mx.array(seen(length, spec.window)))
-            self.expected.append(np.array(rows.swapaxes(0, 1)))
-
-
-def as_kept(x: np.ndarray, restore, bits: int, kv: KVFormat) -> np.ndarray:
-    """`[H, S, D]` as its full pages give it back."""
-    kept, full = x.copy(), x.shape[1] // PAGE
-    for page in range(int(kv.first16), full):
-        rows = slice(page * PAGE, (page + 1) * PAGE)
-        kept[:, rows] = restore(x[:, rows], bits)
-    return kept
-
-
-def seen(length: int, window: int | None) -> np.ndarray:
-    """`[S, 2 * S]`: of keys as they are kept, and of keys as they are."""
-    query, key = np.arange(length)[:, None], np.arange(length)[None]
-    near = (key <= query) & (key > query - (window or length))
-    return np.concatenate([near & (key // PAGE < query // PAGE), near & (key // PAGE == query // PAGE)], axis=1)
-
-
 def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend) -> PagedCache:
     return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
-
-
-def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
-    """Advance (sequence, slot, count) together, checking every layer's rows."""
-    segments, start = [], 0
-    for sequence, slot, count in parts:
-        segments.append(Segment(slot, start, count, sequence.done, sequence.length))
-        start += count
-    step = cache.begin(segments)
-    assert step.positions.tolist() == [s.past + i for s in segments for i in range(s.count)]
-    for layer in range(len(SPECS)):
-        rows = [mx.concatenate([s.inputs[layer][i][s.done : s.done + n] for s, _, n in parts]) for i in range(3)]
-        got = np.array(step.attend(layer, *rows, scale=0.3))
-        want = np.concatenate([s.expected[layer][s.done : s.done + n] for s, _, n in parts])
-        np.testing.assert_allclose(got, want, atol=1e-5)
-    for sequence, _, count in parts:
-        sequence.done += count
-    if step.needs_commit:
-        mx.eval(step.state)
-        cache.commit(step)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
