@@ -8,6 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .metrics import peak_rss
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -29,6 +31,12 @@ def device_memory() -> DeviceMemory:
     if isinstance(recommended, int) and recommended > 0:
         return DeviceMemory(int(info.get("memory_size", total)), recommended)
     return DeviceMemory(total, total * 4 // 5)
+
+
+def peak_memory() -> int:
+    """The most bytes held since the process began: by MLX on a GPU, by the whole process on a CPU, where packed weights lie in memory
+    that MLX does not count."""
+    return int(mx.get_peak_memory()) if is_gpu() else peak_rss()
 
 
 def default_dtype() -> mx.Dtype:

@@ -135,7 +135,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request, and its times: seconds, tokens per second, bytes."""
+    """Token counts of one request, its times in seconds, tokens per second, and the most bytes held since the process began."""
 
     prompt_tokens: int
     completion_tokens: int

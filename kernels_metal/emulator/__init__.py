@@ -1,5 +1,6 @@
 """Runs `mx.fast.metal_kernel` kernels on a CPU, under sanitizers; README.md has the how-to."""
 
+from .compare import compare_signature, mlx_source
 from .errors import KINDS, KernelError
 from .kernel import Kernel, metal_kernel
 from .settings import MODES, ORDERS, settings
@@ -17,8 +18,10 @@ __all__ = [
     "Launch",
     "Traffic",
     "available",
+    "compare_signature",
     "count_bytes",
     "metal_kernel",
+    "mlx_source",
     "settings",
     "why_not",
 ]

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from . import lint
 from .errors import KernelError
+from .signature import users_files
 from .toolchain import FLAGS, LANGUAGE, PRELUDE, RUNTIME, Toolchain, find
 
 ERROR = re.compile(r": error: (?P<text>.*)$", re.MULTILINE)
 PLACE = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:error|note):", re.MULTILINE)
 # Threadgroup arrays are emitted as private and undefined, so that a compiler may fold loads of what it sees nobody write.
-ARRAY = re.compile(r"^(@_ZZ\d+{name}E(\d+)(\w+) = )internal global (.*) undef(, align.*)$".replace("{name}", "NAME"), re.MULTILINE)
+ARRAY = r"^(@_ZZ\d+{}E(\d+)(\w+) = )internal global (.*) undef(, align.*)$"
 
 
 def cache_directory() -> Path:
@@ -44,7 +45,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _key(*parts: object) -> str:
-    everything = (toolchain().version, LANGUAGE, _fingerprint(PRELUDE), _fingerprint(RUNTIME), *parts)
+    everything = (toolchain().version, LANGUAGE, _fingerprint(PRELUDE), *parts)
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:24]
 
 
@@ -61,7 +62,7 @@ def library(code: str, name: str, mode: str) -> Path:
 @cache
 def program(mode: str) -> Path:
     """The runtime of a mode: the process that kernels run in."""
-    place = cache_directory() / f"runtime-{mode}-{_key(FLAGS[mode].process)}"
+    place = cache_directory() / f"runtime-{mode}-{_key(_fingerprint(RUNTIME), FLAGS[mode].process)}"
     if place.exists():
         return place
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
@@ -83,10 +84,10 @@ def _lint(code: str, name: str) -> None:
     clean = cache_directory() / f"{name}-lint-{_key(code, lint.RULES)}"
     if clean.exists():
         return
-    tree = subprocess.run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code, **_TEXT)
+    tree = _run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)
     if tree.returncode:
-        raise _refused(tree.stderr)
-    problems = lint.problems(tree.stdout)
+        raise _refused(tree.stderr, code)
+    problems = lint.problems(tree.stdout, users_files(code))
     if problems:
         first = problems[0]
         raise KernelError("address space", first.text, file=first.file, line=first.line, report="\n".join(map(str, problems)))
@@ -97,9 +98,9 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
     flags = FLAGS[mode]
     define = f"-DEMU_{mode.upper()}=1"
     front = _front([*flags.kernel, define, "-Xclang", "-disable-llvm-passes", "-emit-llvm", "-S", "-o", "-"])
-    done = subprocess.run(front, input=code, **_TEXT)
+    done = _run(front, input=code)
     if done.returncode:
-        raise _refused(done.stderr)
+        raise _refused(done.stderr, code)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         (Path(folder) / "kernel.ll").write_text(_with_arrays(done.stdout, name), encoding="utf-8")
         _call([toolchain().compiler, "-x", "ir", *flags.kernel, *flags.passes, "-g", "-fPIC", "-c", "kernel.ll", "-o", "kernel.o"], folder)
@@ -107,7 +108,8 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
         os.replace(Path(folder) / "kernel.so", place)
 
 
-_TEXT: dict[str, bool] = {"capture_output": True, "text": True, "check": False}
+def _run(command: list[str], input: str | None = None, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=input, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def _front(options: list[str]) -> list[str]:
@@ -116,8 +118,9 @@ def _front(options: list[str]) -> list[str]:
 
 def _with_arrays(ir: str, name: str) -> str:
     """Gives threadgroup arrays a definite content and lists them (address, bytes, name) for the runtime."""
-    table, names = [], []
-    pattern = re.compile(ARRAY.pattern.replace("NAME", re.escape(name)), re.MULTILINE)
+    table: list[str] = []
+    names: list[str] = []
+    pattern = re.compile(ARRAY.format(re.escape(name)), re.MULTILINE)
     for match in pattern.finditer(ir):
         symbol, label = match[1].split(" ")[0], match[3][: int(match[2])]
         size = f"ptrtoint (ptr getelementptr ({match[4]}, ptr null, i32 1) to i64)"
@@ -125,22 +128,24 @@ def _with_arrays(ir: str, name: str) -> str:
         names.append(f'{text} = private constant [{len(label) + 1} x i8] c"{label}\\00"')
         table.append(f"{{ ptr, i64, ptr }} {{ ptr {symbol}, i64 {size}, ptr {text} }}")
     ir = pattern.sub(r"\1hidden global \4 zeroinitializer\5", ir).replace("spir_kernel", "")
-    arrays = f"@__emu_arrays = constant [{len(table)} x {{ ptr, i64, ptr }}] [{', '.join(table)}]" if table else "@__emu_arrays = constant i64 0"
-    return "\n".join([ir, *names, arrays, f"@__emu_array_count = constant i64 {len(table)}", ""])
+    rows = f"[{len(table)} x {{ ptr, i64, ptr }}] [{', '.join(table)}]"
+    tail = [f"@__emu_arrays = constant {rows}", f"@__emu_array_count = constant i64 {len(table)}", ""]
+    return "\n".join([ir, *names, *tail])
 
 
 def _call(command: list[str], folder: str) -> None:
-    done = subprocess.run(command, cwd=folder, **_TEXT)
+    done = _run(command, cwd=folder)
     if done.returncode:
         raise KernelError("compile", f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}", report=done.stderr)
 
 
-def _refused(report: str) -> KernelError:
+def _refused(report: str, code: str) -> KernelError:
     """The first error, at the user's line: itself, or the one from which the prelude's template was called."""
     error = ERROR.search(report)
     if not error:
         return KernelError("compile", report.strip()[-300:], report=report)
     start = report.rfind("\n", 0, error.start()) + 1
-    places = [match for match in PLACE.finditer(report, start) if lint.is_users(match["file"])]
+    files = users_files(code)
+    places = [match for match in PLACE.finditer(report, start) if match["file"] in files]
     file, line = (places[0]["file"], int(places[0]["line"])) if places else (None, None)
     return KernelError("compile", error["text"], file=file, line=line, report=report)

@@ -28,7 +28,7 @@ KINDS = {
     "unwritten": "a part of an output that was never written (msan)",
     "divergence": "threads wait for one another in different places (every mode)",
     "partial simdgroup": "a simd operation in a simdgroup of fewer than 32 threads (every mode)",
-    "two threadgroups": "two threadgroups touch the same byte, one of them writing (count)",
+    "two threadgroups": "two threadgroups touch the same byte, one of them writing (trace)",
     "crash": "the process that ran the kernel has died",
     "timeout": "the kernel did not end in time",
 }

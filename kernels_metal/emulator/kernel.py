@@ -10,7 +10,7 @@ import numpy as np
 
 from . import build, settings, worker
 from .errors import KernelError
-from .signature import TYPES, Body, Template
+from .signature import TYPES, Body, Template, users_files
 from .traffic import Launch, Traffic, counting, record
 
 MOST_THREADS = 1024
@@ -44,7 +44,7 @@ class Kernel:
 
         Returns arrays that are computed already. Raises KernelError; ValueError for an unknown mode or order. `stream` is ignored.
         """
-        chosen = settings.current().but("count" if counting() else mode, order, seed)
+        chosen = settings.current().but("trace" if counting() else mode, order, seed)
         arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
         shapes = [tuple(shape) for shape in output_shapes]
         size = _checked_launch(self.body, arrays, shapes, output_dtypes, grid, threadgroup)
@@ -58,11 +58,11 @@ class Kernel:
             threadgroup=size,
             order=chosen.order,
             seed=chosen.seed,
-            conflicts=not self.body.atomic_outputs,
+            files=users_files(code),
             arguments=arguments,
         )
         answer = worker.launch(chosen.mode, request, chosen.timeout)
-        if chosen.mode == "count":
+        if chosen.mode == "trace":
             self._record(request, answer)
         contents = answer.contents[len(arguments) - len(shapes) :]
         return [_array(*output) for output in zip(contents, shapes, output_dtypes, strict=True)]
@@ -73,18 +73,24 @@ class Kernel:
         found: list[worker.Argument] = []
 
         def add(name: str, kind: int, content: np.ndarray) -> None:
-            found.append(worker.Argument(name, kind, content.nbytes, content.reshape(-1).view(np.uint8).data if content.size else b""))
+            bits = content.reshape(-1).view(np.uint8).data if content.size else b""
+            found.append(worker.Argument(name, kind, content.nbytes, content.itemsize, bits))
 
         for name, array in zip(self.body.inputs, inputs, strict=True):
             content, strides = _memory(array, self.row_contiguous)
             add(name, worker.INPUT, content)
-            values = {"_shape": (array.shape, np.int32), "_strides": (strides, np.int64), "_ndim": (array.ndim, np.int32)}
+            i32, i64 = np.int32, np.int64
+            values: dict[str, np.ndarray] = {
+                "_shape": np.array(array.shape, i32),
+                "_strides": np.array(strides, i64),
+                "_ndim": np.array(array.ndim, i32),
+            }
             for suffix, _, _ in self.body.extras(name) if array.ndim else ():
-                value, dtype = values[suffix]
-                add(name + suffix, worker.INPUT, np.array(value, dtype))
+                add(name + suffix, worker.INPUT, values[suffix])
         for name, shape, dtype in zip(self.body.outputs, shapes, dtypes, strict=True):
             if init_value is None:
-                found.append(worker.Argument(name, worker.OUTPUT, int(np.prod(shape, dtype=np.int64)) * dtype.size))
+                size = int(np.prod(shape, dtype=np.int64)) * dtype.size
+                found.append(worker.Argument(name, worker.OUTPUT, size, dtype.size))
             else:
                 add(name, worker.PREFILLED, _numpy(mx.full(shape, init_value, dtype)))
         return found

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .toolchain import PRELUDE
-
 RULES = 1  # raised when they change: sources found clean are not looked at again
 
 _NODE = re.compile(r"^(?P<indent>[ |`-]*)(?P<kind>\w+) 0x[0-9a-f]+ (?P<rest>.*)$")
@@ -32,18 +30,14 @@ class Problem:
         return f"{self.file}:{self.line}: {self.text}"
 
 
-def problems(tree: str) -> list[Problem]:
-    """`tree`: what -ast-dump prints."""
+def problems(tree: str, files: frozenset[str]) -> list[Problem]:
+    """`tree`: what -ast-dump prints; `files`: the names of the user's."""
     start = tree.find(".header.metal:")  # what comes before is the prelude's
     lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n") if start >= 0 else []
-    return list(dict.fromkeys(_problems(lines)))
+    return list(dict.fromkeys(_problems(lines, files)))
 
 
-def is_users(file: str) -> bool:
-    return not file.startswith((str(PRELUDE), "<")) and file != "entry"
-
-
-def _problems(lines: list[str]) -> Iterator[Problem]:
+def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
     file, line, skip = "", 0, 1 << 30
     for text in lines:
         node = _NODE.match(text)
@@ -56,7 +50,7 @@ def _problems(lines: list[str]) -> Iterator[Problem]:
         skip = 1 << 30
         if _IMPLICIT_MEMBER.match(kind) and " implicit " in rest:
             skip = depth
-        elif is_users(own_file):
+        elif own_file in files:
             yield from _of_node(kind, rest, own_file, own_line)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from .build import toolchain
 from .errors import KernelError
-from .lint import is_users
 
 # What a sanitizer calls it -> kind. The first that matches.
 _SANITIZERS = (
@@ -27,26 +26,28 @@ _ACCESS = re.compile(r"^\s*((?:Previous )?(?:[Aa]tomic )?(?:READ|WRITE|[Rr]ead|[
 _OBJECT = re.compile(r"(?:global variable|Location is global) '(?P<name>[^']+)'")
 
 
-def explain_death(mode: str, report: str, code: int) -> KernelError:
+def explain_death(mode: str, report: str, code: int, files: frozenset[str]) -> KernelError:
     """The process has ended without an answer: a sanitizer has spoken, or a signal has ended it."""
     for pattern, kind in _SANITIZERS:
         match = re.search(pattern, report)
         if match:
-            file, line = _first_place(report[max(0, match.start() - 400) :])
-            return KernelError(kind, _message(match["what"], report, kind), file=file, line=line, report=report)
+            places = _places(report, files)
+            file, line = places[0] if places else (None, None)
+            return KernelError(kind, _message(match["what"], report, kind, places), file=file, line=line, report=report)
     if code < 0:
         name = signal.Signals(-code).name
         hint = "" if mode == "asan" else "; mode='asan' says where"
-        return KernelError("crash", f"the kernel was ended by {name}: an access far out of bounds, or too much thread memory{hint}", report=report)
+        return KernelError(
+            "crash", f"the kernel was ended by {name}: an access far out of bounds, or too much thread memory{hint}", report=report
+        )
     return KernelError("crash", f"the process of mode {mode} ended with status {code}: {report.strip()[-300:]}", report=report)
 
 
-def _message(what: str, report: str, kind: str) -> str:
+def _message(what: str, report: str, kind: str, places: list[tuple[str, int]]) -> str:
     found = _OBJECT.search(report)
     parts = [what.split(" on address")[0].split(" on unknown")[0]]
     if kind == "race":
-        places = [f"{file}:{line}" for file, line in _places(report)]
-        parts += ["between " + " and ".join(dict.fromkeys(places[:8]))] if places else []
+        parts += ["between " + " and ".join(dict.fromkeys(f"{file}:{line}" for file, line in places))] if places else []
     else:
         parts += [access[1] for access in [_ACCESS.search(report)] if access]
     if found:
@@ -60,59 +61,56 @@ def _plain(name: str) -> str:
     return match[2][: int(match[1])] if match else name.rpartition("::")[2]
 
 
-def _places(report: str) -> list[tuple[str, int]]:
-    """Innermost lines of the user's in a report, one for each of its stacks."""
+def _places(report: str, files: frozenset[str]) -> list[tuple[str, int]]:
+    """The user's lines in a report: of each stack the innermost one."""
     found, inside = [], False
     for text in report.split("\n"):
-        frame = _FRAME.match(text)
+        frame = _FRAME.match(text) or _DIRECT.match(text)
         if not frame:
             inside = False
-        elif not inside and _is_source(frame["file"]):
-            found.append((Path(frame["file"]).name, int(frame["line"])))
-            inside = True
+            continue
+        file = next((name for name in files if frame["file"] == name or frame["file"].endswith("/" + name)), None)
+        if file and not inside:
+            found.append((file, int(frame["line"])))
+            inside = bool(_FRAME.match(text))
     return found
 
 
-def _first_place(report: str) -> tuple[str | None, int | None]:
-    direct = _DIRECT.search(report)
-    if direct and _is_source(direct["file"]):
-        return Path(direct["file"]).name, int(direct["line"])
-    places = _places(report)
-    return places[0] if places else (None, None)
-
-
-def _is_source(file: str) -> bool:
-    return is_users(file) and Path(file).name not in ("entry", "fiber.cpp", "scheduler.cpp", "main.cpp", "buffers.cpp", "traffic.cpp")
-
-
-def explain_answer(text: str, library: Path, names: list[str]) -> KernelError:
-    """The runtime's own findings: "kind, newline, text"."""
+def explain_answer(text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
+    """The runtime's own findings: "kind, newline, text". `items`: name and bytes per element of each argument."""
     kind, _, rest = text.partition("\n")
     if kind == "unwritten":
-        index, at, size = (int(word) for word in rest.split())
-        return KernelError(kind, f"byte {at} of the {size} of {names[index]} was never written, or from memory that never was", report=text)
-    if kind == "two threadgroups":
-        return _conflict(rest, library, names)
+        index, offset = (int(word) for word in rest.split())
+        return KernelError(kind, f"{_element(items[index], offset)} was never written", report=text)
+    if kind in ("race", "two threadgroups"):
+        return _conflict(kind, rest, library, files, items)
     match = re.search(r"(?P<file>[^\s:()]+):(?P<line>\d+)", rest) if kind in ("divergence", "partial simdgroup") else None
     file, line = (Path(match["file"]).name, int(match["line"])) if match else (None, None)
-    return KernelError(kind, rest, file=file, line=line, report=rest)
+    return KernelError(kind, rest.rstrip(), file=file, line=line, report=rest)
 
 
-def _conflict(text: str, library: Path, names: list[str]) -> KernelError:
-    index, offset, one, other, code, what = text.split(" ", 5)
-    base, _, address = code.partition("+")
-    file, line = _line_of(library, int(address or base, 16) - 1)
-    message = f"threadgroup {one} {what}, threadgroup {other}: byte {offset} of {names[int(index)]}"
-    return KernelError("two threadgroups", message, file=file, line=line, report=text)
+def _element(item: tuple[str, int], offset: int) -> str:
+    return f"element {offset // item[1]} of {item[0]}"
 
 
-def _line_of(library: Path, address: int) -> tuple[str | None, int | None]:
+def _conflict(kind: str, text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
+    region, offset, now, before, one, other, does, did, array = text.split(" ", 8)
+    file, line = _line_of(library, files, int(now) - 1)  # the address that the access returns to
+    other_file, other_line = _line_of(library, files, int(before) - 1)
+    what = f"byte {offset} of threadgroup array {array}" if array else _element(items[int(region)], int(offset))
+    who = "thread" if kind == "race" else "threadgroup"
+    message = f"{who} {one} {does} {what}, which {who} {other} {did} at {other_file}:{other_line}"
+    if kind == "race":
+        message += ", with no barrier for that memory between"
+    return KernelError(kind, message, file=file, line=line, report=text)
+
+
+def _line_of(library: Path, files: frozenset[str], address: int) -> tuple[str | None, int | None]:
     symbolizer = toolchain().symbolizer
     if not symbolizer:
         return None, None
     command = [symbolizer, f"--obj={library}", "--functions=none", hex(address)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    for found in re.finditer(r"^(?P<file>.+):(?P<line>\d+):\d+$", done.stdout, re.MULTILINE):
-        if _is_source(found["file"]):
-            return Path(found["file"]).name, int(found["line"])
-    return None, None
+    frames = "\n".join(f"  #{i} in x {text}" for i, text in enumerate(done.stdout.split("\n")) if text)
+    places = _places(frames, files)
+    return places[0] if places else (None, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-MODES = ("fast", "asan", "tsan", "msan", "count")
+MODES = ("fast", "asan", "tsan", "msan", "trace")
 ORDERS = ("forward", "reversed", "random")
 
 
@@ -38,7 +38,9 @@ def current() -> Settings:
 
 
 @contextmanager
-def settings(mode: str | None = None, order: str | None = None, seed: int | None = None, timeout: float | None = None) -> Iterator[Settings]:
+def settings(
+    mode: str | None = None, order: str | None = None, seed: int | None = None, timeout: float | None = None
+) -> Iterator[Settings]:
     """Launches inside use these, in whatever thread, where the call itself does not say otherwise."""
     global _current
     before = _current

@@ -103,9 +103,15 @@ class Body:
             + "".join(_template_argument(name, value) for name, value in template)
             + f'#line 1 "{self.name}.metal"\n{_without_includes(self.source)}\n}}\n'
             '#line 1 "entry"\n#define EMU_UINT3(x) uint3{x[0], x[1], x[2]}\n'
-            'extern "C" __attribute__((visibility("default"))) void __emu_entry() {\n  const thread __emu_thread* t = __emu_self();\n  const thread size_t* a = t->arguments;\n'
+            'extern "C" __attribute__((visibility("default"))) void __emu_entry() {\n'
+            "  const thread __emu_thread* t = __emu_self();\n  const thread size_t* a = t->arguments;\n"
             f"  {self.name}({passed});\n}}\n"
         )
+
+
+def users_files(code: str) -> frozenset[str]:
+    """The names that the user's lines go by: ours for source and header, and those of #line directives in them."""
+    return frozenset(re.findall(r'^[ \t]*#[ \t]*line[ \t]+\d+[ \t]+"([^"]+)"', code, re.MULTILINE)) - {"entry"}
 
 
 def _template_argument(name: str, value: bool | int | mx.Dtype) -> str:

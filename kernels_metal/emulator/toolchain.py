@@ -22,11 +22,12 @@ RUNTIME = Path(__file__).parent / "runtime"
 # C++ for OpenCL without its library: address spaces, vectors, swizzles and half as Metal has them. The generic address space is on as
 # structs cannot be copied without it; lint.py finds its uses.
 LANGUAGE = (
-    "-x cl -cl-std=clc++2021 -cl-no-stdinc -target x86_64-pc-linux-gnu -ffp-contract=off -g -fPIC -fvisibility=hidden "
-    "-Xclang -fnative-half-type -Xclang -fnative-half-arguments-and-returns -Xclang -fbfloat16-excess-precision=none "
-    "-Xclang -cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space "
-    "-Wno-unknown-attributes -Wno-ignored-attributes -Wno-unused-value -Wno-c++2b-extensions -Wno-unknown-pragmas"
-).split()
+    *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
+    *("-ffp-contract=off", "-g", "-fPIC", "-fvisibility=hidden"),
+    *("-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns", "-Xclang", "-fbfloat16-excess-precision=none"),
+    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space"),
+    *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-value", "-Wno-c++2b-extensions", "-Wno-unknown-pragmas"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ def _flags(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_COUNT = "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
+_TRACE = (
+    "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
+)
 _ADDRESS = "-fsanitize=address,undefined,float-cast-overflow"
 FLAGS = {
     "fast": Mode(_flags("-O2 -mavx2 -mfma -mf16c")),
@@ -53,9 +56,9 @@ FLAGS = {
     "tsan": Mode(_flags("-O1 -mf16c -fsanitize=thread"), process=_flags("-fsanitize=thread")),
     "msan": Mode(_flags("-O1 -mf16c -fsanitize=memory -fsanitize-memory-track-origins"), process=_flags("-fsanitize=memory")),
     # Calls in place of the checks of AddressSanitizer, whose library is not there: traffic.cpp answers them.
-    "count": Mode(
+    "trace": Mode(
         _flags("-O1 -mf16c -fsanitize=kernel-address -fno-vectorize -fno-slp-vectorize"),
-        passes=tuple(word for option in _COUNT.split() for word in ("-mllvm", option)),
+        passes=tuple(word for option in _TRACE.split() for word in ("-mllvm", option)),
     ),
 }
 

@@ -64,7 +64,7 @@ _counting: list[Counts] = []
 
 @contextmanager
 def count_bytes() -> Iterator[Counts]:
-    """Every launch inside runs in mode "count", whatever mode it asks for, and is added to what this gives."""
+    """Every launch inside runs in mode "trace", whatever mode it asks for, and is added to what this gives."""
     counts = Counts()
     _counting.append(counts)
     try:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from select import select
 
@@ -22,23 +23,25 @@ from .reports import explain_answer, explain_death
 from .settings import ORDERS
 
 INPUT, OUTPUT, PREFILLED = range(3)
+MOST_TSAN_FIBERS = 224  # it keeps apart what some 250 threads have done; a process that has run more misses races later
 TRAFFIC = struct.Struct("<7Q")  # as Traffic in runtime/device.h
 
 _SANITIZERS = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0:history_size=4",
+    "TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0:history_size=4:atexit_sleep_ms=0",
     "MSAN_OPTIONS": "halt_on_error=1:poison_in_malloc=0:poison_in_free=0",  # the runtime itself is not instrumented
 }
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A buffer of a launch: its name, its kind, and its content unless it is an output that nobody has filled."""
+    """A buffer of a launch: its content is empty if it is an output that nobody has filled. size, item: bytes of all, of an element."""
 
     name: str
     kind: int
     size: int
+    item: int
     content: bytes | memoryview = b""
 
 
@@ -49,14 +52,14 @@ class Request:
     threadgroup: tuple[int, int, int]
     order: str
     seed: int
-    conflicts: bool  # two threadgroups at one byte are an error (mode "count")
+    files: frozenset[str]  # of the user's source, as reports name them
     arguments: Sequence[Argument]
 
     def head(self) -> bytes:
         path = os.fsencode(self.library)
-        numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments), int(self.conflicts), 0)
+        numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments))
         kinds = b"".join(struct.pack("<QQ", argument.size, argument.kind) for argument in self.arguments)
-        return struct.pack("<I", len(path)) + path + struct.pack("<10IQ", *numbers, self.seed & (1 << 64) - 1) + kinds
+        return struct.pack("<I", len(path)) + path + struct.pack("<8IQ", *numbers, self.seed & (1 << 64) - 1) + kinds
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class Worker:
             names = ("ASAN_SYMBOLIZER_PATH", "TSAN_SYMBOLIZER_PATH", "MSAN_SYMBOLIZER_PATH", "UBSAN_SYMBOLIZER_PATH")
             environment.update(dict.fromkeys(names, symbolizer))
         command = [*_without_random_addresses(), str(build.program(mode))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, bufsize=0)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, bufsize=0
+        )
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
@@ -107,9 +112,8 @@ class Worker:
             self.process.wait()
             self.errors.seek(0)
             report = self.errors.read().decode("utf-8", errors="replace")
-            raise explain_death(self.mode, report, self.process.returncode) from None
-        names = [argument.name for argument in request.arguments]
-        raise explain_answer(text, request.library, names)
+            raise explain_death(self.mode, report, self.process.returncode, request.files) from None
+        raise explain_answer(text, request.library, request.files, [(a.name, a.item) for a in request.arguments])
 
     def _send(self, request: Request) -> None:
         for part in (request.head(), *(a.content for a in request.arguments if a.kind != OUTPUT)):
@@ -151,13 +155,13 @@ def launch(mode: str, request: Request, timeout: float) -> Answer:
         if key not in _workers:
             _workers[key] = Worker(mode)
         worker = _workers[key]
-        finished = False
+        used_up = True
         try:
             answer = worker.launch(request, timeout)
-            finished = True
+            used_up = mode == "tsan" and prod(request.threadgroup) > MOST_TSAN_FIBERS
             return answer
         finally:
-            if not finished:
+            if used_up:
                 del _workers[key]
                 worker.close()
 

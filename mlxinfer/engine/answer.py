@@ -1,7 +1,8 @@
-"""From a sequence's tokens to the text that a person sees: pure, no device."""
+"""From a sequence's tokens to the text that a person sees."""
 
 from __future__ import annotations
 
+from ..device import peak_memory
 from ..tokenizer.stop import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
@@ -67,7 +68,7 @@ class Answer:
             ttft_s=max(times.first_token - times.added, 0.0),
             prefill_tps=prompt / reading if reading > 0 else 0.0,
             decode_tps=(answer - 1) / writing if writing > 0 else 0.0,
-            peak_memory_bytes=self.sequence.times.peak_memory_bytes,
+            peak_memory_bytes=peak_memory(),
         )
 
     def completion(self) -> Completion:

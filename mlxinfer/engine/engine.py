@@ -165,7 +165,6 @@ class Engine:
         times = sequence.times
         times.first_token = times.first_token or now
         times.last_token = now
-        times.peak_memory_bytes = mx.get_peak_memory()
         if token in sequence.stop_ids:
             sequence.finish_reason = "stop"
         elif len(sequence.tokens) >= sequence.limit:

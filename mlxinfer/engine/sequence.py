@@ -61,10 +61,9 @@ class Sequence:
 
 @dataclass(slots=True)
 class Times:
-    """When what happened, in seconds of `perf_counter`, and the most memory MLX has held since the process began."""
+    """When what happened, in seconds of `perf_counter`."""
 
     added: float = field(default_factory=perf_counter)
     started: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
-    peak_memory_bytes: int = 0

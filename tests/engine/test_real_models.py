@@ -32,6 +32,11 @@ def test_smollm2_ends_its_turn(smollm2):
     assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
 
 
+def test_peak_memory_counts_the_weights(smollm2):
+    usage = smollm2.chat([{"role": "user", "content": "Hi"}], SamplingParams(temperature=0, max_tokens=2)).usage
+    assert usage.peak_memory_bytes > 80e6
+
+
 @pytest.fixture(scope="module")
 def gemma():
     with LLM("gemma3-270m", dtype="float32") as llm:

@@ -30,6 +30,12 @@ namespace metal {
 // The C library carries no trace of uninitialised memory: without this, MSan would take exp(garbage) for good.
 #if EMU_MSAN
 extern "C" int __emu_zero();
+extern "C" uint __msan_get_origin(const volatile thread void*);
+// The name of this variable is what reports call threadgroup memory that nobody has written.
+extern "C" __attribute__((visibility("default"))) uint __emu_origin() {
+  volatile int threadgroup_memory;
+  return __msan_get_origin(&threadgroup_memory);
+}
 inline float __keep_trace(float result, float x) {
   return __builtin_astype(__builtin_astype(result, int) + __builtin_astype(x, int) * __emu_zero(), float);
 }

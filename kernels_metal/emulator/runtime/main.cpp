@@ -43,6 +43,7 @@ struct Kernel {
   void (*entry)();
   const Array* arrays;
   uint64_t array_count;
+  uint32_t origin;
 };
 
 const Kernel& kernel_at(const std::string& path) {
@@ -52,7 +53,8 @@ const Kernel& kernel_at(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) fail("compile", "%s", dlerror());
   const auto* count = (const uint64_t*)dlsym(library, "__emu_array_count");
-  Kernel k = {(void (*)())dlsym(library, "__emu_entry"), (const Array*)dlsym(library, "__emu_arrays"), *count};
+  auto* origin = (uint32_t (*)())dlsym(library, "__emu_origin");
+  const Kernel k = {(void (*)())dlsym(library, "__emu_entry"), (const Array*)dlsym(library, "__emu_arrays"), *count, origin ? origin() : 0};
   return loaded.emplace(path, k).first->second;
 }
 
@@ -71,7 +73,7 @@ void serve() {
   const std::string path(receive<uint32_t>(), '\0');
   receive((void*)path.data(), path.size());
   struct {
-    uint32_t grid[3], threadgroup[3], order, buffers, checked, padding;
+    uint32_t grid[3], threadgroup[3], order, buffers;
     uint64_t seed;
   } head = receive<decltype(head)>();
   std::vector<Buffer> buffers;
@@ -88,9 +90,9 @@ void serve() {
     }
   const Kernel& k = kernel_at(path);
   check_arrays(k);
-  traffic_begin(buffers.data(), head.buffers, head.checked);
+  trace_begin(buffers.data(), head.buffers, k.arrays, k.array_count);
   run({k.entry, k.arrays, k.array_count, {head.grid[0], head.grid[1], head.grid[2]},
-       {head.threadgroup[0], head.threadgroup[1], head.threadgroup[2]}, Order(head.order), head.seed, arguments.data()});
+       {head.threadgroup[0], head.threadgroup[1], head.threadgroup[2]}, Order(head.order), head.seed, arguments.data(), k.origin});
   for (uint32_t i = 0; i < head.buffers; i++) buffer_check(buffers[i], i);
   const uint32_t good = 0;
   send(&good, sizeof good);
@@ -99,7 +101,6 @@ void serve() {
     send(&t, sizeof t);
     if (buffers[i].kind != Kind::input) send(buffers[i].at, buffers[i].bytes);
   }
-  traffic_end();
   for (Buffer& b : buffers) free(b.at);
 }
 

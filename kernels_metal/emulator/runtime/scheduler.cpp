@@ -11,6 +11,8 @@ namespace {
 
 enum class Wait : uint32_t { none, lanes, simdgroup_barrier, threadgroup_barrier, ended };
 
+using Token = uint64_t;  // what order is kept by; ThreadSanitizer does not tell apart what lies in one word of eight bytes
+
 struct State {
   Wait wait;
   uint32_t kind, bytes, line;
@@ -21,14 +23,13 @@ struct State {
 struct Simdgroup {
   alignas(64) char slots[2][LANES * 16];  // two, as lanes may still read the last operation's when others write the next one's
   uint32_t turn, first, lanes;
-  bool runnable;
-  char token;
+  Token tokens[2];
 };
 
 std::vector<State> states(MAX_THREADS);
 Simdgroup simdgroups[MAX_THREADS / LANES];
-uint32_t thread_count, simdgroup_count, current;
-char threadgroup_token;
+uint32_t thread_count, simdgroup_count, current, barrier_turn;
+Token begin_token, end_token, barrier_tokens[2];  // two, as a thread may come to the next barrier before another has left the last
 uint64_t random_state;
 Order order;
 void (*kernel)();
@@ -61,9 +62,9 @@ void wait_here(Wait wait, uint32_t kind, uint32_t bytes, const char* file, int l
 }
 
 void thread_body() {
-  order_acquire(&threadgroup_token);
+  order_acquire(&begin_token);
   kernel();
-  order_release(&threadgroup_token);
+  order_release(&end_token);
   states[current].wait = Wait::ended;
   fiber_pause(current, true);
 }
@@ -79,7 +80,7 @@ void describe(char* text, size_t room) {
                        : s.wait == Wait::simdgroup_barrier   ? "wait at a simdgroup_barrier"
                        : s.wait == Wait::threadgroup_barrier ? "wait at a threadgroup_barrier"
                                                              : "have ended";
-    used += snprintf(text + used, room - used, "  simdgroup %u, lanes %u to %u: %s", group, s.thread.lane, states[j - 1].thread.lane, what);
+    used += snprintf(text + used, room - used, "  simdgroup %u, lanes %u to %u %s", group, s.thread.lane, states[j - 1].thread.lane, what);
     if (used >= room) return;
     used += s.wait == Wait::ended ? snprintf(text + used, room - used, "\n") : snprintf(text + used, room - used, " (%s:%u)\n", s.file, s.line);
   }
@@ -103,6 +104,7 @@ bool lanes_meet(Simdgroup& g) {
   for (uint32_t i = 1; i < g.lanes; i++)
     if (!same_place(states[g.first + i], first)) return false;
   if (first.wait == Wait::lanes && g.lanes < LANES) partial(first, g.lanes);
+  if (first.wait == Wait::simdgroup_barrier) trace_barrier(first.kind, false, g.first / LANES);
   for (uint32_t i = 0; i < g.lanes; i++) states[g.first + i].wait = Wait::none;
   g.turn ^= 1;
   return true;
@@ -118,7 +120,6 @@ void run_simdgroup(Simdgroup& g) {
       if (states[current].wait == Wait::none) fiber_resume(current);
     }
   } while (lanes_meet(g));
-  g.runnable = false;
 }
 
 // After every simdgroup has stopped: all ended, all at one barrier, or never again.
@@ -129,6 +130,8 @@ bool threadgroup_meets() {
   if (first.wait == Wait::ended) return false;
   if (first.wait != Wait::threadgroup_barrier) diverged();
   for (uint32_t i = 0; i < thread_count; i++) states[i].wait = Wait::none;
+  trace_barrier(first.kind, true, 0);
+  barrier_turn ^= 1;
   return true;
 }
 
@@ -163,19 +166,19 @@ void place_threads(const Launch& l, const uint32_t* at, const uint32_t* threadgr
 }
 
 void run_threadgroup(const Launch& l) {
-  for (uint64_t i = 0; i < l.array_count; i++) array_forget(l.arrays[i]);
+  for (uint64_t i = 0; i < l.array_count; i++) array_forget(l.arrays[i], l.origin);
   for (uint32_t i = 0; i < simdgroup_count; i++) {
     const uint32_t first = i * LANES;
     simdgroups[i].turn = 0, simdgroups[i].first = first;
     simdgroups[i].lanes = thread_count - first < LANES ? thread_count - first : LANES;
   }
-  order_release(&threadgroup_token);
+  order_release(&begin_token);
   uint32_t turns[MAX_THREADS / LANES];
   do {
     arrange(turns, simdgroup_count);
     for (uint32_t i = 0; i < simdgroup_count; i++) run_simdgroup(simdgroups[turns[i]]);
   } while (threadgroup_meets());
-  order_acquire(&threadgroup_token);
+  order_acquire(&end_token);
 }
 
 }  // namespace
@@ -189,7 +192,8 @@ void* __emu_slots() {
 }
 void __emu_meet(uint32_t kind, uint32_t bytes, const char* file, int line) { wait_here(Wait::lanes, kind, bytes, file, line); }
 void __emu_barrier(uint32_t whole_threadgroup, uint32_t flags, const char* file, int line) {
-  void* token = whole_threadgroup ? &threadgroup_token : &simdgroups[states[current].thread.simdgroup].token;
+  Simdgroup& g = simdgroups[states[current].thread.simdgroup];
+  void* token = whole_threadgroup ? &barrier_tokens[barrier_turn] : &g.tokens[g.turn];
   if (flags) order_release(token);
   wait_here(whole_threadgroup ? Wait::threadgroup_barrier : Wait::simdgroup_barrier, flags, 0, file, line);
   if (flags) order_acquire(token);
@@ -207,7 +211,7 @@ void run(const Launch& l) {
   for (const uint32_t i : turns) {
     const uint32_t at[3] = {i % threadgroups[0], i / threadgroups[0] % threadgroups[1], i / (threadgroups[0] * threadgroups[1])};
     place_threads(l, at, threadgroups);
-    traffic_threadgroup(i);
+    trace_threadgroup(i);
     run_threadgroup(l);
   }
 }
