@@ -18,7 +18,7 @@ from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_deco
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import THREADGROUP_BYTES, Shape, decode_memory, decode_tile
 from tests.support.decode_scenes import Scene, largest
-from tests.support.emulated import emulated, needs_emulator
+from tests.support.emulated import emulated
 from tests.support.sealed_pages import to_float
 
 SHAPE = Shape(mx.float16, 8, 2, 64, 64, 4, 4)
@@ -125,7 +125,7 @@ def test_longer_sequences_and_more_cores_make_more_items() -> None:
 
     assert items(4, 40) == 1
     assert items(500, 10) < items(500, 40)
-    assert items(2000, 40) == pytest.approx(8 * 40 / 2, abs=1)
+    assert items(2000, 40) == pytest.approx(8 * 40 / 2, rel=0.1)
     assert items(500, 10, batch=40) <= 2 * 40
 
 
@@ -141,7 +141,7 @@ def test_every_tile_fits_into_threadgroup_memory() -> None:
         assert tile.simdgroups <= 16
 
 
-@needs_emulator
+@pytest.mark.emulator
 @pytest.mark.parametrize("heads", [2, 12])
 def test_the_parameters_are_those_that_mlx_declares(heads: int) -> None:
     """With small arrays, which Metal gets in another address space, and large ones."""
@@ -166,7 +166,7 @@ def test_the_parameters_are_those_that_mlx_declares(heads: int) -> None:
         assert all(g % t == 0 for g, t in zip(call["grid"], call["threadgroup"], strict=True))
 
 
-@needs_emulator
+@pytest.mark.emulator
 def test_the_plain_reference_answers_where_there_is_no_gpu() -> None:
     s = Scene(((2, 300), (1, 70)), dim=64, heads=2)
     plain = decode_attention(s.q, *s.arrays, s.plan, scale=s.scale)
