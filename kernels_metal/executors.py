@@ -1,4 +1,4 @@
-"""Who runs kernels: the GPU on a Mac, the emulator where a test asks for it, nobody elsewhere."""
+"""Who runs kernels: the GPU of a Mac, an NVIDIA GPU through the CUDA twin, the emulator where a test asks for it, nobody elsewhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
+from .cuda import CudaKernel
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
@@ -46,15 +47,23 @@ def run_with(maker: Maker) -> Iterator[None]:
 
 def available() -> bool:
     """Whether kernels of this folder can run here."""
-    return _maker.get() is not None or mx.metal.is_available()
+    return _chosen() is not None
 
 
 def get_kernel(file: str, name: str) -> Kernel:
     """The kernel of a Metal file, made once for each executor."""
+    maker = _chosen()
+    if maker is None:
+        raise RuntimeError("Metal kernels need an Apple GPU, an NVIDIA GPU and mlx[cuda], or the emulator")
+    return _made(maker, file, name)
+
+
+def _chosen() -> Maker | None:
+    """MLX's own makers do not fail before the first call, so that it is asked first whether there is a GPU."""
     maker = _maker.get()
-    if maker is None and not mx.metal.is_available():
-        raise RuntimeError("Metal kernels need an Apple GPU, or the emulator")
-    return _made(maker or mx.fast.metal_kernel, file, name)
+    if maker is None and mx.metal.is_available():
+        return cast(Maker, mx.fast.metal_kernel)
+    return CudaKernel if maker is None and mx.cuda.is_available() else maker
 
 
 @cache
@@ -67,8 +76,14 @@ _CORES = {"g": 10, "s": 32, "c": 64, "d": 64}
 """GPU cores of a chip by the last letter of its architecture: base, Max (and Pro), Ultra. MLX does not tell the number."""
 
 
+_MULTIPROCESSORS = 128
+"""Of a large NVIDIA GPU (an H100 has 132)."""
+
+
 @cache
 def gpu_cores() -> int:
     """About how many cores the GPU has; it decides into how many parts long sequences are cut."""
+    if mx.cuda.is_available():
+        return _MULTIPROCESSORS
     information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}
     return _CORES.get(str(information.get("architecture", "g"))[-1], 10)

@@ -58,17 +58,19 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
+    mask: mx.array | None = None,
 ) -> mx.array:
     """q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]` to `[Hq, L, Dv]`, `S >= L`; softmax in float32.
 
-    The rows of q are the last L of the S positions. Row i sees the positions up to its own, and of these the last `window`.
+    The rows of q are the last L of the S positions. Row i sees the positions up to its own, and of these the last `window`; or, where
+    there is a `mask` `[L, S]`, what that says.
     `softcap` c replaces a score s by `c * tanh(s / c)`; `sinks` `[Hq]` are logits that take part in the softmax without a value.
     """
-    mask = _mask(q.shape[1], k.shape[1], window)
+    chosen = _mask(q.shape[1], k.shape[1], window) if mask is None else mask
     if softcap is None:
         sinks = None if sinks is None else sinks.astype(q.dtype)
-        return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=mask, sinks=sinks)[0]
-    return _capped_attention(q, k, v, scale, softcap, sinks, mask)
+        return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=chosen, sinks=sinks)[0]
+    return _capped_attention(q, k, v, scale, softcap, sinks, chosen)
 
 
 def _mask(rows: int, keys: int, window: int | None) -> mx.array | str | None:

@@ -1,4 +1,4 @@
-"""How attention reads and fills the pages: the native CPU operation where it is there, otherwise plain MLX. Chosen once per cache."""
+"""How attention reads and fills the pages: what every way of it offers, and the native CPU operation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Protocol
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..kernels_metal.paged_attention.reference import attention
-from .base import PAGE, HeadSteps, Rotation, Segment
-from .heads import separate
-from .pages import AttentionGroup, PageTable
-from .store import LayerStore
+from .base import HeadSteps, Rotation, Segment
+from .pages import AttentionGroup
+from .store import Filled, LayerStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,8 @@ class Options:
     sinks: mx.array | None = None
 
 
-Full = dict[int, list[mx.array]]
-"""By slot, the keys and values `[Hkv, pages * PAGE, D]` of the pages that became full."""
+Full = dict[int, Filled]
+"""By slot, the pages that became full."""
 
 
 class StepAttention(Protocol):
@@ -43,59 +41,6 @@ class StepAttention(Protocol):
 
 class AttentionBackend(Protocol):
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
-
-
-def attention_backend() -> AttentionBackend:
-    return NativeAttention() if kernels_cpu.in_use() else PlainAttention()
-
-
-class PlainAttention:
-    """Puts each sequence's keys and values together and attends with MLX's own operation."""
-
-    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
-        return _PlainStep(segments, group)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainStep:
-    segments: tuple[Segment, ...]
-    group: AttentionGroup
-
-    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
-        y, full = self.heads(store, separate(rows, store.spec, heads), options)
-        return y.reshape(y.shape[0], -1), full
-
-    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
-        q, k, v = qkv
-        outputs, full = [], {}
-        for s in self.segments:
-            rows = slice(s.start, s.start + s.count)
-            table = self.group.tables[s.slot]
-            tails = store.append(s.slot, s.past - table.end, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
-            if s.filled:
-                full[s.slot] = [t[:, : s.filled * PAGE] for t in tails]
-            keys, values = self._with_past(store, s, table, tails)
-            out = attention(
-                q[rows].swapaxes(0, 1),
-                keys,
-                values,
-                scale=options.scale,
-                window=self.group.window,
-                softcap=options.softcap,
-                sinks=options.sinks,
-            )
-            outputs.append(out.swapaxes(0, 1))
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
-
-    def _with_past(self, store: LayerStore, segment: Segment, table: PageTable, tails: list[mx.array]) -> list[mx.array]:
-        """Keys and values that the segment can see, `[Hkv, S, D]`: those behind the last sealed page are `tails`."""
-        window = self.group.window
-        oldest = 0 if window is None else max(segment.past - window + 1, 0)
-        start, pages = table.from_position(oldest)
-        if pages:
-            past = store.past(pages)
-            tails = [mx.concatenate([p, t], axis=1) for p, t in zip(past, tails, strict=True)]
-        return [t[:, oldest - start :] for t in tails] if oldest > start else tails
 
 
 class NativeAttention:
@@ -140,7 +85,7 @@ class NativeStep:
     def full(self, pages: list[mx.array]) -> Full:
         full, start = {}, 0
         for slot, count in self.filled:
-            full[slot] = [p[:, start : start + count] for p in pages]
+            full[slot] = Filled([p[:, start : start + count] for p in pages], [])
             start += count
         return full
 

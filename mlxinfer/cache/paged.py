@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .attention import attention_backend
+from .attention import AttentionBackend
+from .backend import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
+from .format import KVFormat
 from .pages import AttentionGroup, PageAllocator, PageTable, pages_for
 from .recurrent import RecurrentStore
 from .step import CacheStep
@@ -34,8 +36,11 @@ class PagedCache:
     takes everything back. Sequences share sealed pages after `fork`.
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], *, dtype: mx.Dtype, capacity_tokens: int, chunk: int) -> None:
+    def __init__(
+        self, layers: Sequence[LayerSpec], *, dtype: mx.Dtype, capacity_tokens: int, chunk: int, kv: KVFormat | None = None
+    ) -> None:
         """`capacity_tokens` bounds the tokens of all sequences together; `chunk` is the most that one step computes of a sequence."""
+        kv = kv or KVFormat()
         self.layers = tuple(layers)
         self.chunk = chunk
         self._slots = _Slots()
@@ -43,20 +48,22 @@ class PagedCache:
         self._stores: dict[int, LayerStore] = {}
         self._recurrent: dict[int, RecurrentStore] = {}
         self._groups: dict[int | None, AttentionGroup] = {}
-        self._backend = attention_backend()
+        self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
         capacity = max(capacity_tokens // PAGE, 1)
         for index, spec in enumerate(self.layers):
             if isinstance(spec, AttentionSpec):
-                self._stores[index] = LayerStore(spec, dtype)
-                self._groups.setdefault(spec.window, AttentionGroup(spec.window, PageAllocator(capacity))).layers.append(index)
+                self._stores[index] = store = LayerStore(spec, dtype, kv)
+                group = self._groups.setdefault(spec.window, AttentionGroup(spec.window, capacity, first=kv.first16))
+                group.layers.append(index)
+                self._backends.setdefault((group, attention_backend(store)), []).append(index)
             elif isinstance(spec, RecurrentSpec):
                 self._recurrent[index] = RecurrentStore(spec)
 
     @staticmethod
-    def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype) -> float:
+    def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
         """Bytes that each further token of context costs, in the layers without a window."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
-        return sum(LayerStore.page_bytes(s, dtype) for s in specs) / PAGE
+        return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @property
     def can_fork(self) -> bool:
@@ -77,7 +84,7 @@ class PagedCache:
             recurrent.grow(self._slots.count)
             recurrent.reset(slot)
         for store in self._stores.values():
-            store.grow(0, self._slots.count)
+            store.grow(slots=self._slots.count)
         for group in self._groups.values():
             group.tables[slot] = PageTable()
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
@@ -91,7 +98,7 @@ class PagedCache:
         new = self.open()
         for group in self._groups.values():
             table = group.tables[slot]
-            group.allocator.share(table.pages)
+            group.share(table.pages)
             group.tables[new] = PageTable(table.first, list(table.pages))
         for store in self._stores.values():
             store.copy_open(slot, new)
@@ -101,7 +108,7 @@ class PagedCache:
 
     def release(self, slot: int) -> None:
         for group in self._groups.values():
-            group.allocator.release(group.tables.pop(slot).pages)
+            group.release(group.tables.pop(slot).pages)
         self._opaque.pop(slot, None)
         self._slots.free.append(slot)
 
@@ -109,9 +116,9 @@ class PagedCache:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
         segments = tuple(segments)
         attention = {}
-        for group in self._groups.values():
-            attend = self._backend.begin(segments, group)
-            attention.update({layer: (self._stores[layer], attend) for layer in group.layers})
+        for (group, backend), layers in self._backends.items():
+            attend = backend.begin(segments, group)
+            attention.update({layer: (self._stores[layer], attend) for layer in layers})
         return CacheStep(segments, attention, self._recurrent, self._opaque)
 
     def commit(self, step: CacheStep) -> None:
@@ -121,21 +128,19 @@ class PagedCache:
                 self._seal(group, segment, step)
                 if window is not None:
                     table = group.tables[segment.slot]
-                    group.allocator.release(table.drop_before(segment.past + segment.count - window + 1))
+                    group.release(table.drop_before(segment.past + segment.count - window + 1))
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
 
     def _seal(self, group: AttentionGroup, segment: Segment, step: CacheStep) -> None:
-        table = group.tables[segment.slot]
-        count = segment.filled
-        if not count:
+        if not segment.filled:
             return
-        pages = group.allocator.allocate(count)
-        table.pages.extend(pages)
+        pages = group.extend(group.tables[segment.slot], segment.filled)
         room = _room(group.allocator, pages_for(segment.total, group.window, self.chunk))
+        first = _room(group.first, 0) if group.first else 0
         for layer in group.layers:
             store = self._stores[layer]
-            store.grow(room, 0)
+            store.grow(pages=room, first=first)
             store.seal(pages, step.full[layer, segment.slot])
 
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ counted references: sequences that share a prefix share its sealed pages.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .base import PAGE
@@ -83,14 +84,40 @@ class PageTable:
         return (self.first + skip) * PAGE, self.pages[skip:]
 
 
-@dataclass(slots=True)
 class AttentionGroup:
-    """The layers of one window: they hold the same pages, so they share an allocator and each sequence's table."""
+    """The layers of one window: they hold the same pages, so they share allocators and each sequence's table.
 
-    window: int | None
-    allocator: PageAllocator
-    layers: list[int] = field(default_factory=list)
-    tables: dict[int, PageTable] = field(default_factory=dict)
+    Where first pages have a pool of their own (`first`), the id of one in a table is `~place` in that pool.
+    """
+
+    def __init__(self, window: int | None, capacity: int, *, first: bool = False) -> None:
+        self.window = window
+        self.allocator = PageAllocator(capacity)
+        self.first = PageAllocator(capacity) if first else None
+        self.layers: list[int] = []
+        self.tables: dict[int, PageTable] = {}
+
+    def extend(self, table: PageTable, count: int) -> list[int]:
+        """`count` new pages at the end of a table; returns their ids."""
+        ids: list[int] = []
+        if self.first and count and not table.end:
+            ids = [~page for page in self.first.allocate(1)]
+        ids += self.allocator.allocate(count - len(ids))
+        table.pages.extend(ids)
+        return ids
+
+    def share(self, pages: list[int]) -> None:
+        for allocator, ids in self._owners(pages):
+            allocator.share(ids)
+
+    def release(self, pages: list[int]) -> None:
+        for allocator, ids in self._owners(pages):
+            allocator.release(ids)
+
+    def _owners(self, pages: list[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
+        yield self.allocator, [page for page in pages if page >= 0]
+        if self.first:
+            yield self.first, [~page for page in pages if page < 0]
 
 
 def pages_for(tokens: int, window: int | None, chunk: int) -> int:

@@ -11,7 +11,7 @@ from ..kernels_cpu import Blocks
 from .attention import Full, NativeStep, Options, StepAttention, run_blocks
 from .base import HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .recurrent import RecurrentStore
-from .store import LayerStore
+from .store import Filled, LayerStore
 
 
 class CacheStep:
@@ -26,7 +26,7 @@ class CacheStep:
     ) -> None:
         """`attention` and `recurrent` are by layer, `opaque` by slot."""
         self.segments = segments
-        self.full: dict[tuple[int, int], list[mx.array]] = {}
+        self.full: dict[tuple[int, int], Filled] = {}
         self._attention = attention
         self._replaced: set[int] = set()
         self._written: list[mx.array] = []
@@ -100,7 +100,7 @@ class CacheStep:
         arrays = [a for layer in self._replaced for a in self._attention[layer][0].arrays]
         arrays += self._written  # computing these writes pages
         arrays += [a for store in self._recurrent.values() for a in store.arrays]
-        arrays += [a for pair in self.full.values() for a in pair]
+        arrays += [a for full in self.full.values() for a in full.arrays]
         for segment in self.segments:
             if segment.slot in self._opaque:
                 arrays += self._opaque[segment.slot].arrays()

@@ -1,76 +1,152 @@
-"""Where keys and values lie: for one layer, a pool of sealed pages and the open page of each running sequence."""
+"""Where keys and values lie: for one layer, pools of sealed pages and the open page of each running sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from .base import PAGE, AttentionSpec
+from .format import KVFormat
+from .sealing import page_arrays, seal_keys, seal_values, unseal_keys, unseal_values
+
+Pages = tuple[mx.array, mx.array]
+"""Keys and values of pages in a row, `[Hkv, n, 64, D]` in the dtype that is computed in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Pages of one sequence and layer that became full, as the pools keep them: each array `[Hkv, pages, ...]`, in the order of
+    `LayerStore.sealed`. `first` is the sequence's first page where that has a pool of its own, otherwise empty."""
+
+    pages: list[mx.array]
+    first: list[mx.array]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self.pages + self.first
 
 
 class LayerStore:
     """Keys and values of one attention layer.
 
-    `sealed` pages are `[Hkv, pages, PAGE, D]` and change only in `seal`, between two steps, when no step in flight refers to them:
-    MLX then writes in place. `open` pages are `[slots, Hkv, PAGE, D]` and small: a step replaces them.
+    `sealed` pages are what `sealing` makes of them, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
+    codes and scales of each. `first` is a pool in 16 bits for the first pages of sequences (`format.first16`), or empty. Both change only
+    in `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]`
+    and small: a step replaces them.
+
+    A page's id is its place in `sealed`, or `~place` in `first`.
     """
 
-    def __init__(self, spec: AttentionSpec, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> None:
         self.spec = spec
         self.dtype = dtype
-        self.sealed = [mx.zeros((spec.kv_heads, 0, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
+        self.format = form = (form or KVFormat()).for_layer(spec)
+        self._key_arrays = 1 if form.k_bits == 16 else 2
+        self.sealed = _pool(spec, form, dtype)
+        self.first = _pool(spec, KVFormat(), dtype) if form.first16 else []
         self.open = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.sealed + self.open
+        return self.sealed + self.first + self.open
 
     @staticmethod
-    def page_bytes(spec: AttentionSpec, dtype: mx.Dtype) -> int:
-        return spec.kv_heads * PAGE * (spec.key_dim + spec.value_dim) * dtype.size
+    def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
+        """Bytes of one sealed page."""
+        arrays = page_arrays(spec, (form or KVFormat()).for_layer(spec), dtype)
+        return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
-    def grow(self, pages: int, slots: int) -> None:
-        """Make room for this many pages and slots; never shrinks."""
+    def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
+        """Make room for so many; never shrinks."""
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
+        self.first = [_padded(a, 1, first) for a in self.first]
         self.open = [_padded(a, 0, slots) for a in self.open]
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
         """Put `[Hkv, n, D]` keys and values behind the `offset` tokens of the open page, which then holds what is left after the
-        last full page. Returns everything since the last sealed page, `[Hkv, offset + n, D]`."""
+        last full page. Returns the pages that hold everything since the last sealed one, `[Hkv, pages, 64, D]`; what lies behind the
+        last token has no meaning."""
         tails = []
         for i, fresh in enumerate(new):
             length = offset + fresh.shape[1]
             if length <= PAGE:
                 self.open[i] = _write(self.open[i], slot, offset, fresh)
-                tails.append(self.open[i][slot, :, :length])
+                tails.append(self.open[i][slot][:, None])
                 continue
             tail = mx.concatenate([self.open[i][slot, :, :offset], fresh], axis=1) if offset else fresh
             rest = length % PAGE
             if rest:
                 self.open[i] = _write(self.open[i], slot, 0, tail[:, -rest:])
-            tails.append(tail)
+                tail = _padded(tail, 1, length + PAGE - rest)
+            tails.append(tail.reshape(tail.shape[0], -1, PAGE, tail.shape[-1]))
         return tails
 
-    def past(self, pages: list[int]) -> list[mx.array]:
-        """The sealed keys and values of these pages in order, `[Hkv, pages * PAGE, D]`; a view where the ids are consecutive."""
-        first, count = pages[0], len(pages)
-        if pages == list(range(first, first + count)):
-            chosen = [a[:, first : first + count] for a in self.sealed]
-        else:
-            index = mx.array(pages)
-            chosen = [mx.take(a, index, axis=1) for a in self.sealed]
-        return [a.reshape(a.shape[0], count * PAGE, a.shape[-1]) for a in chosen]
+    def filled(self, pages: Sequence[mx.array], *, starts: bool) -> Filled:
+        """Full pages `[Hkv, n, 64, D]` of keys and of values as `seal` takes them; `starts` says that they begin their sequence."""
+        if not (starts and self.first):
+            return Filled(self._to_sealed(*pages), [])
+        keys, values = pages
+        return Filled(self._to_sealed(keys[:, 1:], values[:, 1:]), [keys[:, :1].swapaxes(-1, -2), values[:, :1]])
 
-    def seal(self, pages: list[int], full: list[mx.array]) -> None:
-        """Store full pages, `[Hkv, pages * PAGE, D]` keys and values, under these ids."""
-        for i, values in enumerate(full):
-            blocks = values.reshape(values.shape[0], len(pages), PAGE, values.shape[-1])
-            for start, stop in _runs(pages):
-                self.sealed[i] = mx.slice_update(self.sealed[i], blocks[:, start:stop], mx.array([pages[start]]), axes=(1,))
+    def past(self, pages: list[int], since: mx.array) -> list[Pages]:
+        """The sealed keys and values of these pages in order, in pieces. They are not computed before `since` is: otherwise the past of
+        many layers could be in memory at once, in 16 bits."""
+        pieces = []
+        if pages and pages[0] < 0:
+            pieces.append(self._from_first([_chosen(a, [~pages[0]]) for a in self.first]))
+            pages = pages[1:]
+        if pages:
+            chosen = [_chosen(a, pages) for a in self.sealed]
+            pieces.append(self._from_sealed(mx.depends(chosen, [since]) if self.format.quantized else chosen))
+        return pieces
+
+    def unsealed(self, full: Filled) -> list[Pages]:
+        """The same for pages that have just become full."""
+        return [*([self._from_first(full.first)] if full.first else []), self._from_sealed(full.pages)]
+
+    def seal(self, pages: list[int], full: Filled) -> None:
+        """Store full pages under these ids."""
+        if full.first:
+            self.first = _stored(self.first, [~pages[0]], full.first)
+            pages = pages[1:]
+        self.sealed = _stored(self.sealed, pages, full.pages)
+
+    def _to_sealed(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        return seal_keys(keys, self.format.k_bits) + seal_values(values, self.format.v_bits)
+
+    def _from_sealed(self, arrays: list[mx.array]) -> Pages:
+        keys, values = arrays[: self._key_arrays], arrays[self._key_arrays :]
+        form, dim = self.format, self.spec.value_dim
+        return unseal_keys(keys, form.k_bits, self.dtype), unseal_values(values, form.v_bits, dim, self.dtype)
+
+    @staticmethod
+    def _from_first(arrays: list[mx.array]) -> Pages:
+        return arrays[0].swapaxes(-1, -2), arrays[1]
 
     def copy_open(self, source: int, target: int) -> None:
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
+
+
+def _pool(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[mx.array]:
+    return [mx.zeros((spec.kv_heads, 0, *shape), kind) for shape, kind in page_arrays(spec, form, dtype)]
+
+
+def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
+    """A view where the ids are consecutive."""
+    first, count = pages[0], len(pages)
+    if pages == list(range(first, first + count)):
+        return pool[:, first : first + count]
+    return mx.take(pool, mx.array(pages), axis=1)
+
+
+def _stored(pool: list[mx.array], pages: list[int], new: list[mx.array]) -> list[mx.array]:
+    for start, stop in _runs(pages):
+        place = mx.array([pages[start]])
+        pool = [mx.slice_update(a, full[:, start:stop], place, axes=(1,)) for a, full in zip(pool, new, strict=True)]
+    return pool
 
 
 def _write(pages: mx.array, slot: int, offset: int, values: mx.array) -> mx.array:

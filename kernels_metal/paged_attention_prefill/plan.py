@@ -1,0 +1,91 @@
+"""Who attends to what in one step of prefill: tiles of query rows and the table of pages, checked and made before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..paged_attention.arrays import integers
+from ..paged_attention.plan import Pools, Rows
+from ..paged_attention.tiles import PAGE, Shape, check_shape
+from .tiles import PrefillTile, prefill_tile
+
+RAW = -(2**31)
+"""Id of a page that is read raw, from the open page and the step's own rows."""
+_ALL = 2**30
+"""A window that nothing is out of."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
+
+    shape: Shape
+    tile: PrefillTile
+    pools: Pools
+    query_rows: int
+    rows: int
+    filled: int
+    """Pages that the step has sealed before it attends, one sequence's after another's."""
+    count: int
+    tiles: mx.array
+    """`[count, 8]`: the kernel's `Tile`."""
+    table: mx.array
+
+
+def plan_prefill(
+    shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
+) -> PrefillPlan:
+    """Of rows as in `plan_decode`, but any number of them, over any number of pages.
+
+    Pages that the step fills are read sealed by the rows behind them: as pages `pools.pages ..` of the table, which are those of the arrays
+    `filled`. At 16 bits, and for first pages that have a pool of their own (`first16`), sealing changes nothing, and they are read raw.
+    Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be.
+    """
+    check_shape(shape)
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} tokens sees nothing")
+    for sequence in rows:
+        _check(sequence, pools, query_rows, window)
+    size = prefill_tile(shape)
+    raw = shape.k_bits == shape.v_bits == 16
+    tiles: list[tuple[int, ...]] = []
+    table: list[int] = []
+    answers = filled = 0
+    for r in rows:
+        tiles += _cut(r, size.rows, len(table) - r.first, answers, window or _ALL)
+        pages = (r.past + r.count) // PAGE - r.past // PAGE
+        sealed = 0 if raw else pages - int(first16 and r.past < PAGE and pages > 0)
+        table += [*r.pages, *[RAW] * (pages - sealed), *range(pools.pages + filled, pools.pages + filled + sealed)]
+        filled += sealed
+        answers += r.count
+    return PrefillPlan(shape, size, pools, query_rows, answers, filled, len(tiles), integers(tiles), integers(table))
+
+
+def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
+    if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
+        raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
+    if not 0 <= r.slot < pools.slots:
+        raise ValueError(f"slot {r.slot} of {pools.slots}")
+    if r.first < 0 or r.past < 0 or r.first + len(r.pages) != r.past // PAGE:
+        raise ValueError(
+            f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
+        )
+    seen = 0 if window is None else max(0, r.past - window + 1) // PAGE
+    if r.first > seen:
+        raise ValueError(f"page {seen} is within the window, but the page ids begin at page {r.first}")
+    wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
+    if wrong:
+        raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
+
+
+def _cut(r: Rows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
+    """Tiles of at most `size` rows, none of them across the end of a page."""
+    done = 0
+    while done < r.count:
+        position = r.past + done
+        count = min(size, r.count - done, PAGE - position % PAGE)
+        yield (r.start + done, count, position, r.past, r.slot, table, answers + done, window)
+        done += count

@@ -1,0 +1,87 @@
+"""Attention over the pages in plain MLX: it runs on every device, and the others have to agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from ..kernels_metal.paged_attention.reference import attention
+from .attention import Full, Options, StepAttention
+from .base import PAGE, HeadSteps, Segment
+from .heads import separate
+from .pages import AttentionGroup
+from .store import LayerStore, Pages
+
+
+class PlainAttention:
+    """Puts each sequence's keys and values together and attends with MLX's own operation."""
+
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
+        return PlainStep(segments, group)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    segments: tuple[Segment, ...]
+    group: AttentionGroup
+    _masks: dict[int, mx.array] = field(default_factory=dict)
+    """By slot: layers of a window have them in common."""
+
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        y, full = self.heads(store, separate(rows, store.spec, heads), options)
+        return y.reshape(y.shape[0], -1), full
+
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        q, k, v = qkv
+        outputs: list[mx.array] = []
+        full: Full = {}
+        for s in self.segments:
+            rows = slice(s.start, s.start + s.count)
+            sealed = self.group.tables[s.slot].end
+            tails = store.append(s.slot, s.past - sealed, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
+            if s.filled:
+                full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=not sealed)
+            out = self._attend(store, s, q[rows].swapaxes(0, 1), (tails[0], tails[1]), full, options)
+            outputs.append(out.swapaxes(0, 1))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
+
+    def _attend(self, store: LayerStore, segment: Segment, q: mx.array, tails: Pages, full: Full, options: Options) -> mx.array:
+        """Of queries `[Hq, L, D]`: to earlier pages as they are sealed, to their own as it is. Where sealing changes nothing, or all
+        queries have the same page, that is causal attention to one row of keys."""
+        window, last = self.group.window, segment.past + segment.count
+        oldest = 0 if window is None else max(segment.past - window + 1, 0)
+        start, pages = self.group.tables[segment.slot].from_position(oldest)
+        pieces = store.past(pages, since=q)
+        mask = None
+        if store.format.quantized and segment.past // PAGE != (last - 1) // PAGE:
+            pieces += store.unsealed(full[segment.slot])
+            mask = self._mask(segment, start)
+        parts = [*pieces, tails]
+        size = sum(keys.shape[1] for keys, _ in pieces) * PAGE + last - segment.past // PAGE * PAGE
+        skipped = 0 if mask is not None else max(oldest - start, 0)
+        k, v = (_joined([part[i] for part in parts])[:, skipped:size] for i in (0, 1))
+        return attention(q, k, v, scale=options.scale, window=window, softcap=options.softcap, sinks=options.sinks, mask=mask)
+
+    def _mask(self, segment: Segment, start: int) -> mx.array:
+        """Which keys a query sees, `[L, S]`: sealed ones from position `start` to the last page that is full, then raw ones from the
+        page that was open."""
+        if segment.slot not in self._masks:
+            first = segment.past // PAGE * PAGE
+            last = segment.past + segment.count
+            sealed = mx.arange(start, first + segment.filled * PAGE, dtype=mx.int32)[None]
+            raw = mx.arange(first, last, dtype=mx.int32)[None]
+            queries = mx.arange(segment.past, last, dtype=mx.int32)[:, None]
+            own = queries // PAGE * PAGE
+            seen = mx.concatenate([sealed < own, (raw >= own) & (raw <= queries)], axis=1)
+            if self.group.window is not None:
+                seen &= mx.concatenate([sealed, raw], axis=1) > queries - self.group.window
+            self._masks[segment.slot] = seen
+        return self._masks[segment.slot]
+
+
+def _joined(pages: list[mx.array]) -> mx.array:
+    """Pages `[Hkv, n, 64, D]` to rows `[Hkv, n * 64, D]`."""
+    whole = pages[0] if len(pages) == 1 else mx.concatenate(pages, axis=1)
+    return whole.reshape(whole.shape[0], -1, whole.shape[-1])

@@ -1,0 +1,159 @@
+"""The Metal kernels, translated to CUDA and compiled for an H100 that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support import nvrtc
+from support.decode_scenes import Scene
+from support.prefill_scenes import PrefillScene
+
+from mlxinfer.kernels_metal.cuda import CudaKernel, translate
+from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
+
+needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compiler for CUDA: {nvrtc.wheels_missing()}")
+
+F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
+BITS = (16, 8, 6, 5, 4, 3, 2)
+PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
+"""Of bits of keys and of values: each once."""
+GPU, PTX = "sm_90", "compute_90"
+"""For a GPU, or, in a quarter of the time, only as far as NVIDIA's own assembly language."""
+
+
+@pytest.mark.parametrize(
+    "metal, cuda",
+    [
+        ("const device float* p = x;", "const  float* p = x;"),
+        ("threadgroup half tile[64];", "__shared__ half tile[64];"),
+        ("threadgroup vec<half, 4>* p = q;", " vec<half, 4>* p = q;"),
+        ("f((const threadgroup uint*)p)", "f((const  uint*)p)"),
+        ("float x = 2.0 + 1e-3 + .5f + 3;", "float x = 2.0f + 1e-3f + .5f + 3;"),
+        ("half h = 1.5h;", "half h = half(1.5f);"),
+        ("uint x = 0x4B000000u + 7u;", "uint x = 0x4B000000u + 7u;"),
+        ("// a device\nx = 1;", "// a device\nx = 1;"),
+        ("#pragma clang loop unroll(full)\nfor (;;) {}", "#pragma unroll\nfor (;;) {}"),
+        ("threadgroup_barrier(mem_flags::mem_threadgroup);", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
+    ],
+)
+def test_words(metal: str, cuda: str) -> None:
+    assert translate(metal, "")[0].endswith(f"\n{cuda}")
+
+
+def test_inputs_without_dimensions_are_pointers() -> None:
+    body, _ = translate("y = scale * o.scale + scales;", "", ["scale"])
+    assert body.endswith("\ny = (*scale) * o.scale + scales;")
+
+
+def test_functions_of_a_header_run_on_the_device() -> None:
+    header = "inline int f(const thread int& x) { return x; }\nconstexpr int g(int x) { return x; }\nconstant constexpr int h = f(1);"
+    expected = "__device__ inline int f(const  int& x) { return x; }\n__device__ constexpr int g(int x) { return x; }\n constexpr int h = f(1);"
+    assert f"\nnamespace metal {{\n{expected}\n}}\n" in translate("", header)[1]
+
+
+def test_names_that_cuda_has_as_well_are_declared() -> None:
+    body, _ = translate("float4 v = float4(exp(x));", "")
+    assert "using metal::exp;" in body
+    assert "using metal::float4;" in body
+    assert "using metal::tanh;" not in body
+
+
+def test_threads_have_their_names() -> None:
+    body, _ = translate("out[thread_position_in_grid.x] = 1;", "")
+    assert "const metal::uint3 thread_position_in_grid = " in body
+    assert "simdgroup" not in body
+
+
+def test_a_grid_that_cuda_would_round_up_is_refused() -> None:
+    kernel = CudaKernel("copy", ["x"], ["out"], "out[0] = x[0];")
+    with pytest.raises(ValueError, match="no multiple"):
+        kernel(inputs=[mx.zeros(9)], output_shapes=[(9,)], output_dtypes=[F32], grid=(33, 1, 1), threadgroup=(32, 1, 1))
+
+
+class Compiled(list[str]):
+    """The PTX of every kernel that is launched inside `run_with(compiled.maker)`; answers are zeros."""
+
+    def __init__(self, architecture: str = GPU) -> None:
+        super().__init__()
+        self.architecture = architecture
+
+    def maker(self, *, name: str, input_names: list[str], output_names: list[str], source: str, header: str = "") -> Callable[..., Any]:
+        def call(*, inputs, output_shapes, output_dtypes, template=(), **rest):  # type: ignore[no-untyped-def]
+            arrays = list(zip(input_names, inputs, strict=True))
+            outputs = list(zip(output_names, output_dtypes, strict=True))
+            ptx, cubin = nvrtc.compile_cuda(nvrtc.cuda_source(name, arrays, outputs, source, header, template), self.architecture)
+            assert cubin.startswith(b"\x7fELF") == (self.architecture == GPU)
+            self.append(ptx)
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return call
+
+
+def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
+    """Decode over runs of pages and its combination, prefill, sealing."""
+    Scene(((1, 3000), (1, 65)), k_bits, v_bits, dtype=dtype, sinks=True, cores=40).run()
+    PrefillScene(((70, 70),), k_bits, v_bits, dtype=dtype, window=40, softcap=2.0, sinks=True).run()
+    pages = mx.zeros((2, 3, 64, 64), dtype)
+    seal_keys(pages, k_bits)
+    seal_values(pages, v_bits)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("pair, dtype", [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
+def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
+    compiled = Compiled()
+    with run_with(compiled.maker):
+        launch_everything(*pair, dtype)
+    assert len(compiled) == 5 - pair.count(16)
+    assert all(".target sm_90" in ptx for ptx in compiled)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("pair", [(8, 6), (6, 5), (3, 2), (2, 16)], ids=str)
+def test_every_number_of_bits_compiles(pair: tuple[int, int]) -> None:
+    compiled = Compiled(PTX)
+    with run_with(compiled.maker):
+        launch_everything(*pair, F16)
+    assert len(compiled) == 5 - pair.count(16)
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_all_of_them_compile_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
+    compiled = Compiled()
+    with run_with(compiled.maker):
+        launch_everything(*pair, dtype)
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [80, 96, 112, 128, 192, 256, 512])
+@pytest.mark.parametrize("heads", [1, 3, 4, 8, 16])
+def test_all_shapes_compile(dim: int, heads: int) -> None:
+    compiled = Compiled(PTX)
+    with run_with(compiled.maker):
+        Scene(((1, 300), (2, 66)), dim=dim, heads=heads, kv_heads=1, dtype=BF16).run()
+        PrefillScene(((70, 70),), dim=dim, group=heads, kv_heads=1, dtype=BF16).run()
+
+
+@needs_nvrtc
+def test_prefill_keeps_its_matrices_in_registers() -> None:
+    """An array that is indexed by anything but constants ends up in memory."""
+    compiled = Compiled(PTX)
+    with run_with(compiled.maker):
+        PrefillScene(((70, 70),), dim=512, group=1, dtype=F16).run()
+    assert "ld.local" not in compiled[0]
+    assert "bar.sync" in compiled[0]
+
+
+@needs_nvrtc
+def test_an_error_names_the_line() -> None:
+    code = nvrtc.cuda_source("bad", [("x", mx.zeros(9))], [("out", F32)], "out[0] = x[0];\nout[1] = nowhere;", "")
+    with pytest.raises(nvrtc.CompileError, match=r"bad\.metal\(\d+\): error: identifier \"nowhere\""):
+        nvrtc.compile_cuda(code)
