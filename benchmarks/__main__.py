@@ -13,7 +13,7 @@ from .engines import MODULES
 from .process import WorkerError
 from .report import caption, document
 from .samples import Results, Writer, read
-from .system import describe, pin
+from .system import describe, device_name, pin
 from .works import works
 
 RESULTS = Path(__file__).parent / "results"
@@ -156,6 +156,28 @@ def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
             except RuntimeError as error:
                 raise click.ClickException(str(error)) from error
     (RESULTS / "step.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
+@main.command("attention-gpu")
+@click.option("--length", type=click.IntRange(64), default=32768, show_default=True, help="Tokens in the cache of each sequence.")
+@click.option("--batch", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences; repeatable.")
+@click.option("--samples", type=click.IntRange(1), default=10, show_default=True)
+def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
+    """Decode attention alone, on an Apple or NVIDIA GPU. Writes results/attention_gpu.md."""
+    from .attention_gpu import HEADS, copy_bandwidth, measure, missing_gpu, table
+
+    if missing_gpu():
+        raise click.ClickException(missing_gpu())
+    copied = copy_bandwidth()
+    text = f"{device_name()}, copying {copied / 1e9:.0f} GB/s, {length} tokens\n"
+    for name, heads in HEADS.items():
+        for sequences in batch:
+            try:
+                text += f"\n{name}, batch {sequences}\n\n{table(measure(heads, length, sequences, samples), copied)}"
+            except RuntimeError as error:
+                raise click.ClickException(str(error)) from error
+    (RESULTS / "attention_gpu.md").write_text(text, encoding="utf-8")
     click.echo(text)
 
 

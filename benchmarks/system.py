@@ -41,6 +41,14 @@ def describe() -> dict[str, Any]:
     }
 
 
+def device_name() -> str:
+    """Of the GPU that MLX computes on."""
+    import mlx.core as mx
+
+    information: dict[str, Any] = mx.device_info(mx.gpu)
+    return str(information.get("device_name", information.get("architecture", "GPU")))
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

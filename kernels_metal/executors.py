@@ -76,8 +76,14 @@ _CORES = {"g": 10, "s": 32, "c": 64, "d": 64}
 """GPU cores of a chip by the last letter of its architecture: base, Max (and Pro), Ultra. MLX does not tell the number."""
 
 
+_MULTIPROCESSORS = 128
+"""Of a large NVIDIA GPU (an H100 has 132)."""
+
+
 @cache
 def gpu_cores() -> int:
     """About how many cores the GPU has; it decides into how many parts long sequences are cut."""
+    if mx.cuda.is_available():
+        return _MULTIPROCESSORS
     information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}
     return _CORES.get(str(information.get("architecture", "g"))[-1], 10)

@@ -21,11 +21,15 @@ def _missing() -> dict[str, str]:
     """Marker -> why its tests cannot run here."""
     import mlx.core as mx
 
+    from mlxinfer.kernels_metal import emulator
+
     reasons = {}
     if not mx.metal.is_available():
         reasons["metal"] = "no Apple GPU"
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         reasons["torch"] = "torch and transformers are not installed (make test EXTRAS=dev)"
+    if why_not := emulator.why_not():
+        reasons["emulator"] = f"Metal kernels cannot be run here: {why_not}"
     return reasons
 
 

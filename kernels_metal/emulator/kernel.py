@@ -58,7 +58,6 @@ class Kernel:
             threadgroup=size,
             order=chosen.order,
             seed=chosen.seed,
-            conflicts=not self.body.atomic_outputs,
             files=users_files(code),
             arguments=arguments,
         )
@@ -81,7 +80,11 @@ class Kernel:
             content, strides = _memory(array, self.row_contiguous)
             add(name, worker.INPUT, content)
             i32, i64 = np.int32, np.int64
-            values = {"_shape": np.array(array.shape, i32), "_strides": np.array(strides, i64), "_ndim": np.array(array.ndim, i32)}
+            values: dict[str, np.ndarray] = {
+                "_shape": np.array(array.shape, i32),
+                "_strides": np.array(strides, i64),
+                "_ndim": np.array(array.ndim, i32),
+            }
             for suffix, _, _ in self.body.extras(name) if array.ndim else ():
                 add(name + suffix, worker.INPUT, values[suffix])
         for name, shape, dtype in zip(self.body.outputs, shapes, dtypes, strict=True):

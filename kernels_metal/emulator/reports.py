@@ -82,8 +82,8 @@ def explain_answer(text: str, library: Path, files: frozenset[str], items: list[
     if kind == "unwritten":
         index, offset = (int(word) for word in rest.split())
         return KernelError(kind, f"{_element(items[index], offset)} was never written", report=text)
-    if kind == "two threadgroups":
-        return _conflict(rest, library, files, items)
+    if kind in ("race", "two threadgroups"):
+        return _conflict(kind, rest, library, files, items)
     match = re.search(r"(?P<file>[^\s:()]+):(?P<line>\d+)", rest) if kind in ("divergence", "partial simdgroup") else None
     file, line = (Path(match["file"]).name, int(match["line"])) if match else (None, None)
     return KernelError(kind, rest.rstrip(), file=file, line=line, report=rest)
@@ -93,11 +93,16 @@ def _element(item: tuple[str, int], offset: int) -> str:
     return f"element {offset // item[1]} of {item[0]}"
 
 
-def _conflict(text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
-    index, offset, one, other, code, what = text.split(" ", 5)
-    file, line = _line_of(library, files, int(code) - 1)  # the address that the access returns to
-    message = f"threadgroup {one} {what}, threadgroup {other}: {_element(items[int(index)], int(offset))}"
-    return KernelError("two threadgroups", message, file=file, line=line, report=text)
+def _conflict(kind: str, text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
+    region, offset, now, before, one, other, does, did, array = text.split(" ", 8)
+    file, line = _line_of(library, files, int(now) - 1)  # the address that the access returns to
+    other_file, other_line = _line_of(library, files, int(before) - 1)
+    what = f"byte {offset} of threadgroup array {array}" if array else _element(items[int(region)], int(offset))
+    who = "thread" if kind == "race" else "threadgroup"
+    message = f"{who} {one} {does} {what}, which {who} {other} {did} at {other_file}:{other_line}"
+    if kind == "race":
+        message += ", with no barrier for that memory between"
+    return KernelError(kind, message, file=file, line=line, report=text)
 
 
 def _line_of(library: Path, files: frozenset[str], address: int) -> tuple[str | None, int | None]:

@@ -52,15 +52,14 @@ class Request:
     threadgroup: tuple[int, int, int]
     order: str
     seed: int
-    conflicts: bool  # two threadgroups at one byte are an error (mode "trace")
     files: frozenset[str]  # of the user's source, as reports name them
     arguments: Sequence[Argument]
 
     def head(self) -> bytes:
         path = os.fsencode(self.library)
-        numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments), int(self.conflicts), 0)
+        numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments))
         kinds = b"".join(struct.pack("<QQ", argument.size, argument.kind) for argument in self.arguments)
-        return struct.pack("<I", len(path)) + path + struct.pack("<10IQ", *numbers, self.seed & (1 << 64) - 1) + kinds
+        return struct.pack("<I", len(path)) + path + struct.pack("<8IQ", *numbers, self.seed & (1 << 64) - 1) + kinds
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ inline void begin(thread Answer<P>& answer) {
 
 // A logit that takes part in the softmax and has no value. Sums of weights are added up over lanes, so that one lane of a row has it.
 inline void add_sink(thread OnlineSoftmax& softmax, float sink, uint lane) {
-  softmax.maximum = sink * kLog2e;
+  softmax.maximum = sink;
   softmax.sum = fragment_column(lane) == 0 ? 1.0f : 0.0f;
 }
 

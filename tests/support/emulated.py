@@ -1,16 +1,12 @@
-"""Kernels in the emulator, where it can run."""
+"""Kernels in the emulator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
-
-needs_emulator = pytest.mark.skipif(not emulator.available(), reason=f"the emulator cannot run: {emulator.why_not()}")
 
 
 @contextmanager

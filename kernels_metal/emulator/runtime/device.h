@@ -46,6 +46,7 @@ struct Launch {
 
 // scheduler.cpp
 void run(const Launch& launch);
+extern "C" const Thread* __emu_self();  // the one that runs
 
 // fiber.cpp
 void fiber_prepare(uint32_t index, void (*body)());
@@ -60,11 +61,11 @@ Buffer buffer_make(uint64_t bytes, Kind kind);
 void buffer_ready(const Buffer& buffer);  // written from outside
 void buffer_check(const Buffer& buffer, uint32_t index);
 
-// traffic.cpp
-void traffic_begin(const Buffer* buffers, uint32_t count, bool checked);
-void traffic_threadgroup(uint32_t index);
+// trace.cpp
 struct Traffic {
   uint64_t loaded, stored, fetched, distinct_loaded, distinct_stored, most_loads, most_stores;
 };
+void trace_begin(const Buffer* buffers, uint32_t count, const Array* arrays, uint64_t array_count);
+void trace_threadgroup(uint32_t index);
+void trace_barrier(uint32_t flags, bool whole_threadgroup, uint32_t simdgroup);
 Traffic traffic_of(uint32_t buffer);
-void traffic_end();

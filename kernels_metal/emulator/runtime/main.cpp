@@ -73,7 +73,7 @@ void serve() {
   const std::string path(receive<uint32_t>(), '\0');
   receive((void*)path.data(), path.size());
   struct {
-    uint32_t grid[3], threadgroup[3], order, buffers, checked, padding;
+    uint32_t grid[3], threadgroup[3], order, buffers;
     uint64_t seed;
   } head = receive<decltype(head)>();
   std::vector<Buffer> buffers;
@@ -90,7 +90,7 @@ void serve() {
     }
   const Kernel& k = kernel_at(path);
   check_arrays(k);
-  traffic_begin(buffers.data(), head.buffers, head.checked);
+  trace_begin(buffers.data(), head.buffers, k.arrays, k.array_count);
   run({k.entry, k.arrays, k.array_count, {head.grid[0], head.grid[1], head.grid[2]},
        {head.threadgroup[0], head.threadgroup[1], head.threadgroup[2]}, Order(head.order), head.seed, arguments.data(), k.origin});
   for (uint32_t i = 0; i < head.buffers; i++) buffer_check(buffers[i], i);
@@ -101,7 +101,6 @@ void serve() {
     send(&t, sizeof t);
     if (buffers[i].kind != Kind::input) send(buffers[i].at, buffers[i].bytes);
   }
-  traffic_end();
   for (Buffer& b : buffers) free(b.at);
 }
 

@@ -104,6 +104,7 @@ bool lanes_meet(Simdgroup& g) {
   for (uint32_t i = 1; i < g.lanes; i++)
     if (!same_place(states[g.first + i], first)) return false;
   if (first.wait == Wait::lanes && g.lanes < LANES) partial(first, g.lanes);
+  if (first.wait == Wait::simdgroup_barrier) trace_barrier(first.kind, false, g.first / LANES);
   for (uint32_t i = 0; i < g.lanes; i++) states[g.first + i].wait = Wait::none;
   g.turn ^= 1;
   return true;
@@ -129,6 +130,7 @@ bool threadgroup_meets() {
   if (first.wait == Wait::ended) return false;
   if (first.wait != Wait::threadgroup_barrier) diverged();
   for (uint32_t i = 0; i < thread_count; i++) states[i].wait = Wait::none;
+  trace_barrier(first.kind, true, 0);
   barrier_turn ^= 1;
   return true;
 }
@@ -209,7 +211,7 @@ void run(const Launch& l) {
   for (const uint32_t i : turns) {
     const uint32_t at[3] = {i % threadgroups[0], i / threadgroups[0] % threadgroups[1], i / (threadgroups[0] * threadgroups[1])};
     place_threads(l, at, threadgroups);
-    traffic_threadgroup(i);
+    trace_threadgroup(i);
     run_threadgroup(l);
   }
 }

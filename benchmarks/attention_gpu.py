@@ -1,0 +1,170 @@
+"""Decode attention alone on a GPU: how much of the bandwidth that copying reaches it uses, beside what MLX and mlx-lm have for the same.
+
+Every call reads another layer's keys and values, and there are so many layers that no cache holds them. Calls of a sample are
+evaluated together, so that starting one does not count. A ratio of times is made of medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxinfer.cache.format import KVFormat
+from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
+from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
+from mlxinfer.kernels_metal.paged_attention.tiles import PAGE, Shape
+
+FORMATS = ("16", "8", "k8v4", "4")
+HEADS = {"32 heads on 8 of 128": (32, 8, 128), "16 heads on 8 of 128": (16, 8, 128), "8 heads on 4 of 256": (8, 4, 256)}
+"""Query heads, KV heads, head size: of Llama-3.1-8B and Qwen3-4B, of smaller Qwen3 models, of Gemma-3-4B."""
+FRESH_BYTES = 1 << 30
+"""What the layers of a sample hold together at the least: more than any GPU's caches."""
+MOST_LAYERS = 32
+TOLERANCE = 0.02
+"""How far answers in bfloat16 may be from those in float32, where values are about as large as 1."""
+
+Calls = list[Callable[[], mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One call: its time in seconds, and the bytes of keys and values (and their scales) that it has to read."""
+
+    name: str
+    seconds: float
+    bytes: int
+
+    @property
+    def bandwidth(self) -> float:
+        return self.bytes / self.seconds
+
+
+def missing_gpu() -> str:
+    """Why nothing can be measured here, or an empty string."""
+    if mx.metal.is_available() or mx.cuda.is_available():
+        return ""
+    return "attention on a GPU needs an Apple GPU, or an NVIDIA GPU and MLX for it (pip install 'mlx[cuda]'); this machine has neither"
+
+
+def copy_bandwidth(size: int = FRESH_BYTES, samples: int = 10) -> float:
+    """Bytes per second, read and written together, of adding 1 to an array."""
+    x = mx.zeros((size // 4,), mx.uint32)
+    mx.eval(x)
+    return 2 * x.nbytes / median_time([lambda: x + 1], samples)
+
+
+def median_time(calls: Calls, samples: int) -> float:
+    """Seconds of one call."""
+    mx.eval([call() for call in calls])
+    times = []
+    for _ in range(samples):
+        mx.synchronize()
+        begin = perf_counter()
+        mx.eval([call() for call in calls])
+        mx.synchronize()
+        times.append(perf_counter() - begin)
+    return statistics.median(times) / len(calls)
+
+
+class Pages:
+    """Layers of random sealed pages, scattered over the pool, for `batch` sequences of `length` tokens each, and one new token."""
+
+    def __init__(self, heads: tuple[int, int, int], form: KVFormat, length: int, batch: int, layers: int | None = None) -> None:
+        query_heads, kv_heads, dim = heads
+        self.shape = Shape(mx.bfloat16, query_heads, kv_heads, dim, dim, form.k_bits, form.v_bits)
+        self.scale = dim**-0.5
+        each = length // PAGE
+        pools = Pools(each * batch, 0, batch)
+        ids = np.random.default_rng(0).permutation(pools.pages).reshape(batch, each).tolist()
+        rows = [Rows(i, i, 1, each * PAGE + PAGE // 2, ids[i]) for i in range(batch)]
+        self.plan: DecodePlan = plan_decode(self.shape, rows, pools, query_rows=batch)
+        self.bytes = sum(_bytes(*a) for a in sealed_arrays(self.shape, pools.pages)) + batch * kv_heads * PAGE * dim * 2
+        count = layers or min(max(2, FRESH_BYTES // self.bytes), MOST_LAYERS)
+        self.layers = [([_random(*a) for a in sealed_arrays(self.shape, pools.pages)], self._open(batch)) for _ in range(count)]
+        self.q = mx.random.normal((batch, query_heads, dim)).astype(mx.bfloat16)
+        mx.eval(self.q, self.layers)
+
+    def _open(self, batch: int) -> list[mx.array]:
+        shape = (batch, self.shape.kv_heads, PAGE, self.shape.key_dim)
+        return [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)]
+
+    def calls(self) -> Calls:
+        def call(sealed: list[mx.array], opened: list[mx.array]) -> mx.array:
+            return paged_attention_decode(self.q, sealed, [], opened, self.plan, scale=self.scale)
+
+        return [lambda sealed=s, opened=o: call(sealed, opened) for s, o in self.layers]  # type: ignore[misc]
+
+    def error(self) -> float:
+        """The largest difference from plain MLX in float32, on the first layer."""
+        sealed, opened = self.layers[0]
+        exact = attention_over_pages(self.q, sealed, [], opened, self.plan, scale=self.scale)
+        return float(mx.abs(self.calls()[0]().astype(mx.float32) - exact.astype(mx.float32)).max().item())
+
+
+def _random(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Codes of all bits; scales that are small, since a code can be 255; plain values about as large as 1."""
+    if dtype == mx.uint32:
+        return mx.random.randint(-(2**31), 2**31 - 1, shape, mx.int32).view(mx.uint32)
+    return (mx.random.normal(shape) * (0.005 if dtype == mx.float16 else 1.0)).astype(dtype)
+
+
+def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
+    return int(np.prod(shape)) * dtype.size
+
+
+def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bits: int) -> tuple[Calls, int]:
+    """MLX's attention to bfloat16 (16 bits), or mlx-lm's to what `mx.quantize` gives; and the bytes of one layer."""
+    from mlx_lm.models.base import quantized_scaled_dot_product_attention
+
+    query_heads, kv_heads, dim = heads
+    q = mx.random.normal((batch, query_heads, 1, dim)).astype(mx.bfloat16)
+    pairs: list[list[Any]] = []
+    for _ in range(layers):
+        pair = [mx.random.normal((batch, kv_heads, length, dim)).astype(mx.bfloat16) for _ in range(2)]
+        pairs.append(pair if bits == 16 else [mx.quantize(x, group_size=64, bits=bits) for x in pair])
+        mx.eval(pairs[-1])
+    size = sum(a.nbytes for x in pairs[0] for a in (x if isinstance(x, (tuple, list)) else [x]))
+
+    def call(k: Any, v: Any) -> mx.array:
+        if bits == 16:
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=dim**-0.5)
+        # It scales the queries in place.
+        out: mx.array = quantized_scaled_dot_product_attention(q + 0, k, v, dim**-0.5, None, group_size=64, bits=bits)
+        return out
+
+    return [lambda k=k, v=v: call(k, v) for k, v in pairs], size  # type: ignore[misc]
+
+
+def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int = 10, layers: int | None = None) -> list[Result]:
+    """Stock MLX first. Raises RuntimeError if a kernel's answers are wrong: its speed would mean nothing."""
+    results = []
+    for bits in (16, 8, 4):
+        size = 2 * batch * heads[1] * length * heads[2] * (bits + (0.5 if bits < 16 else 0)) / 8
+        calls, nbytes = stock(heads, length, batch, layers or min(max(2, int(FRESH_BYTES // size)), MOST_LAYERS), bits)
+        name = "MLX, bfloat16" if bits == 16 else f"mlx-lm, {bits} bits"
+        results.append(Result(name, median_time(calls, samples), nbytes))
+    for form in FORMATS:
+        pages = Pages(heads, KVFormat.parse(form), length, batch, layers)
+        if not pages.error() <= TOLERANCE:
+            raise RuntimeError(f"{form} bits, {heads}: answers differ by {pages.error():.3g} from those in float32")
+        results.append(Result(f"mlxinfer, {form} bits" if form.isdigit() else f"mlxinfer, {form}", median_time(pages.calls(), samples), pages.bytes))
+    return results
+
+
+def table(results: list[Result], copied: float) -> str:
+    """Markdown. `copied` is the bandwidth of copying."""
+    first = results[0]
+    rows = ["| | us | MB | GB/s | of copying | times MLX's bfloat16 |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for r in results:
+        share = f"{r.bandwidth / copied:.0%}".replace("%", " %")
+        cells = [f"{r.seconds * 1e6:.0f}", f"{r.bytes / 1e6:.1f}", f"{r.bandwidth / 1e9:.0f}", share, f"{first.seconds / r.seconds:.2f}"]
+        rows.append(f"| {r.name} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"

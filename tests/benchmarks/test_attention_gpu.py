@@ -1,0 +1,56 @@
+"""The benchmark of attention on a GPU, as far as it goes without one: in the emulator its numbers mean nothing, its answers do."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner
+from support.emulated import emulated, needs_emulator
+
+from benchmarks import attention_gpu
+from benchmarks.__main__ import main
+from benchmarks.attention_gpu import Pages, Result, measure, table
+from mlxinfer.cache.format import KVFormat
+
+
+@pytest.mark.skipif(not attention_gpu.missing_gpu(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_it_needs() -> None:
+    done = CliRunner().invoke(main, ["attention-gpu"])
+    assert done.exit_code == 1
+    assert "an Apple GPU, or an NVIDIA GPU and MLX for it" in done.output
+    assert "Traceback" not in done.output
+
+
+@needs_emulator
+def test_all_ways_are_measured_and_right() -> None:
+    with emulated():
+        results = measure((4, 2, 64), 128, 2, samples=1, layers=2)
+    assert [r.name for r in results] == [
+        *("MLX, bfloat16", "mlx-lm, 8 bits", "mlx-lm, 4 bits"),
+        *("mlxinfer, 16 bits", "mlxinfer, 8 bits", "mlxinfer, k8v4", "mlxinfer, 4 bits"),
+    ]
+    assert results[0].bytes == 2 * 2 * 2 * 128 * 64 * 2
+    assert results[3].bytes == results[0].bytes + 2 * 2 * 64 * 64 * 2
+    assert results[6].bytes < 0.3 * results[0].bytes + 2 * 2 * 64 * 64 * 2
+
+
+@needs_emulator
+def test_a_kernel_that_answers_wrongly_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_gpu, "paged_attention_decode", lambda q, *rest, **options: q)
+    with pytest.raises(RuntimeError, match="answers differ by"):
+        measure((4, 2, 64), 128, 1, samples=1, layers=2)
+
+
+def test_pages_lie_scattered_and_have_their_bytes() -> None:
+    pages = Pages((4, 2, 64), KVFormat(4, 4), 640, 2, layers=1)
+    ids = pages.plan.table.tolist()
+    assert sorted(ids) == list(range(20))
+    assert ids != list(range(20))
+    assert pages.bytes == sum(a.nbytes for a in pages.layers[0][0]) + 2 * 2 * 64 * 64 * 2
+    assert pages.q.dtype == mx.bfloat16
+
+
+def test_the_table() -> None:
+    text = table([Result("MLX, bfloat16", 2e-4, 40_000_000), Result("mlxinfer, 4 bits", 1e-4, 12_000_000)], 4e11)
+    assert "| MLX, bfloat16 | 200 | 40.0 | 200 | 50 % | 1.00 |" in text
+    assert "| mlxinfer, 4 bits | 100 | 12.0 | 120 | 30 % | 2.00 |" in text

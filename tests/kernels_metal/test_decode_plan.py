@@ -1,0 +1,183 @@
+"""What the launcher of decode attention refuses, how it divides the work, and how much memory its tiles need."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxinfer.errors import UnsupportedShapeError
+from mlxinfer.kernels_metal import emulator
+from mlxinfer.kernels_metal.executors import get_kernel, run_with
+from mlxinfer.kernels_metal.paged_attention import decode_attention
+from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.tiles import THREADGROUP_BYTES, Shape, decode_memory, decode_tile
+from tests.support.decode_scenes import Scene, largest
+from tests.support.emulated import emulated
+from tests.support.sealed_pages import to_float
+
+SHAPE = Shape(mx.float16, 8, 2, 64, 64, 4, 4)
+POOLS = Pools(pages=10, first_pages=1, slots=3)
+GOOD = Rows(slot=1, start=0, count=2, past=200, pages=[~0, 4, 9])
+
+
+def plan(rows: Rows = GOOD, shape: Shape = SHAPE, window: int | None = None) -> DecodePlan:
+    return plan_decode(shape, [rows], POOLS, query_rows=2, window=window, cores=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 0}, "0 rows"),
+        ({"count": 9, "past": 128, "pages": [1, 2]}, "9 rows"),
+        ({"start": 1}, "rows 1 to 3 of 2 queries"),
+        ({"start": -1}, "rows -1"),
+        ({"past": 255}, "one page"),
+        ({"past": -1}, "one page|tokens -1"),
+        ({"slot": 3}, "slot 3 of 3"),
+        ({"slot": -1}, "slot -1"),
+        ({"pages": [1, 2]}, "3 sealed pages; page ids were given for 2"),
+        ({"pages": [1, 2, 3, 4]}, "page ids were given for 4"),
+        ({"pages": []}, "page ids were given for 0"),
+        ({"pages": [1, 2, 10]}, "page id 10"),
+        ({"pages": [~1, 2, 3]}, "page id -2"),
+        ({"first": 1, "pages": [1, 2]}, "page 0 is within the window"),
+        ({"first": -1, "pages": [1, 2, 3, 4]}, "from page -1"),
+    ],
+)
+def test_rows_and_pages_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(replace(GOOD, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k_bits": 7}, "16, 8, 6, 5, 4, 3, 2"),
+        ({"v_bits": 1}, "16, 8, 6, 5, 4, 3, 2"),
+        ({"key_dim": 60}, "multiples of 8 from 16 to 512"),
+        ({"value_dim": 576}, "multiples of 8 from 16 to 512"),
+        ({"heads": 34}, "1 to 16"),
+        ({"heads": 9}, "9 heads to 2"),
+        ({"dtype": mx.int32}, "float32, float16 and bfloat16"),
+    ],
+)
+def test_shapes_without_a_kernel_are_refused_with_what_there_is(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedShapeError, match=message):
+        plan(shape=replace(SHAPE, **change))
+
+
+def test_no_rows_and_no_window_are_refused() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        plan_decode(SHAPE, [], POOLS, query_rows=2)
+    with pytest.raises(ValueError, match="window of 0"):
+        plan(window=0)
+
+
+def test_pages_before_the_window_need_no_ids() -> None:
+    assert plan(replace(GOOD, first=2, pages=[9]), window=70).items == 1
+    with pytest.raises(ValueError, match="page 1 is within the window"):
+        plan(replace(GOOD, first=2, pages=[9]), window=100)
+
+
+def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
+    s = Scene(((1, 300), (2, 70)), dim=64, heads=2, first=True, sinks=True)
+    sealed, first, opened = s.arrays
+    good: dict[str, Any] = {"q": s.q, "sealed": sealed, "first": first, "open_pages": opened, "plan": s.plan, "sinks": s.sink_logits}
+    for change, message in [
+        ({"q": s.q[:2]}, "queries are float32"),
+        ({"q": s.q.astype(mx.float16)}, "queries are float16"),
+        ({"sealed": sealed[:3]}, "sealed pages are"),
+        ({"sealed": [sealed[0][:, :3], *sealed[1:]]}, "sealed pages are"),
+        ({"sealed": [a[:, :, :32] for a in sealed]}, "sealed pages are"),
+        ({"first": []}, "first pages are none"),
+        ({"first": [first[0], first[1][:, :, :63]]}, "first pages are"),
+        ({"open_pages": [opened[0][:1], opened[1]]}, "open pages are"),
+        ({"sinks": s.q[0, 0, :3]}, "sinks"),
+        ({"sinks": mx.zeros((4,), mx.int32)}, "sinks"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            paged_attention_decode(scale=1.0, **{**good, **change})
+
+
+def test_work_items_cover_all_pages_once() -> None:
+    rows = [Rows(0, 0, 2, 64 * 50 + 3, list(range(50))), Rows(1, 2, 1, 5, []), Rows(2, 3, 1, 64 * 9, list(range(9)))]
+    p = plan_decode(SHAPE, rows, Pools(50, 0, 3), query_rows=4, cores=10)
+    work = np.array(p.work).reshape(-1, 9)
+    for i, r in enumerate(rows):
+        pages = [page for item in work if item[0] == i for page in range(item[5], item[6])]
+        assert pages == list(range(r.past // 64 + 1))
+    assert p.parts is not None
+    parts = np.array(p.parts).reshape(-1, 3)[: p.rows]
+    used = [first + i * stride for first, number, stride in parts for i in range(number)]
+    assert sorted(used) == list(range(p.part_rows))
+
+
+def test_longer_sequences_and_more_cores_make_more_items() -> None:
+    def items(pages: int, cores: int, batch: int = 1) -> int:
+        rows = [Rows(i, i, 1, 64 * pages, list(range(pages))) for i in range(batch)]
+        return plan_decode(SHAPE, rows, Pools(pages, 0, batch), query_rows=batch, cores=cores).items
+
+    assert items(4, 40) == 1
+    assert items(500, 10) < items(500, 40)
+    assert items(2000, 40) == pytest.approx(8 * 40 / 2, rel=0.1)
+    assert items(500, 10, batch=40) <= 2 * 40
+
+
+def test_every_tile_fits_into_threadgroup_memory() -> None:
+    dims, bits = (16, 64, 80, 96, 128, 192, 256, 512), (16, 8, 3, 2)
+    for dim, value_dim, k, v, heads, rows, dtype in itertools.product(
+        dims, dims, bits, bits, (1, 3, 4, 5, 8, 16), (1, 2, 5, 8), (mx.float32, mx.float16)
+    ):
+        shape = Shape(dtype, heads, 1, dim, value_dim, k, v)
+        tile = decode_tile(shape, rows, 20)
+        assert decode_memory(shape, tile) <= THREADGROUP_BYTES
+        assert tile.queries * (tile.simdgroups if tile.shared else 1) >= heads * rows
+        assert tile.simdgroups <= 16
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("heads", [2, 12])
+def test_the_parameters_are_those_that_mlx_declares(heads: int) -> None:
+    """With small arrays, which Metal gets in another address space, and large ones."""
+    s = Scene(((1, 1200),), dim=64, heads=heads, kv_heads=1, sinks=True, cores=100)
+    calls: list[tuple[emulator.Kernel, dict[str, Any]]] = []
+
+    def recording(**names: Any) -> Any:
+        kernel = emulator.metal_kernel(**names)
+
+        def call(**arguments: Any) -> list[mx.array]:
+            calls.append((kernel, arguments))
+            return kernel(**arguments)
+
+        return call
+
+    with run_with(recording):
+        s.run()
+    assert [kernel.body.name for kernel, _ in calls] == ["paged_attention_decode", "paged_attention_combine"]
+    for kernel, call in calls:
+        differences = emulator.compare_signature(kernel, call["inputs"], output_dtypes=call["output_dtypes"], template=call["template"])
+        assert differences == []
+        assert all(g % t == 0 for g, t in zip(call["grid"], call["threadgroup"], strict=True))
+
+
+@pytest.mark.emulator
+def test_the_plain_reference_answers_where_there_is_no_gpu() -> None:
+    s = Scene(((2, 300), (1, 70)), dim=64, heads=2)
+    plain = decode_attention(s.q, *s.arrays, s.plan, scale=s.scale)
+    with emulated():
+        kernel = decode_attention(s.q, *s.arrays, s.plan, scale=s.scale)
+    assert largest(to_float(plain) - s.expected()) < 2e-6
+    assert not np.array_equal(to_float(plain), to_float(kernel))
+    assert largest(to_float(plain) - to_float(kernel)) < 2e-6
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU")
+def test_kernels_say_that_there_is_no_gpu() -> None:
+    with pytest.raises(RuntimeError, match="Apple GPU"):
+        get_kernel("seal_page/seal_page.metal", "seal_keys")
