@@ -155,7 +155,9 @@ def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int =
         pages = Pages(heads, KVFormat.parse(form), length, batch, layers)
         if not pages.error() <= TOLERANCE:
             raise RuntimeError(f"{form} bits, {heads}: answers differ by {pages.error():.3g} from those in float32")
-        results.append(Result(f"mlxinfer, {form} bits" if form.isdigit() else f"mlxinfer, {form}", median_time(pages.calls(), samples), pages.bytes))
+        results.append(
+            Result(f"mlxinfer, {form} bits" if form.isdigit() else f"mlxinfer, {form}", median_time(pages.calls(), samples), pages.bytes)
+        )
     return results
 
 

@@ -164,9 +164,7 @@ def test_its_parameters_are_those_that_mlx_gives_it(monkeypatch: pytest.MonkeyPa
         with run_with(recording):
             PrefillScene(((0, 3),), 4, 16, group=group, kv_heads=1, sinks=True).run()
         kernel, given = calls.pop()
-        differences = emulator.compare_signature(
-            kernel, given["inputs"], output_dtypes=given["output_dtypes"], template=given["template"]
-        )
+        differences = emulator.compare_signature(kernel, given["inputs"], output_dtypes=given["output_dtypes"], template=given["template"])
         assert differences == []
 
 
