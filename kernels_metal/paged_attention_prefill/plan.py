@@ -40,7 +40,7 @@ def plan_prefill(
 ) -> PrefillPlan:
     """Of rows as in `plan_decode`, but any number of them, over any number of pages.
 
-    Pages that the step fills are read sealed by the rows behind them: as pages `pools.pages ..` of the table, which are those of the arrays
+    Pages that the step fills are read sealed by the rows behind them: as pages behind those of the pool, which are those of the arrays
     `filled`. At 16 bits, and for first pages that have a pool of their own (`first16`), sealing changes nothing, and they are read raw.
     Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be.
     """
@@ -54,11 +54,12 @@ def plan_prefill(
     tiles: list[tuple[int, ...]] = []
     table: list[int] = []
     answers = filled = 0
+    fresh = max(pools.pages, 1)  # an array of one page stands for a pool that has none
     for r in rows:
         tiles += _cut(r, size.rows, len(table) - r.first, answers, window or _ALL)
         pages = (r.past + r.count) // PAGE - r.past // PAGE
         sealed = 0 if raw else pages - int(first16 and r.past < PAGE and pages > 0)
-        table += [*r.pages, *[RAW] * (pages - sealed), *range(pools.pages + filled, pools.pages + filled + sealed)]
+        table += [*r.pages, *[RAW] * (pages - sealed), *range(fresh + filled, fresh + filled + sealed)]
         filled += sealed
         answers += r.count
     return PrefillPlan(shape, size, pools, query_rows, answers, filled, len(tiles), integers(tiles), integers(table))

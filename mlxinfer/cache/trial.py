@@ -19,7 +19,7 @@ from .plain import PlainAttention
 from .store import LayerStore
 
 SWITCH = "MLXINFER_METAL_KERNELS"
-_STEPS = (((0, 130), (1, 20)), ((0, 1), (1, 1)), ((1, 44), (0, 1)), ((0, 1), (1, 1)))
+_STEPS = (((0, 130), (1, 20)), ((0, 1), (1, 1)), ((1, 44), (0, 1)), ((0, 1), (1, 1)), ((1, 3), (0, 2)))
 """(sequence, tokens) of the segments of each step: prefill and decode, on sealed pages and open ones."""
 _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
 """Of the largest answer. Code that is wrong gives answers that have nothing to do with the right ones."""
@@ -55,7 +55,7 @@ def _tried(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
 def _answers(backend: AttentionBackend, spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> mx.array:
     """Of all steps, float32."""
     store, group = LayerStore(spec, dtype, form), AttentionGroup(spec.window, 8, first=form.first16)
-    store.grow(pages=8, first=2, slots=2)
+    store.grow(slots=2)
     group.tables.update({0: PageTable(), 1: PageTable()})
     past, found = [0, 0], []
     for number, parts in enumerate(_STEPS):
@@ -70,6 +70,7 @@ def _answers(backend: AttentionBackend, spec: AttentionSpec, dtype: mx.Dtype, fo
         q, k, v = (mx.random.normal((start, h, d), key=key).astype(dtype) for h, d, key in zip(heads, dims, keys, strict=True))
         y, full = backend.begin(tuple(segments), group).heads(store, (q, k, v), Options(spec.key_dim**-0.5))
         mx.eval(y, store.open, [f.arrays for f in full.values()])
+        store.grow(pages=8, first=2)
         for slot, pages in full.items():
             store.seal(group.extend(group.tables[slot], sum(s.filled for s in segments if s.slot == slot)), pages)
         found.append(y.astype(mx.float32).reshape(-1))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cache_sequences import Sequence, run_step
 from support.checkpoints import config_of, random_checkpoint
-from support.emulated import emulated, needs_emulator
+from support.emulated import emulated
 from support.tiny import open_model, random_tokens
 
 from mlxinfer.cache import backend as backends
@@ -25,6 +25,7 @@ from mlxinfer.engine.sequence import Sequence as Request
 from mlxinfer.types import SamplingParams
 
 SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))
+TWO = SPECS[:2]
 METAL = MetalAttention()
 MOST = 300
 
@@ -41,17 +42,17 @@ def on_a_mac(monkeypatch):
     trial._tried.cache_clear()
 
 
-@needs_emulator
-@settings(max_examples=6)
+@pytest.mark.emulator
+@settings(max_examples=4)
 @given(
     st.sampled_from([KVFormat(), KVFormat(4, 4), KVFormat(8, 3, first16=True)]),
-    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 3, 8, 9, 60, 130])), min_size=2, max_size=8),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 8, 9, 130])), min_size=2, max_size=8),
     st.data(),
 )
 def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
     with emulated():
-        cache = PagedCache(SPECS, dtype=mx.float32, capacity_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: METAL)
-        sequences = [Sequence(i, MOST, kv, SPECS) for i in range(3)]
+        cache = PagedCache(TWO, dtype=mx.float32, capacity_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: METAL)
+        sequences = [Sequence(i, MOST, kv, TWO) for i in range(3)]
         slots = [cache.open() for _ in sequences]
         for who, count in moves:
             chosen = data.draw(st.permutations(range(3))) if data.draw(st.booleans()) else [who]
@@ -62,7 +63,7 @@ def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
                 run_step(cache, parts)
 
 
-@needs_emulator
+@pytest.mark.emulator
 @pytest.mark.parametrize("kv", [KVFormat(), KVFormat(8, 8), KVFormat(5, 4, first16=True)], ids=lambda kv: kv.name)
 def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
     changes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
@@ -93,7 +94,7 @@ def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
     assert errors.mean() < 1e-3
 
 
-@needs_emulator
+@pytest.mark.emulator
 @pytest.mark.parametrize("kv", [KVFormat(), KVFormat(2, 6)], ids=lambda kv: kv.name)
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 def test_the_trial_is_passed(kv, dtype, on_a_mac):
@@ -103,7 +104,7 @@ def test_the_trial_is_passed(kv, dtype, on_a_mac):
     assert fallback_lines(SPECS, kv, dtype) == []
 
 
-@needs_emulator
+@pytest.mark.emulator
 @pytest.mark.parametrize("wrong", ["answers", "crash"])
 def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch):
     def broken(*arguments, **options):
@@ -124,9 +125,9 @@ def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch
 
 
 def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
-    odd, many = AttentionSpec(2, 40, 40, query_heads=4), AttentionSpec(1, 64, 64, query_heads=17)
+    odd, many = AttentionSpec(2, 44, 44, query_heads=4), AttentionSpec(1, 64, 64, query_heads=17)
     lines = fallback_lines([odd, many], KVFormat(4, 4), mx.float32)
-    assert "64, 80, 96" in lines[0]
+    assert "multiples of 8" in lines[0]
     assert "1 to 16" in lines[1]
     assert "plain MLX" in attention_lines([odd], KVFormat(), mx.float32)[0]
 
