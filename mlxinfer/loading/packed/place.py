@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +34,9 @@ def limit_bytes() -> int:
 
 def copy_path(model: Path) -> Path:
     """The one place of the copy of a model: that of another file of this name replaces it."""
-    name = hashlib.sha256(os.fsencode(os.path.realpath(model))).hexdigest()[:32]
-    return directory() / f"{name}{SUFFIX}"
+    # Two paths with one checksum would only replace each other's copies: each says itself what it was made from.
+    checksum = zlib.crc32(os.fsencode(os.path.realpath(model)))
+    return directory() / f"{model.stem[:40]}-{checksum:08x}{SUFFIX}"
 
 
 def kept_bytes() -> int:
@@ -49,9 +49,11 @@ def make_room(nbytes: int, instead_of: Path) -> bool:
 
     As much again stays free on the disk. Raises OSError.
     """
+    from shutil import disk_usage  # slow to import, and seldom needed
+
     _remove_abandoned()
     limit = limit_bytes()
-    if nbytes > limit or shutil.disk_usage(directory()).free < 2 * nbytes:
+    if nbytes > limit or disk_usage(directory()).free < 2 * nbytes:
         return False
     others = sorted(copy for copy in _copies() if copy[1] != instead_of)
     taken = sum(size for _, _, size in others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -68,11 +67,13 @@ def finish_writing() -> None:
 
 def write(path: Path, source: Source, matrices: Mapping[str, mx.array]) -> None:
     """Replace the copy at `path`, if there is room. Readers see the old one or the whole new one. Raises OSError."""
+    from tempfile import mkstemp  # slow to import, and seldom needed
+
     planned = plan(source, {key: data.nbytes for key, data in matrices.items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     if not make_room(planned.size, instead_of=path):
         return
-    descriptor, unfinished = tempfile.mkstemp(suffix=UNFINISHED, prefix=path.name.removesuffix(SUFFIX), dir=path.parent)
+    descriptor, unfinished = mkstemp(suffix=UNFINISHED, prefix=path.name.removesuffix(SUFFIX), dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             _write_all(file, planned, matrices)
