@@ -40,7 +40,7 @@ class WeightFile(Protocol):
 class Native(Protocol):
     packed_version: int
 
-    WeightFile: Callable[[int], WeightFile]
+    def map_weights(self, descriptor: int, /) -> WeightFile: ...
 
     def can_map_weights(self) -> bool: ...
 

@@ -19,7 +19,7 @@ def packed_version() -> int | None:
 
 def map_weights(descriptor: int) -> WeightFile:
     """Map an open file, whose descriptor may be closed then. The file must never be shortened, nor written to. Raises OSError."""
-    return native().WeightFile(descriptor)
+    return native().map_weights(descriptor)
 
 
 def preamble(nbytes: int) -> bytes:

@@ -37,7 +37,7 @@ def _objects(node: object, seen: set[int]) -> Iterator[object]:
 
 def _held(node: object) -> list[object] | None:
     """What hangs on an array or on an object of this project; None for anything else."""
-    names = _names(type(node))
+    names = _names(type(node))  # type: ignore[arg-type]  # mypy takes object's __hash__ for that of the type
     if names is not None:
         return [getattr(node, name) for name in names]
     if hasattr(node, "__dict__") and type(node).__module__.startswith(_PROJECT):

@@ -1,6 +1,8 @@
 // Packed matrices that lie in a file.
 
+#include <cerrno>
 #include <memory>
+#include <system_error>
 
 #include <nanobind/stl/shared_ptr.h>
 
@@ -11,6 +13,16 @@
 
 namespace mlxinfer::cpu {
 namespace {
+
+std::shared_ptr<WeightFile> map_weights(int descriptor) {
+  try {
+    return std::make_shared<WeightFile>(descriptor);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+}
 
 nb::object gguf_in(const std::shared_ptr<WeightFile>& file, size_t offset, const std::string& name, const std::vector<int>& shape) {
   const GgufType* type = find_gguf_type(name);
@@ -27,7 +39,8 @@ nb::object gguf_in(const std::shared_ptr<WeightFile>& file, size_t offset, const
 } // namespace
 
 void bind_weight_file(nb::module_& m) {
-  nb::class_<WeightFile>(m, "WeightFile").def(nb::init<int>(), "descriptor"_a);
+  nb::class_<WeightFile>(m, "WeightFile");
+  m.def("map_weights", &map_weights, "descriptor"_a);
   m.attr("packed_version") = kPackedVersion;
   m.def("can_map_weights", &can_map_weights);
   m.def("gguf_in", &gguf_in, "file"_a, "offset"_a, "kind"_a, "shape"_a);

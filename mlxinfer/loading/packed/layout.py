@@ -62,9 +62,10 @@ def read_offsets(file: IO[bytes], file_size: int, source: Source) -> dict[str, i
         if known["source"] != source:
             return None
         base = _up(_HEADER.size + index_size, _PAGE)
-        return {str(key): base + int(offset) for key, offset in known["matrices"].items()}
+        offsets = {key: base + offset for key, offset in known["matrices"].items()}
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+    return offsets if all(type(offset) is int and 0 <= offset <= file_size for offset in offsets.values()) else None
 
 
 def _up(size: int, to: int) -> int:

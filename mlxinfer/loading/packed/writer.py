@@ -92,7 +92,7 @@ def _write_all(file: IO[bytes], planned: Plan, matrices: Mapping[str, mx.array])
     for key, data in matrices.items():
         file.write(b"\0" * (planned.offsets[key] - kernels_cpu.ALIGNMENT - file.tell()))
         file.write(kernels_cpu.preamble(data.nbytes))
-        content = memoryview(data).cast("B")
+        content = memoryview(data).cast("B")  # type: ignore[arg-type]  # it is a buffer, and its stubs do not say so
         for at in range(0, len(content), _PIECE):
             file.write(content[at : at + _PIECE])
     file.write(b"\0" * (planned.size - file.tell()))
