@@ -13,7 +13,7 @@ from .interface import AttentionPlan, Blocks, Rotation, WeightFile
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import argmax, rms_norm, silu_multiply, threshold
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
-from .weight_file import ALIGNMENT, map_weights, mapped_gguf, packed_version, preamble
+from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
     "ALIGNMENT",
@@ -32,6 +32,7 @@ __all__ = [
     "default_precision",
     "gguf_types",
     "in_use",
+    "into_huge_pages",
     "isa_name",
     "map_weights",
     "mapped_gguf",

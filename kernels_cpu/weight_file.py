@@ -22,6 +22,12 @@ def map_weights(descriptor: int) -> WeightFile:
     return native().map_weights(descriptor)
 
 
+def into_huge_pages(file: WeightFile) -> None:
+    """Copy what is mapped to memory of this process, in huge pages, where they are in use as before: products are a tenth faster then.
+    Takes some tenths of a second for a gigabyte, or where memory is short, does a part or nothing."""
+    native().into_huge_pages(file)
+
+
 def preamble(nbytes: int) -> bytes:
     """What must stand in the file right before a matrix of so many bytes, which begins at a multiple of `ALIGNMENT`."""
     return struct.pack("<56xQ", nbytes)

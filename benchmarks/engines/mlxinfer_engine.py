@@ -30,10 +30,10 @@ class MLXInfer:
     def about(self) -> About:
         from importlib.metadata import version  # not before the first token
 
-        from mlxinfer.loading.packed import finish_writing
+        from mlxinfer.loading.packed import finish_background_work
 
-        # Whoever asks measures next: a first start's copy of the model must not be written meanwhile.
-        finish_writing()
+        # Whoever asks measures next.
+        finish_background_work()
         dtype = self.llm.dtype
         return About(
             version("mlxinfer"), f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}, {_kernels()}", self.llm.weight_bytes, dtype.size

@@ -31,9 +31,9 @@ def test_packed_copies_have_a_size_and_a_place(call, tmp_path, monkeypatch):
     monkeypatch.setenv("MLXINFER_PACKED_GB", "3")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "x.packed").write_bytes(bytes(2_000_000))
-    assert f"2 MB of at most 3.0 GB in {tmp_path / 'packed'}" in call("doctor").out
+    assert f"2.0 MB of at most 3.0 GB in {tmp_path / 'packed'}" in call("doctor").out
     monkeypatch.setenv("MLXINFER_PACKED_GB", "0")
-    assert "2 MB and no more are written" in call("doctor").out
+    assert "2.0 MB and no more are written" in call("doctor").out
 
 
 def test_a_missing_model_comes_with_its_remedy(call, monkeypatch):

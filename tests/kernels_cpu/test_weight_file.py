@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from threading import Thread
 
 import mlx.core as mx
 import numpy as np
@@ -38,6 +39,22 @@ def test_products_are_those_of_memory(tmp_path: Path, kind: str) -> None:
     x = mx.random.normal((3, COLUMNS), key=mx.random.key(0))
     assert mapped.shape == matrix.shape
     assert np.array_equal(np.array(mapped.multiply(x)), np.array(matrix.multiply(x)))
+
+
+def test_memory_is_replaced_while_others_read_it(tmp_path: Path) -> None:
+    rows = 16 * 4096  # 18 MB
+    matrix = kernels_cpu.pack_gguf("Q4_0", (rows, COLUMNS), [random_blocks("Q4_0", (rows, COLUMNS // 32), seed=6)])
+    file = written(tmp_path / "x", matrix)
+    mapped = kernels_cpu.mapped_gguf(file, kernels_cpu.ALIGNMENT, "Q4_0", (rows, COLUMNS))
+    x = mx.random.normal((1, COLUMNS), key=mx.random.key(0))
+    expected = np.array(matrix.multiply(x))
+    thread = Thread(target=kernels_cpu.into_huge_pages, args=(file,))
+    thread.start()
+    while thread.is_alive():
+        assert np.array_equal(np.array(mapped.multiply(x)), expected)
+    assert np.array_equal(np.array(mapped.multiply(x)), expected)
+    kernels_cpu.into_huge_pages(file)  # once more changes nothing
+    assert np.array_equal(np.array(mapped.multiply(x)), expected)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

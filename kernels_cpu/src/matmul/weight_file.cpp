@@ -7,6 +7,7 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include "matmul/gguf.h"
+#include "memory/huge_pages.h"
 #include "memory/weight_file.h"
 #include "op/bindings.h"
 #include "op/op.h"
@@ -41,6 +42,10 @@ nb::object gguf_in(const std::shared_ptr<WeightFile>& file, size_t offset, const
 void bind_weight_file(nb::module_& m) {
   nb::class_<WeightFile>(m, "WeightFile");
   m.def("map_weights", &map_weights, "descriptor"_a);
+  m.def("into_huge_pages", [](const std::shared_ptr<WeightFile>& file) {
+    nb::gil_scoped_release release;
+    into_huge_pages(file->memory(), file->size());
+  }, "file"_a);
   m.attr("packed_version") = kPackedVersion;
   m.def("can_map_weights", &can_map_weights);
   m.def("gguf_in", &gguf_in, "file"_a, "offset"_a, "kind"_a, "shape"_a);

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 from ... import kernels_cpu
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import InFile
 from ..gguf.split import part_paths
+from .background import later
 from .layout import Source, read_offsets
 from .place import copy_path, limit_bytes, mark_used
 from .writer import write_later
+
+_DELAY_S, _NICE = 0.5, 5
+"""By then the first token of a small model is there, and a person still reads it."""
 
 
 class PackedCopies:
@@ -47,7 +52,10 @@ class PackedCopies:
         self._complete = False
 
     def keep(self) -> None:
-        """Write a copy that has all matrices, in the background, unless there is one. Ends the use of this object."""
+        """In the background, write a copy that has all matrices, unless there is one, or make the one that is in use faster. Ends the
+        use of this object."""
+        if self._complete and self._file is not None:
+            later(partial(kernels_cpu.into_huge_pages, self._file), delay_s=_DELAY_S, nice=_NICE, whole=False)
         if not self._complete:
             write_later(self._path, self._source, {key: packed.data for key, packed in self._matrices.items()})
         self._matrices = {}

@@ -15,7 +15,7 @@ import pytest
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
-from mlxinfer.loading.packed import directory, finish_writing, kept_bytes, open_copies
+from mlxinfer.loading.packed import directory, finish_background_work, kept_bytes, open_copies
 from mlxinfer.loading.packed.place import copy_path
 from mlxinfer.nn.tree import objects
 from tests.support.plain_step import PlainCache
@@ -29,7 +29,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MLXINFER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MLXINFER_PACKED_GB", "1")
     yield
-    finish_writing()
+    finish_background_work()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def logits(loaded: LoadedModel) -> np.ndarray:
 def settled(model: Path) -> np.ndarray:
     """Logits after a load and all the writing that it causes."""
     found = logits(load(model))
-    finish_writing()
+    finish_background_work()
     return found
 
 
@@ -80,6 +80,13 @@ def test_the_matrices_are_those_of_the_copy(model: Path) -> None:
     assert not np.array_equal(logits(load(model)), first)
 
 
+def test_a_copy_in_use_moves_into_memory(model: Path) -> None:
+    first = settled(model)
+    loaded = load(model)
+    finish_background_work()
+    assert np.array_equal(logits(loaded), first)
+
+
 def test_the_precision_is_that_of_the_later_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXINFER_CPU_PRECISION", "float32")
     exact = settled(model)
@@ -99,7 +106,7 @@ def test_a_model_that_was_replaced_is_packed_again(model: Path) -> None:
     other = write_tiny_gguf(model.with_name("other.gguf"), seed=1)
     assert other.stat().st_size == before.st_size
     expected = logits(load(other))
-    finish_writing()
+    finish_background_work()
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     os.replace(other, model)  # the same path, size and time of change
     assert not has_copy(model)
