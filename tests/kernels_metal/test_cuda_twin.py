@@ -29,7 +29,7 @@ GPU, PTX = "sm_90", "compute_90"
 
 
 @pytest.mark.parametrize(
-    "metal, cuda",
+    ("metal", "cuda"),
     [
         ("const device float* p = x;", "const  float* p = x;"),
         ("threadgroup half tile[64];", "__shared__ half tile[64];"),
@@ -108,7 +108,7 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair, dtype", [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
+@pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
 def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
     compiled = Compiled()
     with run_with(compiled.maker):
