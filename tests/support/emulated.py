@@ -1,4 +1,4 @@
-"""Kernels in the emulator, where it can run."""
+"""Kernels in the emulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
 
-needs_emulator = pytest.mark.skipif(not emulator.available(), reason=f"the emulator cannot run: {emulator.why_not()}")
+needs_emulator = pytest.mark.emulator
 
 
 @contextmanager

@@ -10,23 +10,31 @@ from typing import Any
 Combination = dict[str, Any]
 
 
-def pairwise(axes: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Combination]:
-    """Greedy: of some random combinations that begin with a pair still missing, the one with most missing pairs. Always the same."""
+def pairwise(axes: Mapping[str, Sequence[Any]], seed: int = 0, candidates: int = 30) -> list[Combination]:
+    """Greedy: each candidate begins with a missing pair and takes, axis by axis in random order, the choice that meets most others
+    for the first time; the best candidate stays. Always the same."""
     chance = random.Random(seed)
     names = list(axes)
     sizes = [len(axes[name]) for name in names]
     missing = {(a, i, b, j) for a, b in itertools.combinations(range(len(names)), 2) for i in range(sizes[a]) for j in range(sizes[b])}
     chosen = []
     while missing:
-        a, i, b, j = min(missing)
-        candidates = [[chance.randrange(size) for size in sizes] for _ in range(40)]
-        for c in candidates:
-            c[a], c[b] = i, j
-        best = max(candidates, key=lambda c: len(missing & _pairs(c)))
+        found = [_candidate(missing, sizes, chance) for _ in range(candidates)]
+        best = max(found, key=lambda c: len(missing & _pairs(c)))
         missing -= _pairs(best)
-        chosen.append({name: axes[name][k] for name, k in zip(names, best, strict=True)})
+        chosen.append({name: axes[name][best[k]] for k, name in enumerate(names)})
     return chosen
 
 
-def _pairs(combination: list[int]) -> set[tuple[int, int, int, int]]:
-    return {(a, i, b, j) for (a, i), (b, j) in itertools.combinations(enumerate(combination), 2)}
+def _candidate(missing: set[tuple[int, int, int, int]], sizes: list[int], chance: random.Random) -> dict[int, int]:
+    a, i, b, j = chance.choice(sorted(missing))
+    taken = {a: i, b: j}
+    for axis in chance.sample(range(len(sizes)), len(sizes)):
+        if axis not in taken:
+            choices = chance.sample(range(sizes[axis]), sizes[axis])
+            taken[axis] = max(choices, key=lambda k: len(missing & _pairs({**taken, axis: k})))
+    return taken
+
+
+def _pairs(taken: dict[int, int]) -> set[tuple[int, int, int, int]]:
+    return {(a, i, b, j) for (a, i), (b, j) in itertools.combinations(sorted(taken.items()), 2)}
