@@ -81,7 +81,7 @@ _LINKING = ["-rtlib=compiler-rt", "--unwindlib=libgcc"]  # libgcc of some system
 
 def _lint(code: str, name: str) -> None:
     """Once for all modes: the empty file says that it was found clean."""
-    clean = cache_directory() / f"{name}-lint-{_key(code, lint.RULES)}"
+    clean = cache_directory() / f"{name}-lint-{_key(code, Path(lint.__file__).read_bytes())}"
     if clean.exists():
         return
     tree = _run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)

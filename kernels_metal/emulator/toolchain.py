@@ -25,7 +25,7 @@ LANGUAGE = (
     *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
     *("-ffp-contract=off", "-g", "-fPIC", "-fvisibility=hidden"),
     *("-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns", "-Xclang", "-fbfloat16-excess-precision=none"),
-    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space"),
+    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space,+__cl_clang_non_portable_kernel_param_types"),
     *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-value", "-Wno-c++2b-extensions", "-Wno-unknown-pragmas"),
 )
 
