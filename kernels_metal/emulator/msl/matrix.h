@@ -13,8 +13,8 @@ struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "simdgroup matrices are 8x8");
   vec<T, 2> elements;
 
-  simdgroup_matrix() thread = default;
-  explicit simdgroup_matrix(T diagonal) thread {
+  simdgroup_matrix() = default;
+  explicit simdgroup_matrix(T diagonal) {
     const uint row = __matrix_row(__emu_lane()), column = __matrix_column(__emu_lane());
     elements[0] = row == column ? diagonal : T(0);
     elements[1] = row == column + 1 ? diagonal : T(0);
