@@ -40,6 +40,7 @@ GPU, PTX = "sm_90", "compute_90"
         ("uint x = 0x4B000000u + 7u;", "uint x = 0x4B000000u + 7u;"),
         ("// a device\nx = 1;", "// a device\nx = 1;"),
         ("#pragma clang loop unroll(full)\nfor (;;) {}", "#pragma unroll\nfor (;;) {}"),
+        ("#define HALF(p) (*(device half*)(p) * 0.5)", "#define HALF(p) (*( half*)(p) * 0.5f)"),
         ("threadgroup_barrier(mem_flags::mem_threadgroup);", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
     ],
 )
