@@ -1,8 +1,12 @@
-"""Who runs kernels: the GPU of a Mac, an NVIDIA GPU through the CUDA twin, the emulator where a test asks for it, nobody elsewhere."""
+"""Who runs kernels: the GPU of a Mac, an NVIDIA GPU through the CUDA twin, the emulator if asked for, nobody elsewhere.
+
+`MLXINFER_KERNELS=emulator` asks for it in a process, `run_with` in a part of one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import cache
@@ -10,6 +14,7 @@ from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
+from . import emulator
 from .cuda import CudaKernel
 from .source import load
 
@@ -61,6 +66,8 @@ def get_kernel(file: str, name: str) -> Kernel:
 def _chosen() -> Maker | None:
     """MLX's own makers do not fail before the first call, so that it is asked first whether there is a GPU."""
     maker = _maker.get()
+    if maker is None and os.environ.get("MLXINFER_KERNELS") == "emulator":
+        return emulator.metal_kernel
     if maker is None and mx.metal.is_available():
         return cast(Maker, mx.fast.metal_kernel)
     return CudaKernel if maker is None and mx.cuda.is_available() else maker

@@ -32,24 +32,33 @@ def paged_attention_decode(
     `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones with the new rows already in them.
     Raises ValueError where arrays do not fit the plan.
     """
-    shape, tile = plan.shape, plan.tile
+    shape = plan.shape
     _check(q, sealed, first, open_pages, sinks, plan)
-    whole = plan.parts is None
-    rows = plan.rows if whole else plan.part_rows
-    numbers = settings(scale, softcap or 0.0, sinks is not None)
+    logits = nothing(shape.dtype) if sinks is None else sinks
+    pools = _inputs(sealed, first, open_pages, plan)
+    if plan.parts is None:
+        numbers = settings(scale, softcap or 0.0, sinks is not None)
+        return _decode([q, *pools, plan.table, plan.work, numbers, logits], plan, plan.rows, shape.dtype)[0]
+    numbers = settings(scale, softcap or 0.0, False)
+    answers, logs = _decode([q, *pools, plan.table, plan.work, numbers, logits], plan, plan.part_rows, mx.float32)
+    return get_kernel(*_COMBINE)(
+        inputs=[answers, logs, plan.parts, settings(scale, 0.0, sinks is not None), logits],
+        template=[("T", shape.dtype), ("VALUE_DIM", shape.value_dim)],
+        output_shapes=[(plan.rows, shape.heads, shape.value_dim)],
+        output_dtypes=[shape.dtype],
+        grid=(32, shape.heads, plan.rows),
+        threadgroup=(32, 1, 1),
+    )[0]
+
+
+def _decode(inputs: list[mx.array], plan: DecodePlan, rows: int, dtype: mx.Dtype) -> list[mx.array]:
+    shape, tile = plan.shape, plan.tile
     threads = 32 * tile.simdgroups
-    answers, logs = get_kernel(*_DECODE)(
-        inputs=[
-            q,
-            *_inputs(sealed, first, open_pages, plan),
-            plan.table,
-            plan.work,
-            numbers if whole else settings(scale, softcap or 0.0, False),
-            nothing(shape.dtype) if sinks is None else sinks,
-        ],
+    return get_kernel(*_DECODE)(
+        inputs=inputs,
         template=[
             ("T", shape.dtype),
-            ("O", shape.dtype if whole else mx.float32),
+            ("O", dtype),
             ("K_BITS", shape.k_bits),
             ("V_BITS", shape.v_bits),
             ("KEY_DIM", shape.key_dim),
@@ -65,20 +74,10 @@ def paged_attention_decode(
             ("STAGED_QUERIES", tile.staged_queries),
         ],
         output_shapes=[(rows, shape.heads, shape.value_dim), (rows, shape.heads)],
-        output_dtypes=[shape.dtype if whole else mx.float32, mx.float32],
+        output_dtypes=[dtype, mx.float32],
         grid=(threads, shape.kv_heads, plan.items),
         threadgroup=(threads, 1, 1),
     )
-    if plan.parts is None:
-        return answers
-    return get_kernel(*_COMBINE)(
-        inputs=[answers, logs, plan.parts, numbers, nothing(shape.dtype) if sinks is None else sinks],
-        template=[("T", shape.dtype), ("VALUE_DIM", shape.value_dim)],
-        output_shapes=[(plan.rows, shape.heads, shape.value_dim)],
-        output_dtypes=[shape.dtype],
-        grid=(32, shape.heads, plan.rows),
-        threadgroup=(32, 1, 1),
-    )[0]
 
 
 def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: Sequence[mx.array], plan: DecodePlan) -> list[mx.array]:

@@ -37,4 +37,5 @@ def unpacked(codes: mx.array, bits: int, count: int) -> mx.array:
     low = mx.take(codes, first // 32, axis=-1) >> shift
     next_word = mx.minimum((first + bits - 1) // 32, codes.shape[-1] - 1)
     high = mx.where(shift + bits > 32, mx.take(codes, next_word, axis=-1) << ((32 - shift) % 32), 0)
-    return ((low | high) & (2**bits - 1)).astype(mx.float32)
+    found: mx.array = (low | high) & (2**bits - 1)
+    return found.astype(mx.float32)

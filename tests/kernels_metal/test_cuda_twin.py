@@ -29,7 +29,7 @@ GPU, PTX = "sm_90", "compute_90"
 
 
 @pytest.mark.parametrize(
-    "metal, cuda",
+    ("metal", "cuda"),
     [
         ("const device float* p = x;", "const  float* p = x;"),
         ("threadgroup half tile[64];", "__shared__ half tile[64];"),
@@ -40,6 +40,7 @@ GPU, PTX = "sm_90", "compute_90"
         ("uint x = 0x4B000000u + 7u;", "uint x = 0x4B000000u + 7u;"),
         ("// a device\nx = 1;", "// a device\nx = 1;"),
         ("#pragma clang loop unroll(full)\nfor (;;) {}", "#pragma unroll\nfor (;;) {}"),
+        ("#define HALF(p) (*(device half*)(p) * 0.5)", "#define HALF(p) (*( half*)(p) * 0.5f)"),
         ("threadgroup_barrier(mem_flags::mem_threadgroup);", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
     ],
 )
@@ -108,7 +109,7 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair, dtype", [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
+@pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
 def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
     compiled = Compiled()
     with run_with(compiled.maker):

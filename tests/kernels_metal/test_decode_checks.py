@@ -10,10 +10,10 @@ import pytest
 
 from mlxinfer.kernels_metal import emulator
 from tests.support.decode_scenes import Scene
-from tests.support.emulated import emulated
+from tests.support.emulated import emulated, needs_emulator
 from tests.support.sealed_pages import to_float
 
-pytestmark = pytest.mark.emulator
+pytestmark = needs_emulator
 
 # Every way through the kernel: pages of one simdgroup and shared ones; whole and cut sequences; runs of whole words and of single
 # bytes; all kinds of pages; queries copied and not.

@@ -18,7 +18,7 @@ from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_deco
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import THREADGROUP_BYTES, Shape, decode_memory, decode_tile
 from tests.support.decode_scenes import Scene, largest
-from tests.support.emulated import emulated
+from tests.support.emulated import emulated, needs_emulator
 from tests.support.sealed_pages import to_float
 
 SHAPE = Shape(mx.float16, 8, 2, 64, 64, 4, 4)
@@ -141,7 +141,7 @@ def test_every_tile_fits_into_threadgroup_memory() -> None:
         assert tile.simdgroups <= 16
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("heads", [2, 12])
 def test_the_parameters_are_those_that_mlx_declares(heads: int) -> None:
     """With small arrays, which Metal gets in another address space, and large ones."""
@@ -166,8 +166,9 @@ def test_the_parameters_are_those_that_mlx_declares(heads: int) -> None:
         assert all(g % t == 0 for g, t in zip(call["grid"], call["threadgroup"], strict=True))
 
 
-@pytest.mark.emulator
-def test_the_plain_reference_answers_where_there_is_no_gpu() -> None:
+@needs_emulator
+def test_the_plain_reference_answers_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLXINFER_KERNELS", raising=False)
     s = Scene(((2, 300), (1, 70)), dim=64, heads=2)
     plain = decode_attention(s.q, *s.arrays, s.plan, scale=s.scale)
     with emulated():
@@ -177,7 +178,14 @@ def test_the_plain_reference_answers_where_there_is_no_gpu() -> None:
     assert largest(to_float(plain) - to_float(kernel)) < 2e-6
 
 
+@needs_emulator
+def test_the_environment_asks_for_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXINFER_KERNELS", "emulator")
+    assert isinstance(get_kernel("seal_page/seal_page.metal", "seal_keys"), emulator.Kernel)
+
+
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU")
-def test_kernels_say_that_there_is_no_gpu() -> None:
+def test_kernels_say_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLXINFER_KERNELS", raising=False)
     with pytest.raises(RuntimeError, match="Apple GPU"):
         get_kernel("seal_page/seal_page.metal", "seal_keys")

@@ -14,7 +14,7 @@ from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_deco
 from mlxinfer.kernels_metal.paged_attention.plan import plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from tests.support.decode_scenes import Scene, largest
-from tests.support.emulated import emulated
+from tests.support.emulated import emulated, needs_emulator
 from tests.support.pairwise import pairwise
 from tests.support.sealed_pages import to_float
 
@@ -72,13 +72,13 @@ def check(s: Scene) -> None:
     assert largest(answer - expected) <= allowed
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize(("index", "choice"), list(enumerate(pairwise(AXES))))
 def test_pairs_of_all_choices(index: int, choice: dict[str, Any]) -> None:
     check(scene(choice, index))
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize(("k_bits", "v_bits"), list(itertools.product(BITS, BITS)))
 def test_every_format_with_every_head(k_bits: int, v_bits: int) -> None:
@@ -89,7 +89,7 @@ def test_every_format_with_every_head(k_bits: int, v_bits: int) -> None:
         check(scene({**choice, "k_bits": k_bits, "v_bits": v_bits, "dim": dim, "heads": heads}, seed))
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "heads"), list(itertools.product(AXES["rows"], AXES["heads"])))
 def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> None:
@@ -99,19 +99,19 @@ def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> Non
         check(scene({**choice, "rows": rows, "heads": heads, "past": past, "window": window, "dim": 64, "value_dim": "same"}, seed))
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("dim", [16, 40, 72, 112, 192])
 def test_other_head_sizes(dim: int) -> None:
     check(Scene(((2, 200), (1, 131)), k_bits=5, v_bits=3, dim=dim, heads=2, dtype=mx.float16))
 
 
-@pytest.mark.emulator
+@needs_emulator
 def test_a_channel_of_large_keys() -> None:
     """Keys far from zero, as biases of K projections make them: scores are differences of large numbers."""
     check(Scene(((1, 700),), dim=64, heads=4, dtype=mx.bfloat16, spread=30.0))
 
 
-@pytest.mark.emulator
+@needs_emulator
 def test_sinks_count_once_however_many_parts_there_are() -> None:
     answers = []
     for cores, items in ((1, 5), (1000, 9)):
@@ -122,7 +122,7 @@ def test_sinks_count_once_however_many_parts_there_are() -> None:
     assert largest(answers[0] - answers[1]) < 1e-6
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("heads", [1, 12])
 def test_a_row_does_not_depend_on_its_company(heads: int) -> None:
     """Bit for bit, as long as no sequence is cut: batch and order are only addresses."""

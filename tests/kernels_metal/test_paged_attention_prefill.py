@@ -43,8 +43,8 @@ SCENES = {
 
 
 def check(scene: PrefillScene) -> None:
-    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype: by its root mean square, since
-    the largest of a few last bits in float32 is a matter of chance."""
+    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype: by the root mean square,
+    since the largest of a few last bits in float32 is a matter of chance."""
     with emulated():
         answer = to_float(scene.run())
     expected = scene.expected()
@@ -62,7 +62,7 @@ def test_against_float64(name: str) -> None:
 
 @needs_emulator
 @pytest.mark.slow
-@pytest.mark.parametrize("k_bits, v_bits", list(itertools.product(BITS, BITS)))
+@pytest.mark.parametrize(("k_bits", "v_bits"), list(itertools.product(BITS, BITS)))
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_all_bits(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
     check(PrefillScene(((70, 70), (5, 60)), k_bits, v_bits, 64, group=2, dtype=dtype, seed=k_bits))
@@ -70,7 +70,7 @@ def test_all_bits(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
 
 @needs_emulator
 @pytest.mark.slow
-@pytest.mark.parametrize("dim, value_dim", [*((d, d) for d in DIMS), (64, 512), (512, 64), (192, 128), (96, 80)])
+@pytest.mark.parametrize(("dim", "value_dim"), [*((d, d) for d in DIMS), (64, 512), (512, 64), (192, 128), (96, 80)])
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_all_shapes(dim: int, value_dim: int, group: int, dtype: mx.Dtype) -> None:
@@ -173,7 +173,7 @@ POOLS = Pools(pages=3, first_pages=1, slots=2)
 
 
 @pytest.mark.parametrize(
-    "rows, what",
+    ("rows", "what"),
     [
         (Rows(0, 0, 9, 0, []), "rows 0 to 9 of 8 queries"),
         (Rows(0, -1, 4, 0, []), "rows -1 to 3"),

@@ -11,7 +11,7 @@ from mlxinfer.kernels_metal.formats import v_group
 from mlxinfer.kernels_metal.seal_page import reference
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 from tests.support import sealed_pages as plain
-from tests.support.emulated import emulated
+from tests.support.emulated import emulated, needs_emulator
 
 BITS = (8, 6, 5, 4, 3, 2)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -40,14 +40,14 @@ def check(x: mx.array, bits: int) -> None:
         assert np.array_equal(np.array(a), b)
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("dim", [64, 80, 128])
 @pytest.mark.parametrize("bits", BITS)
 def test_codes_and_scales_are_those_of_the_plain_quantizer(bits: int, dim: int) -> None:
     check(pages(dim, DTYPES[(bits + dim // 16) % 3]), bits)
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 72, 80, 96, 112, 128, 192, 256, 512])
 @pytest.mark.parametrize("bits", BITS)
@@ -56,7 +56,7 @@ def test_all_bits_head_sizes_and_dtypes(bits: int, dim: int, dtype: mx.Dtype) ->
     check(pages(dim, dtype), bits)
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
 def test_sanitizers_are_silent(mode: str) -> None:
     x = pages(40, mx.bfloat16)
@@ -68,7 +68,7 @@ def test_sanitizers_are_silent(mode: str) -> None:
         assert np.array_equal(np.array(a), np.array(b))
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_a_number_spoils_its_group_only(value: float) -> None:
     x = np.array(pages(64, mx.float32))
@@ -96,7 +96,7 @@ def test_the_plain_inverse(bits: int, dim: int) -> None:
     assert np.allclose(np.array(reference.unseal_values([mx.array(a) for a in values], bits, dim)), meant_values, rtol=1e-6, atol=1e-30)
 
 
-@pytest.mark.emulator
+@needs_emulator
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_a_constant_comes_back_exactly(dtype: mx.Dtype) -> None:
     x = pages(64, dtype)

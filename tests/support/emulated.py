@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
+
+needs_emulator = pytest.mark.emulator
 
 
 @contextmanager
