@@ -16,13 +16,13 @@ _ROOM = 64
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
-def _quiet(level: int, text: bytes, data: object) -> None:
+def quiet(level: int, text: bytes, data: object) -> None:
     pass
 
 
 class LlamaCpp:
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
-        llama.llama_log_set(_quiet, ctypes.c_void_p(0))
+        llama.llama_log_set(quiet, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self.model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
         if self.model is None:
