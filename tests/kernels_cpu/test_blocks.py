@@ -54,6 +54,10 @@ def open_pages(count: int, dtype: str) -> list[list[mx.array]]:
     return pages
 
 
+def no_pages() -> list[mx.array]:
+    return [mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]
+
+
 def one_by_one(x: mx.array, b: Block, sealed: list[mx.array], open: list[mx.array], plan, rotation) -> tuple:
     def times(p: Projection, x: mx.array, **steps) -> mx.array:
         return p.matrix.multiply(x, bias=p.bias, **steps)
@@ -120,7 +124,7 @@ def test_the_graph_holds_no_reference_to_python_objects():
     plan, rotation = kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])]), kernels_cpu.rotation([([1.0], 0, 1)])
     held = (joined, plan, rotation, *pages[0])
     before = [sys.getrefcount(a) for a in held]
-    graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]], pages[:1], [plan], [rotation])
+    graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [no_pages()], pages[:1], [plan], [rotation])
     assert [sys.getrefcount(a) for a in held] == before
     mx.eval(graph)
 
@@ -162,7 +166,7 @@ def test_steps_that_do_not_fit_the_blocks_are_refused(change):
     arguments = {
         "x": mx.zeros((1, HIDDEN)),
         "blocks": blocks([plain()], mx.float32),
-        "sealed": [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]],
+        "sealed": [no_pages()],
         "open": open_pages(1, "float32"),
         "plans": [kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])])],
         "rotations": [None],
