@@ -78,9 +78,9 @@ class History:
         position, token = np.arange(len(self.q))[rows, None], np.arange(len(self.k))[None]
         own = position // PAGE == token // PAGE
         forms = [(self.k, self.v), self.sealed(s)] if (s.k_bits, s.v_bits) != (16, 16) else [(self.k, self.v)]
-        heads_first = [tuple(np.repeat(x.astype(np.float64), s.per_kv, 1).swapaxes(0, 1) for x in kv) for kv in forms]
-        scores = [q.swapaxes(0, 1) @ k.swapaxes(1, 2) * scale for k, _ in heads_first]
-        scores = np.where(own, scores[0], scores[-1])
+        forms = [tuple(np.repeat(x.astype(np.float64), s.per_kv, 1) for x in kv) for kv in forms]
+        both = [np.einsum("qhd,khd->hqk", q, k) * scale for k, _ in forms]
+        scores = np.where(own, both[0], both[-1])
         if s.softcap:
             scores = s.softcap * np.tanh(scores / s.softcap)
         distance = position - token
@@ -91,7 +91,7 @@ class History:
         weights = np.exp(scores - top)
         weights = weights / (weights.sum(-1, keepdims=True) + np.exp(extra - top))
         parts = [np.where(mine, weights, 0) for mine in (own, ~own)] if len(forms) == 2 else [weights]
-        return sum(w @ v for w, (_, v) in zip(parts, heads_first, strict=True)).swapaxes(0, 1)
+        return sum(np.einsum("hqk,khd->qhd", w, v) for w, (_, v) in zip(parts, forms, strict=True))
 
 
 FORMS = ["heads", "views", "joined", "q k+v", "q+k v", "q k v"]
