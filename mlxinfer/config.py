@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import UnsupportedModelError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -16,9 +14,3 @@ class EngineConfig:
     capacity_tokens: int
     max_step_tokens: int = 512
     max_sequences: int = 16
-
-
-def check_kv(kv: str) -> None:
-    """Raises `UnsupportedModelError` unless the cache can hold keys and values in this form."""
-    if kv != "16":
-        raise UnsupportedModelError(f"kv={kv!r} is not available: the cache holds keys and values at 16 bits, kv='16' (unquantized)")

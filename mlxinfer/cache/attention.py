@@ -40,11 +40,16 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
+    name: str
+    """For people."""
+
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
 
 
 class NativeAttention:
     """One operation for all segments, which reads the pages where they lie and writes the open ones in place."""
+
+    name = "the native operation for this CPU"
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         parts = []

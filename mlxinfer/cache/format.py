@@ -32,7 +32,7 @@ class KVFormat:
     @classmethod
     def parse(cls, text: str | int, *, first16: bool = False) -> KVFormat:
         """From "16", "8", "4"... for both, or "k8v4" for each. Raises `UnsupportedModelError`."""
-        found = re.fullmatch(r"(\d{1,2})|k(\d{1,2})v(\d{1,2})", str(text).strip().lower())
+        found = re.fullmatch(r"([0-9]{1,2})|k([0-9]{1,2})v([0-9]{1,2})", str(text).strip().lower())
         if not found:
             raise UnsupportedModelError(
                 f"kv={text!r} is not a format of the cache: give the bits of keys and values ({_listed()}), or of each, as in k8v4"

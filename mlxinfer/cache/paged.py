@@ -65,6 +65,12 @@ class PagedCache:
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
+    @staticmethod
+    def sequence_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> int:
+        """Bytes that a sequence has beside its tokens' share: its open page, and its first one where that stays at 16 bits."""
+        pages = 2 if kv and kv.first16 else 1
+        return pages * sum(LayerStore.page_bytes(s, dtype) for s in layers if isinstance(s, AttentionSpec))
+
     @property
     def can_fork(self) -> bool:
         return not any(isinstance(s, OpaqueSpec) for s in self.layers)

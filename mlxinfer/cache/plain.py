@@ -18,6 +18,8 @@ from .store import LayerStore, Pages
 class PlainAttention:
     """Puts each sequence's keys and values together and attends with MLX's own operation."""
 
+    name = "plain MLX"
+
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return PlainStep(segments, group)
 

@@ -91,6 +91,7 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
     return {
         "model": llm.name,
         "dtype": str(llm.dtype).rpartition(".")[2],
+        "kv": llm.kv.name,
         "weight_bytes": llm.weight_bytes,
         "load_s": loaded,
         "first_token_s": first_token,
@@ -128,7 +129,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     machine, console = found["machine"], Console(highlight=False, soft_wrap=True)
-    click.echo(f"{found['model']}: {found['dtype']}, {human_bytes(found['weight_bytes'])} of weights")
+    click.echo(f"{found['model']}: {found['dtype']}, {human_bytes(found['weight_bytes'])} of weights, kv {found['kv']}")
     click.echo(
         f"loaded in {found['load_s']:.2f} s, first token after {found['first_token_s']:.2f} s, peak {human_bytes(found['peak_rss_bytes'])}"
     )

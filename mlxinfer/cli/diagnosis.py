@@ -14,9 +14,14 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from .._version import __version__
+from ..cache.backend import attention_lines
+from ..cache.format import KVFormat
+from ..cache.paged import PagedCache
+from ..cache.report import layer_lines
 from ..device import default_dtype, device_memory, is_gpu
 from ..loading.aliases import ALIASES
 from ..loading.catalog import local_models
+from ..loading.outline import outline
 from .text import human_bytes
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
@@ -53,6 +58,38 @@ class Diagnosis:
         yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
         yield "models", [f"{name:<16} {path or 'not here'}" for name, path in self.models.items()]
         yield "missing", self.missing or ["nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiagnosis:
+    name: str
+    model_type: str
+    dtype: str
+    kv: str
+    token_bytes: float
+    """Of cache, for each further token of context; 0 where it is not known."""
+    layers: list[str]
+    attention: list[str]
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}"]
+        cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
+        yield f"cache, kv {self.kv}", [*self.layers, *cost]
+        yield "attention", self.attention
+
+
+def diagnose_model(model: str, kv: str, first16: bool) -> ModelDiagnosis:
+    """From the headers of its checkpoint. Raises `MLXInferError`."""
+    form = KVFormat.parse(kv, first16=first16)
+    found = outline(model)
+    dtype = found.dtype
+    name = str(dtype).rpartition(".")[2]
+    if found.layers is None:
+        lines = ["all layers: mlx-lm's own cache, unquantized"]
+        return ModelDiagnosis(found.name, found.model_type, name, form.name, 0, lines, ["mlx-lm's, one sequence at a time"])
+    per_token = PagedCache.token_bytes(found.layers, dtype, form)
+    layers, attention = layer_lines(found.layers, form, dtype), attention_lines(found.layers, form, dtype)
+    return ModelDiagnosis(found.name, found.model_type, name, form.name, per_token, layers, attention)
 
 
 def diagnose() -> Diagnosis:

@@ -50,7 +50,8 @@ _SAMPLING = [
 ]
 _MODEL = [
     click.option("--dtype", metavar="DTYPE", help="Compute in float32, bfloat16 or float16.  [default: what suits the device]"),
-    click.option("--kv", default="16", show_default=True, help="Bits of the cached keys and values."),
+    click.option("--kv", default="16", show_default=True, help="Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, or as k8v4."),
+    click.option("--kv-first16", is_flag=True, help="Keep the first page of each sequence at 16 bits, with --kv."),
     click.option("--bits", type=int, help="Quantize the weights while loading."),
     click.option("--group-size", type=int, default=64, show_default=True, help="Weights that share a scale, with --bits."),
     click.option("--max-context", type=int, help="Tokens of prompt and answer together.  [default: what the model allows]"),
@@ -77,7 +78,7 @@ def sampling_options(command: Command) -> Command:
     return _all(_SAMPLING, command)
 
 
-MODEL_FIELDS = ("dtype", "kv", "bits", "group_size", "max_context")
+MODEL_FIELDS = ("dtype", "kv", "kv_first16", "bits", "group_size", "max_context")
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import cast
 
 import mlx.core as mx
 
+from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..models.base import Model
@@ -43,15 +44,20 @@ Event = Token | Logits
 class Engine:
     """Runs sequences to their end. Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype) -> None:
+    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None) -> None:
         self.model = model
         self.config = config
+        self.kv = kv or KVFormat()
         self._dtype = dtype
         self._start()
 
     def _start(self) -> None:
         self.cache = PagedCache(
-            self.model.layers, dtype=self._dtype, capacity_tokens=self.config.capacity_tokens, chunk=self.config.max_step_tokens
+            self.model.layers,
+            dtype=self._dtype,
+            capacity_tokens=self.config.capacity_tokens,
+            chunk=self.config.max_step_tokens,
+            kv=self.kv,
         )
         self.runner = Runner(self.model, self.cache)
         self.scheduler = Scheduler(

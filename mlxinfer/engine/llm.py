@@ -12,7 +12,10 @@ from typing import Any, SupportsIndex, Union
 
 import mlx.core as mx
 
-from ..config import EngineConfig, check_kv
+from ..cache.format import KVFormat
+from ..cache.quality import loss_line
+from ..cache.report import unquantized_lines
+from ..config import EngineConfig
 from ..errors import MLXInferError, PromptError
 from ..loading.load import LoadedModel, load
 from ..sampling import sample_seed
@@ -34,8 +37,9 @@ class LLM:
         llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20))[0].text
 
     `path_or_id` is a directory (Hugging Face or MLX), a GGUF file, an alias or a hub id. `dtype` is the compute dtype ("float32",
-    "bfloat16", "float16"; by default the best one for the device). `bits` quantizes at load what is not quantized yet. Raises
-    `MLXInferError`s. One thread at a time may use it.
+    "bfloat16", "float16"; by default the best one for the device). `kv` is the bits that keys and values are cached in ("16", "8", "4",
+    "k8v4"...: docs/kv-cache.md), `kv_first16` keeps each sequence's first page of them unquantized. `bits` quantizes at load what is
+    not quantized yet. Raises `MLXInferError`s. One thread at a time may use it.
     """
 
     def __init__(
@@ -44,32 +48,35 @@ class LLM:
         dtype: str | mx.Dtype | None = None,
         kv: str = "16",
         *,
+        kv_first16: bool = False,
         bits: int | None = None,
         group_size: int = 64,
         max_context: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        check_kv(kv)
-        loaded = load(path_or_id, dtype=dtype, bits=bits, group_size=group_size, progress=progress)
-        self._attach(loaded, plan_engine(loaded, max_context=max_context))
+        form = KVFormat.parse(kv, first16=kv_first16)
+        loaded = load(path_or_id, dtype=dtype, bits=bits, group_size=group_size, kv=form, progress=progress)
+        self._attach(loaded, plan_engine(loaded, max_context=max_context, kv=form), form)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, config: EngineConfig | None = None) -> LLM:
+    def of(cls, loaded: LoadedModel, config: EngineConfig | None = None, kv: KVFormat | None = None) -> LLM:
         """A front door to a model that is loaded already."""
         self = cls.__new__(cls)
-        self._attach(loaded, config or plan_engine(loaded))
+        form = kv or KVFormat()
+        self._attach(loaded, config or plan_engine(loaded, kv=form), form)
         return self
 
-    def _attach(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def _attach(self, loaded: LoadedModel, config: EngineConfig, kv: KVFormat) -> None:
         self.tokenizer = loaded.tokenizer
         self.config: dict[str, Any] = loaded.config
         self.name: str = loaded.name
-        self.notes: tuple[str, ...] = loaded.notes
+        self.kv = kv
+        self.notes: tuple[str, ...] = (*loaded.notes, *_cache_notes(loaded, kv))
         self.weight_bytes: int = loaded.weight_bytes
         self.dtype = loaded.dtype
         self.max_context = config.max_context
         self.default_params = default_params(loaded.generation_config)
-        self._engine: Engine | None = Engine(loaded.model, config, dtype=loaded.dtype)
+        self._engine: Engine | None = Engine(loaded.model, config, dtype=loaded.dtype, kv=kv)
         self._answers: dict[Sequence, Answer] = {}
         self._chunks: dict[Sequence, list[Chunk]] = {}
 
@@ -233,6 +240,11 @@ class LLM:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {size - 1})")
             ids[i] = index(token)
         return ids
+
+
+def _cache_notes(loaded: LoadedModel, kv: KVFormat) -> list[str]:
+    loss = loss_line(kv)
+    return [*unquantized_lines(loaded.model.layers, kv, loaded.dtype), *([loss] if loss else [])]
 
 
 def _as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:

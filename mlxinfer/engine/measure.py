@@ -165,7 +165,7 @@ class Row:
 
 def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
     """The rows of a plan, as they are done. `tell` is called with what is being measured."""
-    engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype)
+    engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype, llm.kv)
     bench = Bench(engine)
     tell("warming up")
     warm = max(min(_WARM_PROMPT, engine.config.max_context - 1), 1)

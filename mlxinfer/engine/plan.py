@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..cache.base import PAGE
+from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..device import device_memory, is_gpu
@@ -17,7 +18,9 @@ _SPARE = 256 * 2**20
 """Bytes left for the activations of a step."""
 
 
-def plan_engine(loaded: LoadedModel, *, max_context: int | None = None, max_sequences: int = 16) -> EngineConfig:
+def plan_engine(
+    loaded: LoadedModel, *, max_context: int | None = None, max_sequences: int = 16, kv: KVFormat | None = None
+) -> EngineConfig:
     """The longest context and the largest cache that fit beside the weights. Raises `MemoryPlanError`."""
     model = loaded.model
     context = model.max_context
@@ -26,9 +29,10 @@ def plan_engine(loaded: LoadedModel, *, max_context: int | None = None, max_sequ
             raise PromptError(f"the context can be 1 to {context} tokens long for this model, not {max_context}")
         context = max_context
     capacity = context * max_sequences
-    per_token = PagedCache.token_bytes(model.layers, loaded.dtype)
+    per_token = PagedCache.token_bytes(model.layers, loaded.dtype, kv)
     if per_token:
-        room = device_memory().usable - loaded.weight_bytes - _SPARE
+        own = max_sequences * PagedCache.sequence_bytes(model.layers, loaded.dtype, kv)
+        room = device_memory().usable - loaded.weight_bytes - _SPARE - own
         capacity = min(capacity, int(room / per_token))
     if capacity < min(context, 4 * PAGE):
         raise MemoryPlanError(

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..cache.base import PAGE, AttentionSpec, LayerSpec, RecurrentSpec
+from ..cache.format import KVFormat
 from ..cache.store import LayerStore
 from ..models.base import Model
 from ..models.decoder import Decoder
@@ -101,7 +102,7 @@ class Footprint:
         return Cost(nbytes, 2.0 * parameters)
 
 
-def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype) -> Footprint | None:
+def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None = None) -> Footprint | None:
     """None for a model whose graph is not of this project: nothing is known of it. Experts are taken to be chosen evenly."""
     if not isinstance(model, Decoder):
         return None
@@ -112,14 +113,14 @@ def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype) -> Footp
         head=Weights.of(model.head or model.embedding),
         experts=experts,
         chosen=_chosen_share(model, config),
-        attention=tuple(_attention(spec, config, dtype) for spec in model.layers if isinstance(spec, AttentionSpec)),
+        attention=tuple(_attention(spec, config, dtype, kv) for spec in model.layers if isinstance(spec, AttentionSpec)),
         state_bytes=sum(_state_bytes(spec) for spec in model.layers),
     )
 
 
-def _attention(spec: AttentionSpec, config: Mapping[str, Any], dtype: mx.Dtype) -> _Attention:
+def _attention(spec: AttentionSpec, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None) -> _Attention:
     heads = _setting(config, "num_attention_heads", spec.kv_heads)
-    return _Attention(spec.window, LayerStore.page_bytes(spec, dtype) / PAGE, 2 * heads * (spec.key_dim + spec.value_dim))
+    return _Attention(spec.window, LayerStore.page_bytes(spec, dtype, kv) / PAGE, 2 * heads * (spec.key_dim + spec.value_dim))
 
 
 def _state_bytes(spec: LayerSpec) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels_cpu
+from ..cache.format import KVFormat
 from ..device import device_memory
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
@@ -69,12 +70,13 @@ def load(
     bits: int | None = None,
     group_size: int | None = None,
     mode: str = "affine",
+    kv: KVFormat | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id.
 
-    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain. Everything that can be wrong with a checkpoint
-    is found before its weights are read, except NaN. Raises `MLXInferError`.
+    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `kv` is what the cache will keep. Everything that can
+    be wrong with a checkpoint is found before its weights are read, except NaN. Raises `MLXInferError`.
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
@@ -83,7 +85,7 @@ def load(
         try:
             compute = compute_dtype(checkpoint, dtype)
             own = supports(model_type(checkpoint))
-            read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
+            read = _plan(checkpoint, compute, quantize, kv) if own else _borrow(checkpoint, compute, quantize, kv)
             tokenizer = load_tokenizer(checkpoint)
             if isinstance(checkpoint, GGUFCheckpoint):
                 checkpoint.forget_vocabulary()
@@ -117,12 +119,12 @@ Read = Callable[[Progress | None], tuple[Model, list[str]]]
 """Reads the weights, and gives the model with what is to be said about it."""
 
 
-def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
+def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> Read:
     """Check everything that the headers tell, and give what reads the weights."""
     planned = PlannedWeights(checkpoint, dtype)
     outline = build(checkpoint.config, planned)
     planned.finish()
-    check_memory(planned, outline, dtype, quantize)
+    check_memory(planned, outline, dtype, quantize, kv)
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
@@ -133,13 +135,17 @@ def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> R
     return read
 
 
-def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
+def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> Read:
     # mlx-lm brings transformers with it, which takes seconds to import.
     from .borrowed import check_borrowed, load_borrowed
 
     check_borrowed(checkpoint)
     if quantize:
         raise UnsupportedModelError("a model that runs on mlx-lm's graph cannot be quantized while it is loaded: use mlx_lm.convert first")
+    if kv and kv.quantized:
+        raise UnsupportedModelError(
+            f"{model_type(checkpoint)} has no graph of its own here: it runs with mlx-lm's cache, which is not quantized: use kv 16"
+        )
     return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
 
 

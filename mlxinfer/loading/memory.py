@@ -7,6 +7,7 @@ import math
 import mlx.core as mx
 
 from ..cache.base import PAGE
+from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..device import device_memory
 from ..errors import MemoryPlanError
@@ -21,11 +22,11 @@ _MOST_BLOCK_SCALE = 4
 """Bytes that a group has for its scale and bias in the blocks of a GGUF file."""
 
 
-def check_memory(planned: PlannedWeights, model: Model, dtype: mx.Dtype, quantize: Format | None) -> None:
+def check_memory(planned: PlannedWeights, model: Model, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None = None) -> None:
     """Raise `MemoryPlanError` unless the weights, the largest tensor once more while it is cast, and a small cache fit."""
     sizes = [tensor_bytes(tensor, dtype, quantize) for tensor in planned.tensors.values()]
     weights, working = sum(sizes), max(sizes, default=0)
-    cache = PagedCache.token_bytes(model.layers, dtype) * _LEAST_CONTEXT
+    cache = PagedCache.token_bytes(model.layers, dtype, kv) * _LEAST_CONTEXT
     usable = device_memory().usable
     if weights + working + cache > usable:
         raise MemoryPlanError(

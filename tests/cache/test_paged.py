@@ -1,23 +1,28 @@
-"""The cache against plain attention over everything seen so far, however the rows are cut into steps."""
+"""The cache against plain attention over everything seen so far, however the rows are cut into steps and the pages are kept."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import sealed
 
 from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
+from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal.paged_attention.reference import attention
 
 SPECS = (AttentionSpec(2, 8, 8), AttentionSpec(2, 8, 8, window=70), AttentionSpec(1, 16, 4, window=10))
 HEADS = (6, 2, 3)
+PLAIN = KVFormat()
+FORMATS = [PLAIN, KVFormat(4, 4), KVFormat(8, 3), KVFormat(16, 5), KVFormat(6, 16), KVFormat(2, 8, first16=True)]
 
 
 class Sequence:
-    """Random queries, keys and values of one sequence, and what full attention makes of them."""
+    """Random queries, keys and values of one sequence, and what attention makes of them: earlier pages as they are kept, each query's
+    own as it is."""
 
-    def __init__(self, seed: int, length: int):
+    def __init__(self, seed: int, length: int, kv: KVFormat = PLAIN):
         rng = np.random.default_rng(seed)
         self.length, self.done = length, 0
         self.inputs, self.expected = [], []
@@ -25,12 +30,32 @@ class Sequence:
             shapes = [(length, heads, spec.key_dim), (length, spec.kv_heads, spec.key_dim), (length, spec.kv_heads, spec.value_dim)]
             arrays = [mx.array(rng.standard_normal(s).astype(np.float32)) for s in shapes]
             self.inputs.append(arrays)
-            whole = attention(*(a.swapaxes(0, 1) for a in arrays), scale=0.3, window=spec.window)
-            self.expected.append(np.array(whole.swapaxes(0, 1)))
+            q, k, v = (np.array(a.swapaxes(0, 1)) for a in arrays)
+            form = kv.for_layer(spec)
+            kept = [as_kept(k, sealed.restored_keys, form.k_bits, kv), as_kept(v, sealed.restored_values, form.v_bits, kv)]
+            keys, values = (mx.array(np.concatenate(pair, axis=1)) for pair in zip(kept, (k, v), strict=True))
+            rows = attention(mx.array(q), keys, values, scale=0.3, mask=mx.array(seen(length, spec.window)))
+            self.expected.append(np.array(rows.swapaxes(0, 1)))
 
 
-def new_cache(chunk: int = 512) -> PagedCache:
-    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk)
+def as_kept(x: np.ndarray, restore, bits: int, kv: KVFormat) -> np.ndarray:
+    """`[H, S, D]` as its full pages give it back."""
+    kept, full = x.copy(), x.shape[1] // PAGE
+    for page in range(int(kv.first16), full):
+        rows = slice(page * PAGE, (page + 1) * PAGE)
+        kept[:, rows] = restore(x[:, rows], bits)
+    return kept
+
+
+def seen(length: int, window: int | None) -> np.ndarray:
+    """`[S, 2 * S]`: of keys as they are kept, and of keys as they are."""
+    query, key = np.arange(length)[:, None], np.arange(length)[None]
+    near = (key <= query) & (key > query - (window or length))
+    return np.concatenate([near & (key // PAGE < query // PAGE), near & (key // PAGE == query // PAGE)], axis=1)
+
+
+def new_cache(chunk: int = 512, kv: KVFormat = PLAIN) -> PagedCache:
+    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv)
 
 
 def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
@@ -54,10 +79,10 @@ def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
-def test_any_cut_and_any_neighbours_give_the_same_rows(moves, data):
-    cache = new_cache()
-    sequences = [Sequence(i, 300) for i in range(3)]
+@given(st.sampled_from(FORMATS), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
+def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
+    cache = new_cache(kv=kv)
+    sequences = [Sequence(i, 300, kv) for i in range(3)]
     slots = [cache.open() for _ in sequences]
     for who, count in moves:
         together = data.draw(st.booleans())
@@ -68,33 +93,38 @@ def test_any_cut_and_any_neighbours_give_the_same_rows(moves, data):
             run_step(cache, parts)
 
 
-def test_one_token_at_a_time_across_pages():
-    cache, sequence = new_cache(), Sequence(5, 140)
+@pytest.mark.parametrize("kv", FORMATS, ids=lambda kv: kv.name)
+def test_one_token_at_a_time_across_pages(kv):
+    cache, sequence = new_cache(kv=kv), Sequence(5, 140, kv)
     slot = cache.open()
     run_step(cache, [(sequence, slot, 50)])
     for _ in range(90):
         run_step(cache, [(sequence, slot, 1)])
 
 
-def test_slots_and_pages_are_reused_without_leaking():
-    cache = new_cache()
+@pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
+def test_slots_and_pages_are_reused_without_leaking(kv):
+    cache = new_cache(kv=kv)
     for seed in range(4):
-        first, second = Sequence(seed, 200), Sequence(seed + 10, 200)
+        first, second = Sequence(seed, 200, kv), Sequence(seed + 10, 200, kv)
         slots = cache.open(), cache.open()
         run_step(cache, [(first, slots[0], 130), (second, slots[1], 65)])
         cache.release(slots[0])
-        third, slot = Sequence(seed + 20, 200), cache.open()
+        third, slot = Sequence(seed + 20, 200, kv), cache.open()
         run_step(cache, [(second, slots[1], 80), (third, slot, 100)])
         cache.release(slots[1])
         cache.release(slot)
-    assert cache.fits(PAGE * 64, ())
+    for group in cache._groups.values():
+        assert group.allocator.free == PAGE
+        assert group.first is None or group.first.free == PAGE
 
 
-def test_fork_shares_the_past_and_then_parts():
-    cache, sequence = new_cache(), Sequence(1, 200)
+@pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4), KVFormat(3, 8, first16=True)], ids=lambda kv: kv.name)
+def test_fork_shares_the_past_and_then_parts(kv):
+    cache, sequence = new_cache(kv=kv), Sequence(1, 200, kv)
     slot = cache.open()
     run_step(cache, [(sequence, slot, 100)])
-    twin = Sequence(1, 200)
+    twin = Sequence(1, 200, kv)
     twin.done = sequence.done
     other = cache.fork(slot)
     run_step(cache, [(sequence, slot, 40)])
@@ -103,8 +133,9 @@ def test_fork_shares_the_past_and_then_parts():
     run_step(cache, [(twin, other, 99)])
 
 
-def test_window_pages_are_freed():
-    cache, sequence = new_cache(chunk=64), Sequence(2, 1000)
+@pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
+def test_window_pages_are_freed(kv):
+    cache, sequence = new_cache(chunk=64, kv=kv), Sequence(2, 1000, kv)
     slot = cache.open()
     while sequence.done < 1000:
         run_step(cache, [(sequence, slot, min(64, 1000 - sequence.done))])
@@ -112,6 +143,8 @@ def test_window_pages_are_freed():
     assert held[None] == 1000 // PAGE
     assert held[70] <= 3
     assert held[10] <= 1
+    first = {window: group.first.capacity - group.first.free for window, group in cache._groups.items() if group.first}
+    assert first == ({None: 1, 70: 0, 10: 0} if kv.first16 else {})
 
 
 def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():

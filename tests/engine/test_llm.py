@@ -173,9 +173,21 @@ def test_a_context_the_model_does_not_have_is_refused(tmp_path, size):
         LLM(tiny_directory(tmp_path), max_context=size)
 
 
-def test_a_cache_format_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="kv"):
-        LLM(tmp_path, kv="5")
+@pytest.mark.parametrize("kv", ["7", "k8", "", "q4_0"])
+def test_a_cache_format_that_does_not_exist_is_refused(tmp_path, kv):
+    with pytest.raises(UnsupportedModelError, match="16, 8, 6, 5, 4, 3 or 2"):
+        LLM(tmp_path, kv=kv)
+
+
+def test_a_quantized_cache_says_so_and_a_batch_is_what_each_is_alone(tmp_path):
+    folder = tiny_directory(tmp_path)
+    prompts = [[5 + (7 * i + j) % 80 for j in range(length)] for i, length in enumerate((150, 70, 3))]
+    with LLM(folder, kv="k8v4", kv_first16=True) as llm:
+        assert any("kv k8v4" in note for note in llm.notes)
+        alone = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in prompts]
+        assert [answer.token_ids for answer in llm.generate(prompts, GREEDY)] == alone
+    with LLM(folder) as llm:
+        assert not any("kv" in note for note in llm.notes)
 
 
 def test_closed_means_closed(tmp_path):

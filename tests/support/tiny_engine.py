@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from mlxinfer.cache.format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine, Logits, Token
 from mlxinfer.engine.sequence import Sequence
@@ -30,9 +31,9 @@ def tiny_model(name: str = "llama") -> Model:
     return build(config, PlainWeights.open(folder / "model.safetensors"))
 
 
-def tiny_engine(name: str = "llama", **settings: int) -> Engine:
+def tiny_engine(name: str = "llama", kv: KVFormat | None = None, **settings: int) -> Engine:
     values = {"max_context": 256, "capacity_tokens": 4096, "max_step_tokens": 64, "max_sequences": 8} | settings
-    return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32)
+    return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv)
 
 
 def request(prompt: list[int], limit: int = 40, index: int = 0, **params: object) -> Sequence:
