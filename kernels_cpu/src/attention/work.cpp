@@ -206,7 +206,7 @@ PageTile Run::open_tile(const PlanSegment& segment, int64_t head, int64_t tokens
   tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
   tile.values = {work_.values.open_page(segment.slot, head), work_.values.raw.row_bytes(), value_form};
   if (value_dim != width_) {
-    pages_.unpack[value_form](tile.values, tokens, kPageTokens, value_dim, width_, room.values);
+    pages_.unpack[value_form](tile.values, tokens, value_dim, width_, room.values);
     tile.values = {room.values, width_ * kFloatBytes, 0};
   }
   return tile;
@@ -220,14 +220,14 @@ PageTile Run::full_tile(const Page& keys, const Page& values, int64_t rows, cons
   tile.keys = {keys.data, keys.form->row_bytes(), keys.form->form};
   tile.key_scales = keys.scales;
   if (many && tile.keys.form != 0) {
-    pages_.unpack[tile.keys.form](tile.keys, dim, dim, kPageTokens, kPageTokens, room.keys);
+    pages_.unpack[tile.keys.form](tile.keys, dim, kPageTokens, kPageTokens, room.keys);
     tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
   }
   tile.values = {values.data, values.form->row_bytes(), values.form->form};
   tile.value_group = values.form->group;
   const bool whole = value_dim == width_ && (values.scales == nullptr || tile.value_group % kernels_.width == 0);
   if (!whole || (many && tile.values.form != 0)) {
-    pages_.unpack[tile.values.form](tile.values, kPageTokens, kPageTokens, value_dim, width_, room.values);
+    pages_.unpack[tile.values.form](tile.values, kPageTokens, value_dim, width_, room.values);
     tile.values = {room.values, width_ * kFloatBytes, 0};
   }
   if (values.scales != nullptr && whole) {
