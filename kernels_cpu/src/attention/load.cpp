@@ -43,7 +43,8 @@ PageTile full_tile(const AttentionWork& work, const Page& keys, const Page& valu
     unpack_values(tile, kPageTokens, work.values.dim, room);
   }
   if (coded && whole) {
-    kernels.scales(values.scales, kPageTokens, values.form->groups(), room.value_scales);
+    const int64_t groups = values.form->groups();
+    kernels.scales(values.scales, kPageTokens, groups, room.value_scales + groups * 2 * kPageTokens, room.value_scales);
     tile.value_scales = room.value_scales;
   } else if (coded) {
     kernels.dequantize(values.scales, *values.form, room.width, room.values);

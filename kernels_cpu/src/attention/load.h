@@ -8,7 +8,7 @@ namespace mlxinfer::cpu {
 struct Room {
   float* keys; // [dim][kPageTokens]
   float* values; // [kPageTokens][width]
-  float* value_scales; // [groups][2][kPageTokens]
+  float* value_scales; // [groups][2][kPageTokens], and half as much again
   int64_t width; // of a row of values, in whole vectors
 };
 

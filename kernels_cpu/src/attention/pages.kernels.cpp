@@ -62,17 +62,14 @@ void unpack(const PageRows& from, int64_t rows, int64_t size, int64_t width, flo
   }
 }
 
-void scales(const void* from, int64_t rows, int64_t groups, float* to) {
+void scales(const void* from, int64_t rows, int64_t groups, float* room, float* to) {
   auto halves = static_cast<const Half*>(from);
-  for (int64_t which = 0; which < 2; ++which, halves += rows * groups) {
-    if (groups == 1) {
-      for_lanes(rows, [=](auto load, auto store, int64_t i) { store(to + which * rows + i, load(halves + i)); });
-      continue;
-    }
-    for (int64_t i = 0; i < rows * groups; i += kWidth) {
-      F32 v = load_first(halves + i, rows * groups - i < kWidth ? rows * groups - i : kWidth);
-      for (int64_t j = i; j < rows * groups && j < i + kWidth; ++j) {
-        to[(j % groups * 2 + which) * rows + j / groups] = v[j - i];
+  for (int which = 0; which < 2; ++which, halves += rows * groups, to += rows) {
+    float* floats = groups == 1 ? to : room;
+    for_lanes(rows * groups, [=](auto load, auto store, int64_t i) { store(floats + i, load(halves + i)); });
+    for (int64_t group = 0; group < groups && groups > 1; ++group) {
+      for (int64_t row = 0; row < rows; ++row) {
+        to[group * 2 * rows + row] = floats[row * groups + group];
       }
     }
   }

@@ -123,7 +123,7 @@ void Run::operator()() {
 
 void Run::compute(const Unit& unit) const {
   const Tile& tile = tiles_[static_cast<size_t>(unit.tile)];
-  const int64_t dim = work_.keys.dim, scale_floats = 2 * work_.values.form.groups() * kPageTokens;
+  const int64_t dim = work_.keys.dim, scale_floats = 3 * work_.values.form.groups() * kPageTokens;
   static thread_local Scratch scratch;
   const int64_t query_floats = rounded((most_rows_ + kBlockRows) * dim, 16);
   float* memory = scratch.floats(query_floats + dim * kPageTokens + kPageTokens * width_ + scale_floats + 2 * partial_floats());
