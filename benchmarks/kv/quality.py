@@ -50,16 +50,23 @@ class Candidate:
 
 
 def compare(name: str, ids: list[int], exact: Run, candidates: list[Candidate], tell: Callable[[str], None]) -> Iterator[Row]:
-    """Each candidate beside `exact`, which runs again with each: both sets of logits together would not fit in memory."""
+    """Each candidate beside `exact`, which runs again with each: both sets of logits together would not fit in memory. An engine that
+    refuses a cache is left out."""
     for candidate in candidates:
         tell(f"{name}, {len(ids)} tokens: {candidate.engine} {candidate.cache}")
-        found = Comparison()
-        done = 0
-        for mine, other in together(exact(), candidate.run()):
-            following = ids[done + 1 : done + 1 + len(mine)]
-            found.add(mine, other, following)
-            done += len(mine)
-        yield Row(name, len(ids), candidate.engine, candidate.cache, candidate.bits, found.loss(PAGE))
+        try:
+            yield Row(name, len(ids), candidate.engine, candidate.cache, candidate.bits, _loss(ids, exact(), candidate.run()))
+        except ValueError as error:
+            tell(f"left out: {error}")
+
+
+def _loss(ids: list[int], exact: Iterator[Rows], other: Iterator[Rows]) -> Loss:
+    found = Comparison()
+    done = 0
+    for p, q in together(exact, other):
+        found.add(p, q, ids[done + 1 : done + 1 + len(p)])
+        done += len(p)
+    return found.loss(PAGE)
 
 
 def together(left: Iterator[Rows], right: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
