@@ -91,8 +91,8 @@ def run_blocks(
     Returns x, and for each block the pages that became full, like `sealed` and like `first`, or nothing where there are none. The pages
     are evaluated here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
     """
-    bits = bits or [(16, 16)] * len(sealed)
-    first = first or [()] * len(sealed)
+    bits = [(16, 16)] * len(sealed) if bits is None else bits
+    first = [()] * len(sealed) if first is None else first
     y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations)
     left = iter(full)
     filled, filled_first = [], []

@@ -3,123 +3,18 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_pages import FORMS, TOLERANCE, Cache, History, Setting, check, rounded
+from support.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
-
-PAGE = 64
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
-
-
-@dataclass
-class Setting:
-    kv_heads: int
-    per_kv: int
-    key_dim: int
-    value_dim: int
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    dtype: str = "float32"
-    pages: str = "float32"
-
-
-def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    return np.array(mx.array(x.astype(np.float32)).astype(DTYPES[dtype]).astype(mx.float32))
-
-
-class History:
-    """One sequence's queries, keys and values, as the dtypes round them, and what attention over all of them gives in float64."""
-
-    def __init__(self, setting: Setting, length: int, seed: int):
-        rng = np.random.default_rng(seed)
-        s = setting
-        heads = s.kv_heads * s.per_kv
-        self.q = rounded(rng.standard_normal((length, heads, s.key_dim)), s.dtype)
-        self.k = rounded(rounded(rng.standard_normal((length, s.kv_heads, s.key_dim)), s.dtype), s.pages)
-        self.v = rounded(rounded(rng.standard_normal((length, s.kv_heads, s.value_dim)), s.dtype), s.pages)
-        self.sinks = rng.standard_normal(heads).astype(np.float32)
-
-    def expected(self, setting: Setting, scale: float, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        s = setting
-        q, k, v = self.q[rows].astype(np.float64), np.repeat(self.k, s.per_kv, 1).astype(np.float64), np.repeat(self.v, s.per_kv, 1)
-        scores = np.einsum("qhd,khd->hqk", q, k) * scale
-        if s.softcap:
-            scores = s.softcap * np.tanh(scores / s.softcap)
-        distance = np.arange(len(k))[rows, None] - np.arange(len(k))[None]
-        seen = (distance >= 0) & (distance < (s.window or len(k)))
-        scores = np.where(seen, scores, -np.inf)
-        extra = self.sinks[:, None, None].astype(np.float64) if s.sinks else np.full((scores.shape[0], 1, 1), -np.inf)
-        top = np.maximum(scores.max(-1, keepdims=True), extra)
-        weights = np.exp(scores - top)
-        return np.einsum("hqk,khd->qhd", weights / (weights.sum(-1, keepdims=True) + np.exp(extra - top)), v)
-
-
-FORMS = ["heads", "views", "joined", "q k+v", "q+k v", "q k v"]
-
-
-def arranged(rows: list[mx.array], form: str) -> list[mx.array]:
-    """Queries, keys and values as heads, as strided heads, or as the arrays `[T, n]` that `form` names."""
-    if form == "heads":
-        return rows
-    if form == "views":
-        return [mx.concatenate([r, r], axis=-1)[:, :, : r.shape[-1]] for r in rows]
-    flat = [r.reshape(r.shape[0], -1) for r in rows]
-    names = ["q+k+v"] if form == "joined" else form.split()
-    return [mx.concatenate([flat["qkv".index(part)] for part in name.split("+")], axis=-1) for name in names]
-
-
-class Cache:
-    """The pages of several sequences under numbers drawn at random."""
-
-    def __init__(self, setting: Setting, sequences: int, pages: int, seed: int = 0):
-        s = setting
-        self.setting = setting
-        self.free = np.random.default_rng(seed).permutation(pages).tolist()
-        self.tables: list[list[int]] = [[] for _ in range(sequences)]
-        dims, dtype = (s.key_dim, s.value_dim), DTYPES[s.pages]
-        shapes = [(s.key_dim, PAGE), (PAGE, s.value_dim)]
-        self.sealed = [mx.full((s.kv_heads, pages, *shape), float("nan"), dtype) for shape in shapes]
-        self.open = [mx.full((sequences, s.kv_heads, PAGE, d), float("nan"), dtype) for d in dims]
-
-    def step(self, parts: list[tuple[int, History, int, int]], scale: float = 0.3, form: str = "heads", **steps) -> np.ndarray:
-        """`(slot, history, past, count)` each."""
-        s, start, segments = self.setting, 0, []
-        for slot, _, past, count in parts:
-            oldest = 0 if s.window is None else max(past - s.window + 1, 0) // PAGE
-            segments.append((slot, start, count, past, oldest, self.tables[slot][oldest:]))
-            start += count
-        rows = [np.concatenate([getattr(h, n)[past : past + count] for _, h, past, count in parts]) for n in "qkv"]
-        arrays = arranged([mx.array(r).astype(DTYPES[s.dtype]) for r in rows], form)
-        plan = kernels_cpu.attention_plan(segments, s.window)
-        sinks = mx.array(parts[0][1].sinks).astype(DTYPES[s.dtype]) if s.sinks else None
-        out, self.open, full, _ = kernels_cpu.paged_attention(
-            arrays, self.sealed, self.open, plan, scale=scale, softcap=s.softcap, sinks=sinks, **steps
-        )
-        mx.eval(out, self.open, full)
-        self._seal(parts, full)
-        return np.array(out.astype(mx.float32)).reshape(start, -1, s.value_dim)
-
-    def _seal(self, parts, full):
-        first = 0
-        for slot, _, past, count in parts:
-            for _ in range((past + count) // PAGE - past // PAGE):
-                page = self.free.pop()
-                self.tables[slot].append(page)
-                for i in range(2):
-                    self.sealed[i][:, page] = full[i][:, first]
-                first += 1
-        assert first == full[0].shape[1]
-
 
 settings_drawn = st.builds(
     Setting,
@@ -133,10 +28,6 @@ settings_drawn = st.builds(
     dtype=st.sampled_from(list(DTYPES)),
     pages=st.sampled_from(list(DTYPES)),
 )
-
-
-def check(got: np.ndarray, want: np.ndarray, setting: Setting) -> None:
-    np.testing.assert_allclose(got, want, atol=TOLERANCE[setting.dtype], rtol=TOLERANCE[setting.dtype])
 
 
 @settings(max_examples=40, deadline=None)
@@ -242,7 +133,7 @@ def test_bits_do_not_depend_on_cut_or_neighbours(setting):
 
 def test_bits_do_not_depend_on_the_number_of_threads():
     code = (
-        "import hashlib, sys; sys.path.insert(0, 'tests/kernels_cpu'); from test_attention import *\n"
+        "import hashlib, sys; sys.path.insert(0, 'tests'); from support.attention_pages import *\n"
         "setting = Setting(3, 3, 64, 64); h = History(setting, 900, 3); c = Cache(setting, 1, 15)\n"
         "outs = [c.step([(0, h, 0, 800)]), c.step([(0, h, 800, 1)]), c.step([(0, h, 801, 40)])]\n"
         "print(hashlib.sha256(b''.join(o.tobytes() for o in outs)).hexdigest())"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.packed_matrices import DTYPES, draw, random
 
 from mlxinfer import kernels_cpu
+from mlxinfer.cache.sealing import seal_keys, seal_values
 from mlxinfer.kernels_cpu import Block, Projection, blocks, run_blocks
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
@@ -54,7 +55,16 @@ def open_pages(count: int, dtype: str) -> list[list[mx.array]]:
     return pages
 
 
-def one_by_one(x: mx.array, b: Block, sealed: list[mx.array], open: list[mx.array], plan, rotation) -> tuple:
+def sealed_pages(rng: np.random.Generator, dtype: str, bits: tuple[int, int]) -> list[mx.array]:
+    keys, values = (random(rng, (KV, 6, 64, DIM), dtype) for _ in range(2))
+    return [mx.contiguous(a) for a in seal_keys(keys, bits[0]) + seal_values(values, bits[1])]
+
+
+def no_pages() -> list[mx.array]:
+    return [mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]
+
+
+def one_by_one(x: mx.array, b: Block, open: list[mx.array], **pages) -> tuple:
     def times(p: Projection, x: mx.array, **steps) -> mx.array:
         return p.matrix.multiply(x, bias=p.bias, **steps)
 
@@ -64,15 +74,13 @@ def one_by_one(x: mx.array, b: Block, sealed: list[mx.array], open: list[mx.arra
     weight, eps = b.before_attention
     rows = [times(p, x, norm=weight, eps=eps) for p in b.qkv]
     norms = {"query_norm": b.query_norm[0], "key_norm": b.key_norm[0], "eps": EPS} if b.query_norm else {}
-    out, open, full, _ = kernels_cpu.paged_attention(
-        rows, sealed, open, plan, scale=b.scale, softcap=b.softcap, sinks=b.sinks, rotation=rotation, **norms
-    )
+    out, open, *full = kernels_cpu.paged_attention(rows, open=open, scale=b.scale, softcap=b.softcap, sinks=b.sinks, **norms, **pages)
     x = added(b.output, out, b.after_attention, x)
     inner = times(b.gate_up, x, norm=b.before_mlp[0], eps=b.before_mlp[1], gate=b.gate)
-    return added(b.down, inner, b.after_mlp, x), open, full
+    return added(b.down, inner, b.after_mlp, x), open, [*full[0], *full[1]]
 
 
-def bits(a: mx.array) -> bytes:
+def raw(a: mx.array) -> bytes:
     return np.array(a.view(mx.uint8)).tobytes()
 
 
@@ -86,28 +94,33 @@ def bits(a: mx.array) -> bytes:
     turned=st.booleans(),
     pieces=st.integers(1, 3),
     counts=st.lists(st.integers(1, 140), min_size=1, max_size=3),
+    bits=st.sampled_from([(16, 16), (16, 16), (8, 4), (16, 5), (3, 16)]),
+    first16=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, turned, pieces, counts, seed):
+def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, turned, pieces, counts, bits, first16, seed):
     rng = np.random.default_rng(seed)
     parts = [block(rng, dtype, after=after, heads_normed=heads_normed, bias=bias, sinks=sinks, pieces=pieces) for _ in range(2)]
     joined = blocks(parts, DTYPES[dtype])
-    sealed = [[random(rng, (KV, 6, *shape), dtype) for shape in ((DIM, 64), (64, DIM))] for _ in parts]
+    sealed = [sealed_pages(rng, dtype, bits) for _ in parts]
+    first = [[random(rng, (KV, 1, *shape), dtype) for shape in ((DIM, 64), (64, DIM))] if first16 else [] for _ in parts]
     open, open_alone, past = open_pages(2, dtype), open_pages(2, dtype), 0
     for count in counts:
         x = random(rng, (count, HIDDEN), dtype)
-        plan = kernels_cpu.attention_plan([(0, 0, count, past, 0, list(range(past // 64)))])
+        numbers = [~page if first16 and page == 0 else page for page in range(past // 64)]
+        plan = kernels_cpu.attention_plan([(0, 0, count, past, 0, numbers)])
         rotation = kernels_cpu.rotation([([0.3] * (DIM // 2), past, count)]) if turned else None
-        got, full, _ = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2)
-        mx.eval(got, full)
+        got, full, full_first = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2, [bits] * 2, first)
+        mx.eval(got, full, full_first)
         want = x
         for i, part in enumerate(parts):
-            want, open_alone[i], full_alone = one_by_one(want, part, sealed[i], open_alone[i], plan, rotation)
+            pages = {"sealed": sealed[i], "first": first[i], "k_bits": bits[0], "v_bits": bits[1]}
+            want, open_alone[i], full_alone = one_by_one(want, part, open_alone[i], plan=plan, rotation=rotation, **pages)
             mx.eval(want, open_alone[i], full_alone)
-            assert [bits(a) for a in full[i]] == [bits(a) for a in full_alone if a.size > 0]
-            assert [bits(a) for a in open[i]] == [bits(a) for a in open_alone[i]]
+            assert [raw(a) for a in full[i] + full_first[i]] == [raw(a) for a in full_alone if plan.full_pages]
+            assert [raw(a) for a in open[i]] == [raw(a) for a in open_alone[i]]
         assert got.dtype == DTYPES[dtype]
-        assert bits(got) == bits(want)
+        assert raw(got) == raw(want)
         past += count
 
 
@@ -120,9 +133,7 @@ def test_the_graph_holds_no_reference_to_python_objects():
     plan, rotation = kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])]), kernels_cpu.rotation([([1.0], 0, 1)])
     held = (joined, plan, rotation, *pages[0])
     before = [sys.getrefcount(a) for a in held]
-    graph = run_blocks(
-        mx.zeros((1, HIDDEN)), joined, [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]], pages[:1], [plan], [rotation]
-    )
+    graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [no_pages()], pages[:1], [plan], [rotation])
     assert [sys.getrefcount(a) for a in held] == before
     mx.eval(graph)
 
@@ -153,6 +164,11 @@ def test_blocks_that_do_not_fit_together_are_refused(change):
         {"x": mx.zeros((1, HIDDEN), mx.float16)},
         {"x": mx.zeros((2, HIDDEN))},
         {"sealed": []},
+        {"bits": []},
+        {"bits": [(4, 16)]},
+        {"bits": [(16, 7)]},
+        {"first": [[], []]},
+        {"first": [[mx.zeros((KV, 0, DIM, 64))]]},
         {"open": [[mx.zeros((1, KV, 64, DIM))]]},
         {"open": [[mx.zeros((1, KV + 1, 64, DIM))] * 2]},
         {"open": [[mx.zeros((1, KV, DIM, 64)).swapaxes(2, 3)] * 2]},
@@ -164,7 +180,7 @@ def test_steps_that_do_not_fit_the_blocks_are_refused(change):
     arguments = {
         "x": mx.zeros((1, HIDDEN)),
         "blocks": blocks([plain()], mx.float32),
-        "sealed": [[mx.zeros((KV, 0, DIM, 64)), mx.zeros((KV, 0, 64, DIM))]],
+        "sealed": [no_pages()],
         "open": open_pages(1, "float32"),
         "plans": [kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])])],
         "rotations": [None],

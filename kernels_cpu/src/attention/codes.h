@@ -6,36 +6,39 @@
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 
-// `Bytes` (at most 8) bytes, the first one lowest.
+#if defined(__AVX512VNNI__) || defined(__AVX2__)
+// The lower lanes' codes lie in the first `word` bytes of a vector's, those of the upper ones in the last: two loads that broadcast.
+template <int Bits>
+struct Places {
+  static constexpr int half_lanes = kWidth / 2;
+  static constexpr int chunk = kWidth * Bits / 8; // bytes of a vector's codes
+  static constexpr int word = chunk < 4 ? 2 : half_lanes * Bits <= 32 ? 4 : 8;
+  alignas(64) int32_t shifts[kWidth];
+  alignas(64) uint8_t bytes[4 * kWidth]; // that a lane takes from words of 8
+  constexpr Places() : shifts{}, bytes{} {
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const int bit = lane < half_lanes ? lane * Bits : lane * Bits - 8 * (chunk - word);
+      shifts[lane] = word == 8 ? bit % 8 : bit;
+      for (int i = 0; i < 4; ++i) {
+        bytes[4 * lane + i] = static_cast<uint8_t>(i < 2 && bit / 8 + i < 8 ? bit / 8 + i : 0x80);
+      }
+    }
+  }
+};
+template <int Bits>
+constexpr Places<Bits> kPlaces{};
+#else
+// `Bytes` (at most 4) bytes, the first one lowest.
 template <int Bytes>
-MLXINFER_INLINE uint64_t load_word(const uint8_t* p) {
-  constexpr int first = Bytes >= 8 ? 8 : Bytes >= 4 ? 4 : Bytes >= 2 ? 2 : Bytes;
-  uint64_t word = 0;
+MLXINFER_INLINE uint32_t load_word(const uint8_t* p) {
+  constexpr int first = Bytes >= 4 ? 4 : Bytes >= 2 ? 2 : Bytes;
+  uint32_t word = 0;
   memcpy(&word, p, first);
   if constexpr (Bytes > first) {
     word |= load_word<Bytes - first>(p + first) << (8 * first);
   }
   return word;
 }
-
-#if defined(__AVX512VNNI__)
-// Which bytes each lane needs, and how far its code lies in them.
-template <int Bits>
-struct Picks {
-  alignas(64) uint8_t bytes[64];
-  alignas(64) int32_t shifts[16];
-  constexpr Picks() : bytes{}, shifts{} {
-    for (int lane = 0; lane < 16; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        const int byte = lane * Bits / 8 + i;
-        bytes[lane * 4 + i] = static_cast<uint8_t>(i < 2 && byte < 2 * Bits ? byte : 0x80);
-      }
-      shifts[lane] = lane * Bits % 8;
-    }
-  }
-};
-template <int Bits>
-constexpr Picks<Bits> kPicks{};
 #endif
 
 // Values j * kWidth and up of those that begin at p. Reads no byte beyond them.
@@ -47,34 +50,43 @@ MLXINFER_INLINE F32 load_codes(const uint8_t* p, int j) {
   if constexpr (Bits == 8) {
     return to_float((I32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   } else {
-    __m512i chunk;
-    if constexpr (Bits <= 4) {
-      chunk = _mm512_set1_epi64(static_cast<int64_t>(load_word<2 * Bits>(p)));
+    using P = Places<Bits>;
+    __m512i words;
+    if constexpr (P::word == 8) {
+      words = _mm512_set1_epi64(load_bits<int64_t>(p));
+      words = _mm512_mask_set1_epi64(words, 0xf0, load_bits<int64_t>(p + P::chunk - 8));
+      words = _mm512_shuffle_epi8(words, _mm512_load_si512(kPlaces<Bits>.bytes));
     } else {
-      const auto low = static_cast<int64_t>(load_word<8>(p)), high = static_cast<int64_t>(load_word<2 * Bits - 8>(p + 8));
-      chunk = _mm512_broadcast_i32x4(_mm_set_epi64x(high, low));
+      words = _mm512_set1_epi32(load_bits<int32_t>(p));
+      if constexpr (P::chunk > 4) {
+        words = _mm512_mask_set1_epi32(words, 0xff00, load_bits<int32_t>(p + P::chunk - 4));
+      }
     }
-    const __m512i bytes = _mm512_shuffle_epi8(chunk, _mm512_load_si512(kPicks<Bits>.bytes));
-    return to_float((I32)(((U32)_mm512_srlv_epi32(bytes, _mm512_load_si512(kPicks<Bits>.shifts))) & mask));
+    return to_float((I32)((U32)_mm512_srlv_epi32(words, _mm512_load_si512(kPlaces<Bits>.shifts)) & mask));
   }
 #elif defined(__AVX2__)
   p += j * Bits;
   if constexpr (Bits == 8) {
     return to_float((I32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   } else {
-    const uint64_t word = load_word<Bits>(p);
-    if constexpr (Bits <= 4) {
-      const I32 shifts = {0, Bits, 2 * Bits, 3 * Bits, 4 * Bits, 5 * Bits, 6 * Bits, 7 * Bits};
-      return to_float((I32)((broadcast(static_cast<uint32_t>(word)) >> (U32)shifts) & mask));
+    using P = Places<Bits>;
+    __m256i words;
+    if constexpr (Bits == 2) {
+      words = _mm256_set1_epi16(load_bits<int16_t>(p));
+    } else if constexpr (Bits == 3) {
+      words = _mm256_blend_epi32(_mm256_set1_epi16(load_bits<int16_t>(p)), _mm256_set1_epi16(load_bits<int16_t>(p + 1)), 0xf0);
     } else {
-      const I32 shifts = {0, Bits, 2 * Bits, 3 * Bits, 0, Bits, 2 * Bits, 3 * Bits};
-      const __m128i low = _mm_set1_epi32(static_cast<int32_t>(word)), high = _mm_set1_epi32(static_cast<int32_t>(word >> (4 * Bits)));
-      return to_float((I32)(((U32)_mm256_set_m128i(high, low) >> (U32)shifts) & mask));
+      words = _mm256_set1_epi32(load_bits<int32_t>(p));
+      if constexpr (P::chunk > 4) {
+        words = _mm256_blend_epi32(words, _mm256_set1_epi32(load_bits<int32_t>(p + P::chunk - 4)), 0xf0);
+      }
     }
+    const __m256i shifts = _mm256_load_si256(reinterpret_cast<const __m256i*>(kPlaces<Bits>.shifts));
+    return to_float((I32)((U32)_mm256_srlv_epi32(words, shifts) & mask));
   }
 #else
   const int bit = j * 4 * Bits; // half a byte where both are odd
-  const auto word = static_cast<uint32_t>(load_word<(4 * Bits + 7) / 8>(p + bit / 8)) >> (bit % 8);
+  const uint32_t word = load_word<(4 * Bits + 7) / 8>(p + bit / 8) >> (bit % 8);
   const U32 shifts = {0, Bits, 2 * Bits, 3 * Bits};
   return to_float((I32)((broadcast(word) >> shifts) & mask));
 #endif

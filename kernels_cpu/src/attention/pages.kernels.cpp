@@ -11,16 +11,10 @@ template <typename T>
 void turn(const void* page, int64_t tokens, int64_t dim, float* to) {
   auto rows = static_cast<const T*>(page);
   int64_t whole = dim / kWidth * kWidth, left = dim - whole;
-  for (int64_t t = 0; t < kPageTokens; t += kWidth) {
+  for (int64_t t = 0; t < tokens; t += kWidth) {
     const T* row[kWidth];
     for (int i = 0; i < kWidth; ++i) {
       row[i] = rows + (t + i < tokens ? t + i : 0) * dim;
-    }
-    if (t >= tokens) {
-      for (int64_t d = 0; d < dim; ++d) {
-        store(to + d * kPageTokens + t, F32{});
-      }
-      continue;
     }
     F32 block[kWidth];
     for (int64_t d = 0; d < whole; d += kWidth) {
@@ -55,10 +49,10 @@ MLXINFER_INLINE F32 load_rest(const uint8_t* p, int64_t count) {
 }
 
 template <typename Numbers>
-void unpack(const PageRows& from, int64_t count, int64_t rows, int64_t size, int64_t width, float* to) {
+void unpack(const PageRows& from, int64_t rows, int64_t size, int64_t width, float* to) {
   auto p = static_cast<const uint8_t*>(from.data);
   const int64_t whole = size / kWidth * kWidth;
-  for (int64_t row = 0; row < count; ++row, p += from.stride, to += width) {
+  for (int64_t row = 0; row < rows; ++row, p += from.stride, to += width) {
     for (int64_t i = 0; i < whole; i += kWidth) {
       store(to + i, Numbers::load(p, static_cast<int>(i / kWidth)));
     }
@@ -66,20 +60,16 @@ void unpack(const PageRows& from, int64_t count, int64_t rows, int64_t size, int
       store(to + whole, load_rest<Numbers>(p + Numbers::bytes(whole), size - whole));
     }
   }
-  memset(to, 0, sizeof(float) * static_cast<size_t>((rows - count) * width));
 }
 
-void scales(const void* from, int64_t rows, int64_t groups, float* to) {
+void scales(const void* from, int64_t rows, int64_t groups, float* room, float* to) {
   auto halves = static_cast<const Half*>(from);
-  for (int64_t which = 0; which < 2; ++which, halves += rows * groups) {
-    if (groups == 1) {
-      for_lanes(rows, [=](auto load, auto store, int64_t i) { store(to + which * rows + i, load(halves + i)); });
-      continue;
-    }
-    for (int64_t i = 0; i < rows * groups; i += kWidth) {
-      F32 v = load_first(halves + i, rows * groups - i < kWidth ? rows * groups - i : kWidth);
-      for (int64_t j = i; j < rows * groups && j < i + kWidth; ++j) {
-        to[(j % groups * 2 + which) * rows + j / groups] = v[j - i];
+  for (int which = 0; which < 2; ++which, halves += rows * groups, to += rows) {
+    float* floats = groups == 1 ? to : room;
+    for_lanes(rows * groups, [=](auto load, auto store, int64_t i) { store(floats + i, load(halves + i)); });
+    for (int64_t group = 0; group < groups && groups > 1; ++group) {
+      for (int64_t row = 0; row < rows; ++row) {
+        to[group * 2 * rows + row] = floats[row * groups + group];
       }
     }
   }

@@ -78,12 +78,12 @@ struct PageProductKernels {
 };
 
 struct PageKernels {
-  // Keys of tokens, to channels: [dim][kPageTokens]. Tokens from `tokens` on become zero. One per dtype.
+  // Keys of tokens, to channels: [dim][kPageTokens]. What the last vector has behind `tokens` is of some token, too. One per dtype.
   void (*turn[3])(const void* page, int64_t tokens, int64_t dim, float* to);
-  // The numbers of `count` rows, to [rows][width]; what is not there becomes zero.
-  void (*unpack[kForms])(const PageRows& from, int64_t count, int64_t rows, int64_t size, int64_t width, float* to);
-  // float16 scales and biases [2][rows][groups] to [groups][2][rows].
-  void (*scales)(const void* from, int64_t rows, int64_t groups, float* to);
+  // Numbers, to [rows][width]; what the last vector of a row has behind `size` is zero.
+  void (*unpack[kForms])(const PageRows& from, int64_t rows, int64_t size, int64_t width, float* to);
+  // float16 scales and biases [2][rows][groups] to [groups][2][rows]. `room` has rows * groups.
+  void (*scales)(const void* from, int64_t rows, int64_t groups, float* room, float* to);
   // Unpacked codes to values, in place.
   void (*dequantize)(const void* scales, const PageForm& form, int64_t width, float* tile);
 };

@@ -4,13 +4,13 @@
 #include <limits>
 #include <vector>
 
+#include "attention/load.h"
 #include "memory/scratch.h"
 #include "threads/pool.h"
 
 namespace mlxinfer::cpu {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kTileRows = 96; // of a KV head's queries: few enough to stay in the cache beside a page
 constexpr int64_t kAppendElements = 16384; // some 5 us of work
 
@@ -36,13 +36,6 @@ struct Unit {
   int64_t tile, first_group, last_group, partial;
 };
 
-// Memory of a thread for a page.
-struct Room {
-  float* keys; // [dim][kPageTokens]
-  float* values; // [kPageTokens][width]
-  float* value_scales; // [groups][2][kPageTokens]
-};
-
 class Run {
  public:
   explicit Run(const AttentionWork& work);
@@ -52,8 +45,6 @@ class Run {
   void lay_out();
   void compute(const Unit& unit) const;
   void add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, const Room& room) const;
-  PageTile open_tile(const PlanSegment& segment, int64_t head, int64_t tokens, const Room& room) const;
-  PageTile full_tile(const Page& keys, const Page& values, int64_t rows, const Room& room) const;
   void finish(const Tile& tile, const Partial& result) const;
   void merge(const Tile& tile, int64_t first_partial) const;
 
@@ -72,7 +63,6 @@ class Run {
 
   const AttentionWork& work_;
   const AttentionKernels& kernels_;
-  const PageKernels& pages_;
   int64_t width_; // of a row of output, in whole vectors
   int64_t most_rows_ = 0; // in a tile
   std::vector<Tile> tiles_;
@@ -82,7 +72,7 @@ class Run {
 };
 
 Run::Run(const AttentionWork& work)
-    : work_(work), kernels_(attention_kernels()), pages_(page_kernels()), width_(rounded(work.values.dim, kernels_.width)) {}
+    : work_(work), kernels_(attention_kernels()), width_(rounded(work.values.dim, kernels_.width)) {}
 
 void Run::lay_out() {
   const auto& plan = *work_.plan;
@@ -133,13 +123,13 @@ void Run::operator()() {
 
 void Run::compute(const Unit& unit) const {
   const Tile& tile = tiles_[static_cast<size_t>(unit.tile)];
-  const int64_t dim = work_.keys.dim, scale_floats = 2 * work_.values.form.groups() * kPageTokens;
+  const int64_t dim = work_.keys.dim, scale_floats = 3 * work_.values.form.groups() * kPageTokens;
   static thread_local Scratch scratch;
   const int64_t query_floats = rounded((most_rows_ + kBlockRows) * dim, 16);
   float* memory = scratch.floats(query_floats + dim * kPageTokens + kPageTokens * width_ + scale_floats + 2 * partial_floats());
   float* queries = memory;
-  const Room room{queries + query_floats, queries + query_floats + dim * kPageTokens,
-                  queries + query_floats + dim * kPageTokens + kPageTokens * width_};
+  float *keys = queries + query_floats, *values = keys + dim * kPageTokens;
+  const Room room{keys, values, values + kPageTokens * width_, width_};
   Partial result = partial_at(room.value_scales + scale_floats), other = partial_at(room.value_scales + scale_floats + partial_floats());
   if (unit.partial >= 0) {
     result = partial_at(partials_ + unit.partial * partial_floats());
@@ -184,59 +174,18 @@ void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, c
       kernels_.add_page(queries, loaded, into, from, to);
     };
     if (page >= full) {
-      add(open_tile(segment, tile.head, tokens, room), begin, queries.rows);
+      add(open_tile(work_, segment, tile.head, tokens, room), begin, queries.rows);
       continue;
     }
     const Page keys = work_.keys.before(segment, page, tile.head), values = work_.values.before(segment, page, tile.head);
     const int64_t rest = keys.form->has_codes() || values.form->has_codes() ? after : begin; // its own rows see it as it came
     if (begin < rest) {
-      add(full_tile(work_.keys.own(segment, page, tile.head), work_.values.own(segment, page, tile.head), rest - begin, room), begin, rest);
+      add(full_tile(work_, work_.keys.own(segment, page, tile.head), work_.values.own(segment, page, tile.head), rest - begin, room), begin, rest);
     }
     if (rest < queries.rows) {
-      add(full_tile(keys, values, queries.rows - rest, room), rest, queries.rows);
+      add(full_tile(work_, keys, values, queries.rows - rest, room), rest, queries.rows);
     }
   }
-}
-
-PageTile Run::open_tile(const PlanSegment& segment, int64_t head, int64_t tokens, const Room& room) const {
-  const int key_form = work_.keys.raw.form, value_form = work_.values.raw.form;
-  const int64_t dim = work_.keys.dim, value_dim = work_.values.dim;
-  PageTile tile{};
-  pages_.turn[key_form](work_.keys.open_page(segment.slot, head), tokens, dim, room.keys);
-  tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
-  tile.values = {work_.values.open_page(segment.slot, head), work_.values.raw.row_bytes(), value_form};
-  if (value_dim != width_) {
-    pages_.unpack[value_form](tile.values, tokens, kPageTokens, value_dim, width_, room.values);
-    tile.values = {room.values, width_ * kFloatBytes, 0};
-  }
-  return tile;
-}
-
-// Read where it lies, or, for many rows and where channels do not fill vectors, unpacked once.
-PageTile Run::full_tile(const Page& keys, const Page& values, int64_t rows, const Room& room) const {
-  const int64_t dim = work_.keys.dim, value_dim = work_.values.dim;
-  const bool many = rows > kBlockRows;
-  PageTile tile{};
-  tile.keys = {keys.data, keys.form->row_bytes(), keys.form->form};
-  tile.key_scales = keys.scales;
-  if (many && tile.keys.form != 0) {
-    pages_.unpack[tile.keys.form](tile.keys, dim, dim, kPageTokens, kPageTokens, room.keys);
-    tile.keys = {room.keys, kPageTokens * kFloatBytes, 0};
-  }
-  tile.values = {values.data, values.form->row_bytes(), values.form->form};
-  tile.value_group = values.form->group;
-  const bool whole = value_dim == width_ && (values.scales == nullptr || tile.value_group % kernels_.width == 0);
-  if (!whole || (many && tile.values.form != 0)) {
-    pages_.unpack[tile.values.form](tile.values, kPageTokens, kPageTokens, value_dim, width_, room.values);
-    tile.values = {room.values, width_ * kFloatBytes, 0};
-  }
-  if (values.scales != nullptr && whole) {
-    pages_.scales(values.scales, kPageTokens, values.form->groups(), room.value_scales);
-    tile.value_scales = room.value_scales;
-  } else if (values.scales != nullptr) {
-    pages_.dequantize(values.scales, *values.form, width_, room.values);
-  }
-  return tile;
 }
 
 void Run::finish(const Tile& tile, const Partial& result) const {

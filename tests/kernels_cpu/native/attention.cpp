@@ -5,6 +5,7 @@
 
 #include "attention/work.h"
 #include "check.h"
+#include "pages.h"
 
 namespace mlxinfer::cpu::check {
 namespace {
@@ -14,6 +15,8 @@ struct Setting {
   std::optional<int64_t> window;
   float softcap;
   Float rows, pages;
+  int key_bits = 16, value_bits = 16;
+  bool first16 = false; // first pages stay at 16 bits
 };
 
 // The values that `to` makes of `from`.
@@ -27,16 +30,21 @@ std::vector<double> rounded(const Floats& from, Float to) {
   return values;
 }
 
-// Everything one sequence ever sees, [tokens][heads][dim] each, and what its pages keep of it.
+// Everything one sequence ever sees, [tokens][heads][dim] each, what its open pages keep of it, and what its sealed ones do.
 struct History {
   Floats queries, keys, values;
-  std::vector<double> kept_keys, kept_values;
+  std::vector<double> kept[2], sealed[2];
   History(const Setting& s, int64_t tokens, Random& random)
       : queries(Floats::normal(s.rows, tokens * s.kv_heads * s.heads_per_kv * s.key_dim, random)),
         keys(Floats::normal(s.rows, tokens * s.kv_heads * s.key_dim, random)),
         values(Floats::normal(s.rows, tokens * s.kv_heads * s.value_dim, random)),
-        kept_keys(rounded(keys, s.pages)),
-        kept_values(rounded(values, s.pages)) {}
+        kept{rounded(keys, s.pages), rounded(values, s.pages)},
+        sealed{kept[0], kept[1]} {}
+
+  // As a query in this page sees it.
+  double at(int which, int64_t index, int64_t token, int64_t query) const {
+    return (token / kPageTokens == query / kPageTokens ? kept : sealed)[which][static_cast<size_t>(index)];
+  }
 };
 
 constexpr float kScale = 0.2f;
@@ -50,7 +58,7 @@ std::vector<double> wanted(const Setting& s, const History& h, int64_t token, in
     double score = 0;
     for (int64_t d = 0; d < s.key_dim; ++d) {
       const double query = h.queries[(token * s.kv_heads * s.heads_per_kv + head) * s.key_dim + d];
-      score += query * h.kept_keys[static_cast<size_t>((t * s.kv_heads + kv) * s.key_dim + d)];
+      score += query * h.at(0, (t * s.kv_heads + kv) * s.key_dim + d, t, token);
     }
     score *= kScale;
     scores.push_back(s.softcap == 0 ? score : s.softcap * std::tanh(score / s.softcap));
@@ -60,7 +68,7 @@ std::vector<double> wanted(const Setting& s, const History& h, int64_t token, in
     const double weight = std::exp(scores[static_cast<size_t>(t - first)] - most);
     sum += weight;
     for (int64_t d = 0; d < s.value_dim; ++d) {
-      out[static_cast<size_t>(d)] += weight * h.kept_values[static_cast<size_t>((t * s.kv_heads + kv) * s.value_dim + d)];
+      out[static_cast<size_t>(d)] += weight * h.at(1, (t * s.kv_heads + kv) * s.value_dim + d, t, token);
     }
   }
   for (auto& value : out) {
@@ -75,9 +83,9 @@ class Cache {
   Cache(const Setting& setting, std::vector<History>& histories, int64_t pages)
       : s_(setting),
         histories_(histories),
-        pages_(pages),
-        sealed_{empty(pages, s_.key_dim), empty(pages, s_.value_dim)},
-        open_{empty(slots(), s_.key_dim), empty(slots(), s_.value_dim)},
+        sealed_{Pool(form(0), s_.kv_heads, pages), Pool(form(1), s_.kv_heads, pages)},
+        first_{Pool(raw(0), s_.kv_heads, slots()), Pool(raw(1), s_.kv_heads, slots())},
+        open_{Floats(s_.pages, slots() * s_.kv_heads * kPageTokens * s_.key_dim), Floats(s_.pages, slots() * s_.kv_heads * kPageTokens * s_.value_dim)},
         done_(histories.size(), 0),
         tables_(histories.size()) {}
 
@@ -92,15 +100,17 @@ class Cache {
       }
     }
     const auto plan = std::make_shared<AttentionPlan>(segments, s_.window);
-    const Floats full[2] = {empty(plan->full_pages, s_.key_dim), empty(plan->full_pages, s_.value_dim)};
+    const int64_t first = s_.first16 ? plan->first_full_pages : 0, full = plan->full_pages - first;
+    Pool filled[2] = {Pool(form(0), s_.kv_heads, full), Pool(form(1), s_.kv_heads, full)};
+    Pool filled_first[2] = {Pool(raw(0), s_.kv_heads, first), Pool(raw(1), s_.kv_heads, first)};
     Floats queries = gather(counts, &History::queries, rows, s_.kv_heads * s_.heads_per_kv * s_.key_dim);
     Floats keys = gather(counts, &History::keys, rows, s_.kv_heads * s_.key_dim);
     Floats values = gather(counts, &History::values, rows, s_.kv_heads * s_.value_dim);
     Floats out(s_.rows, rows * s_.kv_heads * s_.heads_per_kv * s_.value_dim);
     AttentionWork work{};
     work.plan = plan;
-    work.keys = store(0, s_.key_dim, full[0], *plan);
-    work.values = store(1, s_.value_dim, full[1], *plan);
+    work.keys = store(0, filled, filled_first);
+    work.values = store(1, filled, filled_first);
     work.queries = heads(queries, s_.kv_heads * s_.heads_per_kv, s_.key_dim);
     work.new_keys = heads(keys, s_.kv_heads, s_.key_dim);
     work.new_values = heads(values, s_.kv_heads, s_.value_dim);
@@ -110,16 +120,27 @@ class Cache {
     work.out = out.data();
     work.out_item_size = out.item();
     work.run();
+    seal(filled, filled_first, *plan);
     compare(out, counts);
-    seal(full, *plan);
     for (size_t i = 0; i < counts.size(); ++i) {
       done_[i] += counts[i];
     }
   }
 
  private:
-  Floats empty(int64_t pages, int64_t dim) const {
-    return Floats(s_.pages, s_.kv_heads * pages * kPageTokens * dim);
+  PageForm raw(int which) const {
+    const int dtype = static_cast<int>(s_.pages);
+    return which == 0 ? PageForm{dtype, s_.key_dim, kPageTokens, kPageTokens} : PageForm{dtype, kPageTokens, s_.value_dim, s_.value_dim};
+  }
+
+  PageForm form(int which) const {
+    const int bits = which == 0 ? s_.key_bits : s_.value_bits;
+    PageForm form = raw(which);
+    if (bits != 16) {
+      form.form = form_of_bits(bits);
+      form.group = which == 0 ? kPageTokens : value_group(s_.value_dim);
+    }
+    return form;
   }
 
   int64_t slots() const {
@@ -141,9 +162,20 @@ class Cache {
     return {rows.data(), count * dim * rows.item(), dim * rows.item(), dim, static_cast<int>(rows.dtype())};
   }
 
-  PageStore store(int which, int64_t dim, const Floats& full, const AttentionPlan& plan) const {
-    const int dtype = static_cast<int>(s_.pages);
-    return {sealed_[which].data(), open_[which].data(), full.data(), pages_, plan.full_pages, s_.kv_heads, dim, full.item(), dtype};
+  PageStore store(int which, Pool (&filled)[2], Pool (&filled_first)[2]) {
+    PageStore store{};
+    store.keys = which == 0;
+    store.kv_heads = s_.kv_heads;
+    store.dim = which == 0 ? s_.key_dim : s_.value_dim;
+    store.form = form(which);
+    store.raw = raw(which);
+    store.sealed = sealed_[which].pool();
+    store.first = first_[which].pool();
+    store.open = open_[which].data();
+    store.keeps_first = s_.first16;
+    store.filled = filled[which].pool();
+    store.filled_first = filled_first[which].pool();
+    return store;
   }
 
   void compare(const Floats& out, const std::vector<int64_t>& counts) const {
@@ -163,25 +195,41 @@ class Cache {
     }
   }
 
-  void seal(const Floats (&full)[2], const AttentionPlan& plan) {
+  // Takes what became full into the pools, and its values into the histories.
+  void seal(const Pool (&filled)[2], const Pool (&filled_first)[2], const AttentionPlan& plan) {
+    int64_t next = 0, next_first = 0;
     for (const auto& segment : plan.segments) {
-      for (int64_t i = 0; i < segment.filled(); ++i) {
+      for (int64_t page = segment.end_page(); page < segment.end_page() + segment.filled(); ++page) {
+        const bool first = s_.first16 && page == 0;
+        const int64_t from = first ? next_first++ : next++, place = first ? segment.slot : next_page_++;
         for (int which = 0; which < 2; ++which) {
-          const int64_t size = kPageTokens * (which == 0 ? s_.key_dim : s_.value_dim) * full[which].item();
+          const Pool& source = (first ? filled_first : filled)[which];
           for (int64_t head = 0; head < s_.kv_heads; ++head) {
-            std::copy_n(full[which].data() + (head * plan.full_pages + segment.full_page + i) * size, size,
-                        sealed_[which].data() + (head * pages_ + next_page_) * size);
+            (first ? first_ : sealed_)[which].copy(source, head, from, place);
+            keep(source, which, head, from, histories_[static_cast<size_t>(segment.slot)], page);
           }
         }
-        tables_[static_cast<size_t>(segment.slot)].push_back(static_cast<int32_t>(next_page_++));
+        tables_[static_cast<size_t>(segment.slot)].push_back(static_cast<int32_t>(first ? ~place : place));
+      }
+    }
+  }
+
+  void keep(const Pool& source, int which, int64_t head, int64_t from, History& history, int64_t page) const {
+    const int64_t dim = which == 0 ? s_.key_dim : s_.value_dim;
+    const double range = 12.0 / (std::exp2(which == 0 ? s_.key_bits : s_.value_bits) - 1); // of normal numbers
+    for (int64_t t = 0; t < kPageTokens; ++t) {
+      for (int64_t d = 0; d < dim; ++d) {
+        const auto at = static_cast<size_t>(((page * kPageTokens + t) * s_.kv_heads + head) * dim + d);
+        history.sealed[which][at] = which == 0 ? source.value(head, from, d, t) : source.value(head, from, t, d);
+        expect_within(history.sealed[which][at] - history.kept[which][at], range / 2, "sealing");
       }
     }
   }
 
   const Setting s_;
-  const std::vector<History>& histories_;
-  const int64_t pages_;
-  Floats sealed_[2], open_[2];
+  std::vector<History>& histories_;
+  Pool sealed_[2], first_[2];
+  Floats open_[2];
   std::vector<int64_t> done_;
   std::vector<std::vector<int32_t>> tables_;
   int64_t next_page_ = 0;
@@ -194,7 +242,8 @@ void attention() {
   const Setting settings[] = {
       {1, 3, 64, 64, std::nullopt, 0, Float::f32, Float::f32},  {2, 1, 24, 40, 70, 0, Float::f32, Float::bf16},
       {1, 8, 80, 17, std::nullopt, 30, Float::f16, Float::f16}, {2, 2, 32, 64, 10, 5, Float::bf16, Float::f32},
-      {3, 1, 7, 1, std::nullopt, 0, Float::bf16, Float::bf16},
+      {3, 1, 7, 1, std::nullopt, 0, Float::bf16, Float::bf16},  {1, 3, 64, 64, std::nullopt, 0, Float::f32, Float::f32, 8, 4},
+      {2, 7, 80, 80, 90, 0, Float::f32, Float::f16, 3, 5, true}, {1, 2, 24, 128, std::nullopt, 20, Float::bf16, Float::bf16, 6, 2, true},
   };
   for (const Setting& setting : settings) {
     std::vector<History> histories;
