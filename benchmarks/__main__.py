@@ -15,7 +15,7 @@ from .report import caption, document
 from .samples import Results, Writer, read
 from .studies import COMMANDS
 from .system import describe
-from .works import works
+from .works import kv_works, works
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -29,6 +29,7 @@ def main() -> None:
 @engines_option("mlxinfer,llama.cpp,mlx-lm")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True)
 @click.option("--steps", type=click.IntRange(1, 192), default=64, show_default=True, help="Tokens of a sample of decoding.")
+@click.option("--cache", "caches", is_flag=True, help="Decoding behind 4096 tokens in a cache of 16, 8 and 4 bits, and nothing else.")
 @click.option("--works", "chosen", default="", help="Only those whose names begin so; several with commas.  [default: all]")
 @limits_option
 @click.option("--threads", type=click.IntRange(1, 256), help="Of every engine.  [default: one for each processor]")
@@ -37,7 +38,8 @@ def main() -> None:
 def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | None, **options: Any) -> None:
     """Measure, and write results/NAME.csv, .json, .md and .svg. What is there already under that name is replaced."""
     chosen = [prefix for prefix in options.pop("chosen").split(",") if prefix]
-    kinds = tuple(w for w in works(options["steps"]) if not chosen or w.name.startswith(tuple(chosen)))
+    possible = kv_works(options["steps"]) if options.pop("caches") else works(options["steps"])
+    kinds = tuple(w for w in possible if not chosen or w.name.startswith(tuple(chosen)))
     if not kinds:
         raise click.UsageError(f"--works: {', '.join(chosen)} begins none of {', '.join(w.name for w in works(1))}")
     settings = Settings(
