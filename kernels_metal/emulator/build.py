@@ -81,7 +81,7 @@ _LINKING = ["-rtlib=compiler-rt", "--unwindlib=libgcc"]  # libgcc of some system
 
 def _lint(code: str, name: str) -> None:
     """Once for all modes: the empty file says that it was found clean."""
-    clean = cache_directory() / f"{name}-lint-{_key(code, lint.RULES)}"
+    clean = cache_directory() / f"{name}-lint-{_key(code, Path(lint.__file__).read_bytes())}"
     if clean.exists():
         return
     tree = _run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)
@@ -97,13 +97,19 @@ def _lint(code: str, name: str) -> None:
 def _compile(code: str, name: str, mode: str, place: Path) -> None:
     flags = FLAGS[mode]
     define = f"-DEMU_{mode.upper()}=1"
-    front = _front([*flags.kernel, define, "-Xclang", "-disable-llvm-passes", "-emit-llvm", "-S", "-o", "-"])
-    done = _run(front, input=code)
+    ir = ["-Xclang", "-disable-llvm-passes", "-emit-llvm", "-S", "-o", "-"]
+    done = _run(_front([*flags.optimization, *flags.sanitizers, define, *ir]), input=code)
     if done.returncode:
         raise _refused(done.stderr, code)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         (Path(folder) / "kernel.ll").write_text(_with_arrays(done.stdout, name), encoding="utf-8")
-        _call([toolchain().compiler, "-x", "ir", *flags.kernel, *flags.passes, "-g", "-fPIC", "-c", "kernel.ll", "-o", "kernel.o"], folder)
+        back = [toolchain().compiler, "-x", "ir", "-g", "-fPIC"]
+        instrumenting = [*flags.sanitizers, *flags.passes]
+        if flags.instrumented_first:
+            _call([*back, "-O0", *instrumenting, "-S", "-emit-llvm", "kernel.ll", "-o", "instrumented.ll"], folder)
+            _call([*back, *flags.optimization, "-c", "instrumented.ll", "-o", "kernel.o"], folder)
+        else:
+            _call([*back, *flags.optimization, *instrumenting, "-c", "kernel.ll", "-o", "kernel.o"], folder)
         _call([toolchain().compiler, "-shared", *_LINKING, "kernel.o", "-lm", "-o", "kernel.so"], folder)
         os.replace(Path(folder) / "kernel.so", place)
 

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-RULES = 1  # raised when they change: sources found clean are not looked at again
-
 _NODE = re.compile(r"^(?P<indent>[ |`-]*)(?P<kind>\w+) 0x[0-9a-f]+ (?P<rest>.*)$")
 _PLACE = re.compile(r"(?:(?<=<)|(?<=, )|(?<=> ))(?:(?P<file>line|<[^<>]*>|[^<>,:]+):(?P<line>\d+):\d+|col:\d+)")
 _DECLARATION = re.compile(r"^(?:ParmVar|Var|Field)Decl$")
@@ -32,8 +30,8 @@ class Problem:
 
 def problems(tree: str, files: frozenset[str]) -> list[Problem]:
     """`tree`: what -ast-dump prints; `files`: the names of the user's."""
-    start = tree.find(".header.metal:")  # what comes before is the prelude's
-    lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n") if start >= 0 else []
+    start = min(at for file in files if (at := tree.find(f"{file}:")) >= 0)  # what comes before is the prelude's
+    lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n")
     return list(dict.fromkeys(_problems(lines, files)))
 
 

@@ -25,41 +25,46 @@ LANGUAGE = (
     *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
     *("-ffp-contract=off", "-g", "-fPIC", "-fvisibility=hidden"),
     *("-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns", "-Xclang", "-fbfloat16-excess-precision=none"),
-    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space"),
+    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space,+__cl_clang_non_portable_kernel_param_types"),
     *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-value", "-Wno-c++2b-extensions", "-Wno-unknown-pragmas"),
 )
 
 
 @dataclass(frozen=True)
 class Mode:
-    """kernel: flags of both compilations of a kernel; passes: of the second only; process: of the program that runs it."""
+    """optimization: of a kernel. sanitizers: for it, and for what emits its first IR. passes: of the compiler's passes on it.
+    process: for the program that runs kernels. instrumented_first: before any optimization, which would take undefined values for whatever
+    suits it, and drop accesses whose results nobody needs.
+    """
 
-    kernel: tuple[str, ...]
+    optimization: tuple[str, ...]
+    sanitizers: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
     process: tuple[str, ...] = ()
+    instrumented_first: bool = False
 
 
 def _flags(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+_ADDRESS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-sanitize=vptr,function"
+# Calls in place of the checks of AddressSanitizer, whose library is not there: trace.cpp answers them.
 _TRACE = (
     "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
 )
-_ADDRESS = "-fsanitize=address,undefined,float-cast-overflow"
+_SMALL = _flags("-O1 -mf16c")
 FLAGS = {
     "fast": Mode(_flags("-O2 -mavx2 -mfma -mf16c")),
-    "asan": Mode(
-        _flags(f"-O1 -mf16c {_ADDRESS} -fno-sanitize-recover=all -fno-sanitize=vptr,function -fno-omit-frame-pointer"),
-        process=_flags("-fsanitize=address,undefined"),
+    "asan": Mode(_SMALL, _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
+    "tsan": Mode(_SMALL, _flags("-fsanitize=thread"), process=_flags("-fsanitize=thread")),
+    "msan": Mode(
+        _SMALL,
+        _flags("-fsanitize=memory -fsanitize-memory-track-origins"),
+        process=_flags("-fsanitize=memory"),
+        instrumented_first=True,
     ),
-    "tsan": Mode(_flags("-O1 -mf16c -fsanitize=thread"), process=_flags("-fsanitize=thread")),
-    "msan": Mode(_flags("-O1 -mf16c -fsanitize=memory -fsanitize-memory-track-origins"), process=_flags("-fsanitize=memory")),
-    # Calls in place of the checks of AddressSanitizer, whose library is not there: traffic.cpp answers them.
-    "trace": Mode(
-        _flags("-O1 -mf16c -fsanitize=kernel-address -fno-vectorize -fno-slp-vectorize"),
-        passes=tuple(word for option in _TRACE.split() for word in ("-mllvm", option)),
-    ),
+    "trace": Mode(_SMALL, _flags("-fsanitize=kernel-address"), tuple(word for option in _TRACE.split() for word in ("-mllvm", option))),
 }
 
 
@@ -110,7 +115,8 @@ def _problem(compiler: str) -> str | None:
     match = re.search(r"version (\d+)", _version(compiler))
     if not match or int(match[1]) < OLDEST:
         return f"is older than {OLDEST}"
-    missing = [name for name in ("builtins", "asan", "tsan", "msan") if not _has_runtime(compiler, name)]
+    libraries = Path(_output(compiler, "-print-resource-dir").strip()) / "lib"
+    missing = [name for name in ("builtins", "asan", "tsan", "msan") if not _library(libraries, name)]
     if missing:
         return f"lacks its libraries {', '.join(missing)}"
     return None
@@ -121,12 +127,9 @@ def _version(compiler: str) -> str:
     return _output(compiler, "--version").split("\n", 1)[0]
 
 
-def _has_runtime(compiler: str, name: str) -> bool:
-    """The two ways to name them: lib/linux/libclang_rt.X-x86_64.a, lib/x86_64-.../libclang_rt.X.a."""
-    names = (f"libclang_rt.{name}-x86_64.a", f"libclang_rt.{name}.a")
-    return any(Path(_output(compiler, f"-print-file-name={name}").strip()).is_absolute() for name in names) or any(
-        (Path(_output(compiler, "-print-resource-dir").strip()) / "lib" / "linux" / name).exists() for name in names
-    )
+def _library(libraries: Path, name: str) -> bool:
+    """The two ways to keep them: linux/libclang_rt.X-x86_64.a and x86_64-.../libclang_rt.X.a."""
+    return any(libraries.glob(f"*/libclang_rt.{name}-x86_64.a")) or any(libraries.glob(f"x86_64-*/libclang_rt.{name}.a"))
 
 
 def _symbolizer(compiler: str) -> str | None:

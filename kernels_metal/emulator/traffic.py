@@ -70,7 +70,7 @@ def count_bytes() -> Iterator[Counts]:
     try:
         yield counts
     finally:
-        _counting.remove(counts)
+        _counting[:] = [other for other in _counting if other is not counts]  # equal ones are others
 
 
 def counting() -> bool:

@@ -14,7 +14,7 @@ struct simdgroup_matrix {
   vec<T, 2> elements;
 
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T diagonal) thread {
+  explicit simdgroup_matrix(T diagonal) {
     const uint row = __matrix_row(__emu_lane()), column = __matrix_column(__emu_lane());
     elements[0] = row == column ? diagonal : T(0);
     elements[1] = row == column + 1 ? diagonal : T(0);

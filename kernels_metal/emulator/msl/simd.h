@@ -110,7 +110,7 @@ EMU_QUAD(quad_min, min(a, b))
 
 struct simd_vote {
   ulong bits;
-  explicit operator ulong() const thread { return bits; }
+  explicit operator ulong() const { return bits; }
 };
 EMU_UNTRACED inline ulong __votes(bool x, const constant char* file, int line) {
   const thread uint* all = __exchange(uint(x), file, line);

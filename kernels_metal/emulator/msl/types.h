@@ -1,6 +1,7 @@
 // Metal's words in C++ for OpenCL: its address spaces exist there under other names, and are checked as Metal checks them.
 #pragma once
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#pragma OPENCL EXTENSION __cl_clang_non_portable_kernel_param_types : enable  // atomic<T>*
 
 #define device __global
 #define threadgroup __local

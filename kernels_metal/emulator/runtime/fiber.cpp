@@ -88,7 +88,8 @@ void fiber_prepare(uint32_t index, void (*body)()) {
   }
   f.body = body;
   f.asan_stack = nullptr;
-  void** top = (void**)(f.stack + STACK - 64);
+  // Staggered, or the same variable of all threads would fall into the same few lines of the cache.
+  void** top = (void**)(f.stack + STACK - 64 - index % 64 * 320);
   *--top = nullptr;  // no return address: the stack is aligned as at a call
   *--top = (void*)entered;
   for (int i = 0; i < 6; i++) *--top = nullptr;

@@ -91,7 +91,8 @@ BUGS = [
     ),
     Bug(
         "beyond_thread_array",
-        INDEX + "float own[4] = {1, 2, 3, 4};\nfloat sum = 0;\nfor (int k = 0; k !bug! 4; k++)\n  sum += own[k] * x[i]; // HERE\nout[i] = sum;",
+        INDEX
+        + "float own[4] = {1, 2, 3, 4};\nfloat sum = 0;\nfor (int k = 0; k !bug! 4; k++)\n  sum += own[k] * x[i]; // HERE\nout[i] = sum;",
         BOUNDS,
         "<=",
         "<",
@@ -156,7 +157,7 @@ BUGS = [
     Bug("uninitialised_thread_memory", INDEX + "float sum !bug!;\nsum += x[i];\nout[i] = sum; // HERE", GARBAGE, "", "= 0"),
     Bug(
         "uninitialised_through_functions",
-        INDEX + "float own[2];\nown[0] = x[i];\nfloat all = simd_sum(own[!bug!]);\nout[i] = exp(max(all, 1.0f)) > 2 ? 1 : 0; // HERE",
+        INDEX + "float own[2];\nown[0] = x[i];\nfloat all = simd_sum(own[!bug!]); // HERE\nout[i] = exp(max(all, 1.0f)) > 2 ? 1 : 0;",
         GARBAGE,
         "1",
         "0",
@@ -172,7 +173,13 @@ BUGS = [
     Bug("integer_overflow", INDEX + "int big = 0x7fffffff - 20;\nout[i] = big + int(t) !bug!; // HERE", {"asan": "undefined"}, "", "/ 8"),
     Bug("conversion_out_of_range", INDEX + "out[i] = uchar(x[i] !bug! 2); // HERE", {"asan": "undefined"}, "* 3 +", "* 0 +"),
     Bug("two_writers", INDEX + "out[i] = x[i]; // HERE\nif (t == 0) out[!bug!] = x[i]; // HERE", {"trace": "two threadgroups"}, "0", "i"),
-    Bug("reads_what_others_write", INDEX + "out[i] = x[i]; // HERE\nout[i] += out[t + !bug!]; // HERE", {"trace": "two threadgroups"}, "0", "i - t"),
+    Bug(
+        "reads_what_others_write",
+        INDEX + "out[i] = x[i]; // HERE\nout[i] += out[t + !bug!]; // HERE",
+        {"trace": "two threadgroups"},
+        "0",
+        "i - t",
+    ),
 ]
 
 
