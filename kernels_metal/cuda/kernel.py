@@ -64,7 +64,7 @@ class CudaKernel:
         return outputs
 
     def _kernel(self, inputs: list[mx.array], output_dtypes: Sequence[mx.Dtype]) -> Any:
-        """MLX keeps compiled kernels by name and template only, also on disk: the name has to tell sources and dtypes apart."""
+        """Some versions of MLX keep compiled kernels by name and template only, also on disk: the name tells sources and dtypes apart."""
         scalars = [name for name, a in zip(self.input_names, inputs, strict=True) if a.ndim == 0]
         dtypes = [a.dtype for a in inputs] + list(output_dtypes)
         key = f"{scalars} {dtypes}"

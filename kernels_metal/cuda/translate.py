@@ -111,8 +111,10 @@ def _number(text: str) -> str:
 
 
 def _directive(text: str) -> str:
-    if re.match(r"\s*#\s*include\b", text):
+    if re.match(r"\s*#\s*(include|pragma\s+once)\b", text):
         return ""
+    if macro := re.match(r"\s*#\s*define\s", text):
+        return macro.group() + _words(text[macro.end() :], frozenset())
     return re.sub(r"#pragma\s+clang\s+loop\s+unroll\s*\(\s*(full|enable)\s*\)", "#pragma unroll", text)
 
 

@@ -1,4 +1,4 @@
-"""The Metal kernels, translated to CUDA and compiled for an H100 that need not be there."""
+"""The Metal kernels, translated to CUDA: compiled for an H100 that need not be there, and run on the CPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
-from support import nvrtc
+from support import cuda_cpu, nvrtc, sealed_pages
 from support.decode_scenes import Scene
+from support.emulated import needs_emulator
 from support.prefill_scenes import PrefillScene
+from support.sealed_pages import to_float
 
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate
 from mlxinfer.kernels_metal.executors import run_with
@@ -20,13 +23,13 @@ needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compi
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
-"""Of bits of keys and of values: each once."""
+"""Of bits of keys and of values, each once."""
 GPU, PTX = "sm_90", "compute_90"
 """For a GPU, or, in a quarter of the time, only as far as NVIDIA's own assembly language."""
 
 
 @pytest.mark.parametrize(
-    "metal, cuda",
+    ("metal", "cuda"),
     [
         ("const device float* p = x;", "const  float* p = x;"),
         ("threadgroup half tile[64];", "__shared__ half tile[64];"),
@@ -37,6 +40,7 @@ GPU, PTX = "sm_90", "compute_90"
         ("uint x = 0x4B000000u + 7u;", "uint x = 0x4B000000u + 7u;"),
         ("// a device\nx = 1;", "// a device\nx = 1;"),
         ("#pragma clang loop unroll(full)\nfor (;;) {}", "#pragma unroll\nfor (;;) {}"),
+        ("#define HALF(p) (*(device half*)(p) * 0.5)", "#define HALF(p) (*( half*)(p) * 0.5f)"),
         ("threadgroup_barrier(mem_flags::mem_threadgroup);", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
     ],
 )
@@ -51,7 +55,9 @@ def test_inputs_without_dimensions_are_pointers() -> None:
 
 def test_functions_of_a_header_run_on_the_device() -> None:
     header = "inline int f(const thread int& x) { return x; }\nconstexpr int g(int x) { return x; }\nconstant constexpr int h = f(1);"
-    expected = "__device__ inline int f(const  int& x) { return x; }\n__device__ constexpr int g(int x) { return x; }\n constexpr int h = f(1);"
+    expected = (
+        "__device__ inline int f(const  int& x) { return x; }\n__device__ constexpr int g(int x) { return x; }\n constexpr int h = f(1);"
+    )
     assert f"\nnamespace metal {{\n{expected}\n}}\n" in translate("", header)[1]
 
 
@@ -103,7 +109,7 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair, dtype", [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
+@pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
 def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
     compiled = Compiled()
     with run_with(compiled.maker):
@@ -157,3 +163,48 @@ def test_an_error_names_the_line() -> None:
     code = nvrtc.cuda_source("bad", [("x", mx.zeros(9))], [("out", F32)], "out[0] = x[0];\nout[1] = nowhere;", "")
     with pytest.raises(nvrtc.CompileError, match=r"bad\.metal\(\d+\): error: identifier \"nowhere\""):
         nvrtc.compile_cuda(code)
+
+
+def assert_close(scene: Scene | PrefillScene) -> None:
+    """On the CPU, by the translated source: as near to float64 as the Metal source has to be."""
+    with run_with(cuda_cpu.maker):
+        ours = to_float(scene.run()) - scene.expected()
+    theirs = scene.stock() - scene.expected()
+    assert np.abs(ours).max() <= 1.5 * np.abs(theirs).max() + 2.0**-22
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    "scene",
+    [
+        PrefillScene(((120, 10), (0, 3)), 4, 8, kv_heads=1, first16=True),
+        PrefillScene(((70, 30),), 5, 3, 80, 96, 3, 1, F16, window=40, softcap=2.0, sinks=True),
+        PrefillScene(((70, 20),), 16, 2, 512, 64, 1, 1, BF16),
+        Scene(((1, 300), (2, 66)), 4, 4, heads=4, sinks=True, first=True),
+        Scene(((1, 3000),), 3, 16, dtype=F16, cores=40, window=2000),
+        Scene(((8, 72), (1, 1)), 8, 6, dim=128, heads=8, kv_heads=1, dtype=BF16, softcap=5.0),
+    ],
+    ids=["prefill", "prefill with everything", "prefill of wide heads", "decode", "decode in parts", "decode of many queries"],
+)
+def test_attention_as_translated_is_right(scene: Scene | PrefillScene) -> None:
+    assert_close(scene)
+
+
+@needs_emulator
+@pytest.mark.parametrize("bits", [5, 8])
+def test_sealing_as_translated_is_right_to_the_bit(bits: int) -> None:
+    pages = np.random.default_rng(bits).normal(size=(2, 3, 64, 96)).astype(np.float32)
+    pages = to_float(mx.array(pages).astype(F16))
+    with run_with(cuda_cpu.maker):
+        keys, values = seal_keys(mx.array(pages).astype(F16), bits), seal_values(mx.array(pages).astype(F16), bits)
+    for found, expected in ((keys, sealed_pages.seal_keys(pages, bits)[0]), (values, sealed_pages.seal_values(pages, bits, 48)[0])):
+        assert all(np.array_equal(np.array(a), e) for a, e in zip(found, expected, strict=True))
+
+
+@needs_emulator
+def test_threads_that_wait_in_different_places_are_told() -> None:
+    kernel = cuda_cpu.maker(
+        name="stuck", input_names=["x"], output_names=["out"], source="if (thread_index_in_simdgroup < 8) out[0] = simd_sum(x[0]);"
+    )
+    with pytest.raises(RuntimeError, match="different places"):
+        kernel(inputs=[mx.zeros(9)], output_shapes=[(1,)], output_dtypes=[F32], grid=(32, 1, 1), threadgroup=(32, 1, 1))

@@ -40,7 +40,9 @@ def maker(*, name: str, input_names: list[str], output_names: list[str], source:
         outputs = list(zip(output_names, output_dtypes, strict=True))
         code = cuda_source(name, named, outputs, source, header, template)
         memory = [_memory(a) for a in inputs]
-        answers = [np.full(shape, 255, np.uint8 if d.size == 1 else f"u{d.size}") for shape, d in zip(output_shapes, output_dtypes, strict=True)]
+        answers = [
+            np.full(shape, 255, np.uint8 if d.size == 1 else f"u{d.size}") for shape, d in zip(output_shapes, output_dtypes, strict=True)
+        ]
         pointers, parameters = [], []
         for (n, a), content in zip(named, memory, strict=True):
             pointers.append(content)
@@ -72,7 +74,9 @@ def _library(code: str) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             (file := Path(folder) / "kernel.cpp").write_text(code, encoding="utf-8")
             built = Path(folder) / "kernel.so"
-            done = subprocess.run([_compiler(), *FLAGS, str(file), str(runtime), "-lm", "-o", str(built)], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [_compiler(), *FLAGS, str(file), str(runtime), "-lm", "-o", str(built)], capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr)
             built.rename(path)

@@ -125,7 +125,10 @@ class PrefillScene:
         s = self.shape
         k = [np.swapaxes(keys, -1, -2)] if s.k_bits == 16 else seal_keys(keys, s.k_bits)[0]
         v = [values] if s.v_bits == 16 else seal_values(values, s.v_bits, v_group(s.value_dim))[0]
-        return [*([self._cast(x) for x in k] if s.k_bits == 16 else map(mx.array, k)), *([self._cast(x) for x in v] if s.v_bits == 16 else map(mx.array, v))]
+        return [
+            *([self._cast(x) for x in k] if s.k_bits == 16 else map(mx.array, k)),
+            *([self._cast(x) for x in v] if s.v_bits == 16 else map(mx.array, v)),
+        ]
 
     def _cast(self, x: Array) -> mx.array:
         return mx.array(np.ascontiguousarray(x).astype(np.float32)).astype(self.dtype)
@@ -139,7 +142,9 @@ class PrefillScene:
     def meant(self) -> list[list[Array]]:
         """Keys and values of each sequence, all full pages in their sealed form, in float64."""
         s = self.shape
-        return [[self._as_sealed(keys, s.k_bits, None), self._as_sealed(values, s.v_bits, v_group(s.value_dim))] for keys, values in self.tokens]
+        return [
+            [self._as_sealed(keys, s.k_bits, None), self._as_sealed(values, s.v_bits, v_group(s.value_dim))] for keys, values in self.tokens
+        ]
 
     def _as_sealed(self, x: Array, bits: int, group: int | None) -> Array:
         y = x.astype(np.float64)
@@ -159,7 +164,10 @@ class PrefillScene:
             for position in range(past, past + count):
                 own = position // 64 * 64
                 oldest = 0 if self.window is None else max(0, position - self.window + 1)
-                k, v = (np.concatenate([y[:, oldest:own], x[:, max(own, oldest) : position + 1]], axis=1) for x, y in zip(raw, sealed, strict=True))
+                k, v = (
+                    np.concatenate([y[:, oldest:own], x[:, max(own, oldest) : position + 1]], axis=1)
+                    for x, y in zip(raw, sealed, strict=True)
+                )
                 grouped = q[len(answers)].reshape(self.kv_heads, self.group, -1)
                 scores = (grouped @ np.swapaxes(k, -1, -2)).reshape(self.shape.heads, -1) * self.scale
                 weights = _softmax(scores, self.softcap, sinks).reshape(self.kv_heads, self.group, -1)

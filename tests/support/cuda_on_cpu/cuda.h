@@ -9,6 +9,7 @@
 #define __grid_constant__
 #define memcpy __builtin_memcpy
 
+typedef decltype(sizeof(0)) size_t;
 typedef _Float16 __half;
 typedef __bf16 __nv_bfloat16;
 
