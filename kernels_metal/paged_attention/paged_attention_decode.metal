@@ -64,8 +64,7 @@ threadgroup T query_room[R::queries];
 threadgroup uint stage[R::stage];
 threadgroup uint key_scale_room[R::key_scales];
 threadgroup uint value_scale_room[R::value_scales];
-threadgroup float weights[SIMDGROUPS * R::weights];
-threadgroup float merged[R::merged];
+threadgroup float floats[R::floats];
 threadgroup float softmaxes[R::softmaxes];
 
 Place place;
@@ -75,7 +74,7 @@ place.index = thread_index_in_threadgroup;
 place.stage = stage;
 place.key_scales = key_scale_room;
 place.value_scales = value_scale_room + (SHARED ? 0 : place.simdgroup * (V_BITS == 16 ? 0 : 64 * D::GROUPS));
-place.weights = weights + place.simdgroup * R::weights;
+place.weights = floats + place.simdgroup * R::weights;
 
 const int head = threadgroup_position_in_grid.y, heads = threadgroups_per_grid.y;
 const Item item = item_at(work, threadgroup_position_in_grid.z);
@@ -111,5 +110,5 @@ out.has_sinks = settings[2] != 0.0f;
 if (SHARED) {
   store_own<D>(out, item, head, heads, first_query, place, state);
 } else {
-  store_merged<D>(out, item, head, heads, place, merged, softmaxes, state);
+  store_merged<D>(out, item, head, heads, place, floats, softmaxes, state);
 }

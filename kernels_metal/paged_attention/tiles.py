@@ -70,22 +70,29 @@ def _list(values: tuple[int, ...]) -> str:
 def decode_tile(shape: Shape, rows: int, pages: int) -> DecodeTile:
     """The tile for up to `rows` rows of a sequence and `pages` pages in a work item.
 
-    What counts is how many numbers a lane holds: per query, `key_run` products and the lane's channels of the answer. Up to 8
-    queries fit with about 100 of them, and then every simdgroup reads pages of its own. The more queries there are, the shorter the
-    runs: with few, what costs is loading, and long runs make wide loads. More queries are divided among simdgroups, 4 each (8 in
-    the rare case of more than 64), and pages go through threadgroup memory; its size decides how many threadgroups share a core,
-    so that a part of a page is 4 KB where rows are short.
+    What counts is how many numbers a lane holds: per query, `key_run` products, the lane's channels of the answer, and a bias of V for
+    each group of channels. With few queries what costs is loading, and long runs make wide loads; with more, runs are shorter, and up to
+    8 queries fit. Then every simdgroup reads pages of its own. More queries are divided among at most 16 simdgroups, and pages go
+    through threadgroup memory; its size decides how many threadgroups share a core, so that a part of a page is 4 KB if rows are short.
     """
     queries = shape.group * rows
-    for key_run, value_run in ((16, 16), (16, 8), (8, 8), (8, 4)):
-        run = _value_run(shape, value_run)
-        if run and queries <= 8 and queries * (key_run + _answers_of_a_lane(shape, run)) <= (64 if key_run == 16 else 100):
+    for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
+        run = _value_run(shape, most_run)
+        if run and queries <= 8 and queries * _numbers(shape, key_run, run) <= most_numbers:
             simdgroups = 4 if pages > 2 else max(1, pages)
             return _with_queries(shape, queries, DecodeTile(queries, key_run, run, simdgroups, False, 16, queries))
-    each = 4 if queries <= 64 else 8
-    stage = 4096 if max(64, shape.value_dim) * shape.dtype.size <= 512 else 8192
     run = _value_run(shape, 8)
+    each = 4 if 4 * _numbers(shape, 8, run) <= 112 else 2
+    while queries > 16 * each:
+        each *= 2
+    stage = 4096 if shape.value_dim * shape.dtype.size <= 1024 else 8192
     return _with_queries(shape, queries, DecodeTile(each, 8, run, -(-queries // each), True, stage, queries))
+
+
+def _numbers(shape: Shape, key_run: int, value_run: int) -> int:
+    """What a lane holds for each query."""
+    groups = 0 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
+    return key_run + value_run * -(-shape.value_dim // value_run // 32) + groups
 
 
 def _value_run(shape: Shape, most: int) -> int:
@@ -93,10 +100,6 @@ def _value_run(shape: Shape, most: int) -> int:
     group = shape.value_dim if shape.v_bits == 16 else v_group(shape.value_dim)
     runs = [n for n in (16, 8, 4) if n <= most and group % n == 0 and n * element_bits(shape.v_bits, shape.dtype) % 8 == 0]
     return runs[0] if runs else 0
-
-
-def _answers_of_a_lane(shape: Shape, run: int) -> int:
-    return run * -(-shape.value_dim // run // 32)
 
 
 def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
@@ -113,13 +116,13 @@ def decode_memory(shape: Shape, tile: DecodeTile) -> int:
     groups = 1 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     teams = 1 if tile.shared else tile.simdgroups
     weights = max(_rows_at_once(shape, tile, bits) for bits in (shape.v_bits, 16)) * tile.queries * tile.simdgroups
-    merged = 1 if tile.shared else tile.simdgroups * (shape.value_dim + 2 * tile.queries)
+    if not tile.shared:
+        weights = max(weights, tile.simdgroups * shape.value_dim) + 2 * tile.simdgroups * tile.queries
     words = (
         (tile.stage // 4 if tile.shared else 1)
         + (shape.key_dim if tile.shared and shape.k_bits != 16 else 1)
         + (1 if shape.v_bits == 16 else teams * 64 * groups)
         + weights
-        + merged
     )
     return 4 * words + max(1, tile.staged_queries * shape.key_dim) * shape.dtype.size
 

@@ -16,7 +16,7 @@ from mlxinfer.kernels_metal.paged_attention.reference import attention_over_page
 from tests.support.decode_scenes import Scene, largest
 from tests.support.emulated import emulated, needs_emulator
 from tests.support.pairwise import pairwise
-from tests.support.sealed_pages import to_float
+from tests.support.sealed_pages import Array, to_float
 
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PASTS = (0, 1, 63, 64, 65, 301, 4096)
@@ -26,7 +26,7 @@ ROUNDING = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
 AXES: dict[str, tuple[Any, ...]] = {
     "k_bits": BITS,
     "v_bits": BITS,
-    "rows": (1, 2, 3, 4, 5, 6, 7, 8),
+    "rows": (1, 2, 3, 5, 8),  # at most; further sequences have fewer
     "dim": (64, 80, 96, 128, 256, 512),
     "heads": (1, 3, 4, 8, 16),
     "dtype": (mx.float32, mx.float16, mx.bfloat16),
@@ -34,7 +34,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "window": (None, 1, 70, 1000),
     "batch": (1, 3, 8),
     "extras": ("", "sinks", "softcap", "first", "sinks softcap first"),
-    "value_dim": ("same", "other"),
+    "value_dim": ("same", "same", "other"),
 }
 
 
@@ -64,12 +64,18 @@ def scene(choice: dict[str, Any], seed: int) -> Scene:
 
 
 def check(s: Scene) -> None:
-    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype."""
+    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype: by root mean square, and
+    but for chance by the largest error too."""
     with emulated():
         answer = to_float(s.run())
     expected = s.expected()
-    allowed = max(largest(s.stock() - expected), ROUNDING[s.dtype] * largest(expected))
-    assert largest(answer - expected) <= allowed
+    error, stock = answer - expected, s.stock() - expected
+    for size, chance in ((root_mean_square, 1.0), (largest, 1.25)):
+        assert size(error) <= chance * max(size(stock), ROUNDING[s.dtype] * size(expected))
+
+
+def root_mean_square(x: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
 
 
 @needs_emulator
@@ -91,7 +97,7 @@ def test_every_format_with_every_head(k_bits: int, v_bits: int) -> None:
 
 @needs_emulator
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "heads"), list(itertools.product(AXES["rows"], AXES["heads"])))
+@pytest.mark.parametrize(("rows", "heads"), list(itertools.product(range(1, 9), AXES["heads"])))
 def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> None:
     chance = random.Random(rows * 32 + heads)
     for seed, (past, window) in enumerate(itertools.product(AXES["past"], AXES["window"])):

@@ -59,7 +59,8 @@ inline void store_own(Out out, Item item, int kv_head, int kv_heads, int first_q
   }
 }
 
-// Merges what the simdgroups have of the same queries, one query after another through `merged` [SIMDGROUPS][VALUE_DIM].
+// Merges what the simdgroups have of the same queries, one query after another through `merged` [SIMDGROUPS][VALUE_DIM],
+// where the weights have been.
 template <typename D, typename Out>
 inline void store_merged(Out out, Item item, int kv_head, int kv_heads, Place place, threadgroup float* merged,
                          threadgroup float* softmaxes, thread State<D>& state) {

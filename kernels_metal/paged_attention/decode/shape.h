@@ -55,6 +55,8 @@ struct Room {
   static constexpr constant int key_scales = D::SHARED && D::K_BITS != 16 ? D::KEY_DIM : 1;
   static constexpr constant int value_scales = D::V_BITS == 16 ? 1 : (D::SHARED ? 1 : D::SIMDGROUPS) * 64 * D::GROUPS;
   static constexpr constant int weights = WeightRows<D>::part * D::QUERIES;  // of a simdgroup
+  // Of all simdgroups; when they merge their answers, these take the place of the weights.
   static constexpr constant int merged = D::SHARED ? 1 : D::SIMDGROUPS * D::VALUE_DIM;
+  static constexpr constant int floats = D::SIMDGROUPS * weights > merged ? D::SIMDGROUPS * weights : merged;
   static constexpr constant int softmaxes = D::SHARED ? 1 : D::SIMDGROUPS * D::QUERIES * 2;
 };
