@@ -15,7 +15,7 @@ from typing import Any
 from .process import Process, WorkerError
 from .samples import BYTES, MACHINE, SECONDS, TOKENS_PER_S, Sample
 from .system import ROOT
-from .works import MEMORY_NAME, ONE_AT_A_TIME, OURS, PROMPT, START, START_NAME, Work, context_of
+from .works import FIRST_NAME, MEMORY_NAME, ONE_AT_A_TIME, OURS, OURS_FIRST, PROMPT, START, START_NAME, Work, context_of
 
 Tell = Callable[[str], None]
 
@@ -89,9 +89,8 @@ class Comparison:
         self._workers[engine] = worker
         self.about[engine] = worker.ask("about") | {"first_token": text}
 
-    def _load(self, worker: Process, context: int) -> dict[str, Any]:
-        model = self._models[worker.engine]
-        return worker.ask("load", model=model, threads=self.settings.threads, context=context, prompt=PROMPT)
+    def _load(self, worker: Process, context: int, model: str | None = None) -> dict[str, Any]:
+        return worker.ask("load", model=model or self._models[worker.engine], threads=self.settings.threads, context=context, prompt=PROMPT)
 
     def _order(self, turn: int) -> list[str]:
         """The engines, another one first each time."""
@@ -145,11 +144,18 @@ class Comparison:
         """A whole process: from its start to the first token, and what it held after some more work."""
         work = START.limited(self.settings.limits.get(engine))
         self._tell(f"round {number} of {self.settings.rounds}, {self.name}: {START_NAME}, {engine}")
+        first = OURS_FIRST if engine == OURS else engine
+        if first != engine:
+            with self._process(first, self.settings.threads) as worker:
+                loaded = self._load(worker, context_of((work,)), self._models[engine])
+                seconds = perf_counter() - worker.started
+            yield Sample(self.name, FIRST_NAME, engine, number, 0, 1, 0, seconds, SECONDS, others=loaded["others"])
         with self._process(engine, self.settings.threads) as worker:
             loaded = self._load(worker, context_of((work,)))
             seconds = perf_counter() - worker.started
             worker.ask("prefill", tokens=work.tokens)
             worker.ask("decode", depth=0, streams=1, steps=work.steps)
             peak = worker.ask("memory")["peak_rss_bytes"]
-        yield Sample(self.name, START_NAME, engine, number, 0, 1, 0, seconds, SECONDS, others=loaded["others"])
+        for name in [START_NAME] if first != engine else [START_NAME, FIRST_NAME]:
+            yield Sample(self.name, name, engine, number, 0, 1, 0, seconds, SECONDS, others=loaded["others"])
         yield Sample(self.name, MEMORY_NAME, engine, number, work.tokens, 1, work.steps, peak, BYTES)

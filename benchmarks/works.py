@@ -38,7 +38,9 @@ class Work:
 START = Work("start", "start", tokens=512, steps=32)
 """A process of its own, from its start to the first token; then a prompt and some decoding, for the memory of it."""
 
-START_NAME, MEMORY_NAME = "load to first token", "peak memory"
+START_NAME, FIRST_NAME, MEMORY_NAME = "load to first token", "first load to first token", "peak memory"
+OURS_FIRST = "mlxinfer-first"
+"""The engine of the first load of ours: later ones map what that one leaves on disk. All others do the same every time."""
 
 
 def works(steps: int) -> tuple[Work, ...]:

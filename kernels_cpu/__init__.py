@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from .attention import attention_plan, paged_attention, rotation
 from .blocks import Block, Projection, blocks, run_blocks
-from .interface import AttentionPlan, Blocks, Rotation
+from .interface import AttentionPlan, Blocks, Rotation, WeightFile
 from .native import available, in_use, isa_name, status, thread_count
 from .operations import argmax, rms_norm, silu_multiply, threshold
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
+from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
+    "ALIGNMENT",
     "PRECISIONS",
     "AttentionPlan",
     "Block",
@@ -22,6 +24,7 @@ __all__ = [
     "Packed",
     "Projection",
     "Rotation",
+    "WeightFile",
     "argmax",
     "attention_plan",
     "available",
@@ -29,10 +32,15 @@ __all__ = [
     "default_precision",
     "gguf_types",
     "in_use",
+    "into_huge_pages",
     "isa_name",
+    "map_weights",
+    "mapped_gguf",
     "pack",
     "pack_gguf",
+    "packed_version",
     "paged_attention",
+    "preamble",
     "rms_norm",
     "rotation",
     "run_blocks",

@@ -33,7 +33,21 @@ class Blocks(Protocol):
     """Decoder blocks that follow one another; see `blocks`."""
 
 
+class WeightFile(Protocol):
+    """A mapped file with packed matrices; see `map_weights`."""
+
+
 class Native(Protocol):
+    packed_version: int
+
+    def map_weights(self, descriptor: int, /) -> WeightFile: ...
+
+    def into_huge_pages(self, file: WeightFile, /) -> None: ...
+
+    def can_map_weights(self) -> bool: ...
+
+    def gguf_in(self, file: WeightFile, offset: int, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
+
     def isa_name(self) -> str: ...
 
     def thread_count(self) -> int: ...

@@ -83,7 +83,8 @@ class Packed:
         return native().packed_rows(indices, self.data, self.layout, dtype)
 
 
-def _checked(precision: str | None) -> str:
+def checked_precision(precision: str | None) -> str:
+    """None is the default. Raises ValueError for anything that is not one of `PRECISIONS`."""
     precision = precision or default_precision()
     if precision not in PRECISIONS:
         raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
@@ -108,7 +109,7 @@ def pack(
 
     `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are no such matrix.
     """
-    precision = _checked(precision)
+    precision = checked_precision(precision)
     if scales is None:
         data, layout = native().pack_plain(weight)
         return Packed(data, layout, weight.dtype, "float32")
@@ -129,7 +130,7 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
     `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; none is needed once the next one is asked for. Raises ValueError
     for a scale that is infinite or NaN, and for bytes that are no such matrix.
     """
-    precision = _checked(precision)
+    precision = checked_precision(precision)
     data, layout = native().empty_gguf(kind, list(shape))
     done = 0
     for piece in pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
+os.environ["MLXINFER_PACKED_GB"] = "0"
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

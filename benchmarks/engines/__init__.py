@@ -9,12 +9,14 @@ from .base import Engine
 MODULES = {
     "mlxinfer": "mlxinfer_engine",
     "mlxinfer-plain": "mlxinfer_engine",
+    "mlxinfer-first": "mlxinfer_engine",
     "llama.cpp": "llama_cpp_engine",
     "mlx-lm": "mlx_lm_engine",
 }
-"""Names as they stand in results. `mlxinfer-plain` is this project without its CPU kernels."""
+"""Names as they stand in results. `mlxinfer-plain` is this project without its CPU kernels, `mlxinfer-first` without copies of packed
+models: every start of it is a first one."""
 
-ENVIRONMENT = {"mlxinfer-plain": {"MLXINFER_CPU_KERNELS": "0"}}
+ENVIRONMENT = {"mlxinfer-plain": {"MLXINFER_CPU_KERNELS": "0"}, "mlxinfer-first": {"MLXINFER_PACKED_GB": "0"}}
 
 
 def create(name: str) -> Engine:

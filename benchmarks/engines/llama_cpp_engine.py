@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -36,6 +35,8 @@ class LlamaCpp:
         return self._text(self._feed(self._tokens(prompt)))
 
     def about(self) -> About:
+        from importlib.metadata import version  # not before the first token
+
         features = llama.llama_print_system_info().decode().strip()
         return About(version("llama-cpp-python"), f"keys and values in float16, {features}", llama.llama_model_size(self.model), 2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +25,8 @@ class MLXLM:
         return text
 
     def about(self) -> About:
+        from importlib.metadata import version  # not before the first token
+
         leaves: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
         dtype = next(array.dtype for name, array in leaves if name.endswith("norm.weight"))
         details = f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.engine.measure import Bench
-from mlxinfer.engine.roofline import footprint
-from mlxinfer.engine.sequence import Sequence
 
 from .base import About
+
+if TYPE_CHECKING:
+    from mlxinfer.engine.measure import Bench
+    from mlxinfer.engine.sequence import Sequence
 
 MOST_STEPS = 256
 
@@ -27,22 +28,30 @@ class MLXInfer:
         return text
 
     def about(self) -> About:
+        from importlib.metadata import version  # not before the first token
+
+        from mlxinfer.loading.packed import finish_background_work
+
+        # Whoever asks measures next.
+        finish_background_work()
         dtype = self.llm.dtype
         return About(
             version("mlxinfer"), f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}, {_kernels()}", self.llm.weight_bytes, dtype.size
         )
 
     def prefill(self, tokens: int) -> float:
-        return Bench(self.llm.engine).prefill(tokens)
+        return self._bench().prefill(tokens)
 
     def decode(self, depth: int, streams: int, steps: int) -> float:
         # The cache is filled once: every measurement runs on copies of the sequences that are held there.
-        key, bench = (depth, streams), Bench(self.llm.engine)
+        key, bench = (depth, streams), self._bench()
         if key not in self._held:
             self._held[key] = self._open.enter_context(bench.filled(depth, streams, MOST_STEPS))
         return bench.decode(self._held[key], steps)
 
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
+        from mlxinfer.engine.roofline import footprint
+
         engine = self.llm.engine
         sizes = footprint(engine.model, self.llm.config, self.llm.dtype)
         if sizes is None:
@@ -52,6 +61,12 @@ class MLXInfer:
             part.prefill(tokens, engine.config.max_step_tokens) if tokens else part.decode(depth, streams) for part in (sizes, weights)
         ]
         return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
+
+    def _bench(self) -> Bench:
+        # What measures is no part of what loads.
+        from mlxinfer.engine.measure import Bench
+
+        return Bench(self.llm.engine)
 
 
 def _kernels() -> str:

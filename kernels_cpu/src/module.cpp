@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   m.def("reserve_weight_memory", &reserve_weight_memory);
   m.def("release_weight_memory", &release_weight_memory);
   bind_packed(m);
+  bind_weight_file(m);
   bind_silu_multiply(m);
   bind_paged_attention(m);
   bind_rms_norm(m);

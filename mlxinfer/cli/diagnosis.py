@@ -17,6 +17,7 @@ from .._version import __version__
 from ..device import default_dtype, device_memory, is_gpu
 from ..loading.aliases import ALIASES
 from ..loading.catalog import local_models
+from ..loading.packed import directory, kept_bytes, limit_bytes
 from .text import human_bytes
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
@@ -38,6 +39,8 @@ class Diagnosis:
     versions: dict[str, str | None]
     models: dict[str, str | None]
     missing: list[str]
+    packed_copies: str = ""
+    """Where packed matrices are kept, and how much; empty where they are not."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels]
@@ -48,6 +51,7 @@ class Diagnosis:
             [
                 f"{human_bytes(self.memory_bytes)} in all, {human_bytes(self.usable_bytes)} for weights and cache together",
                 f"parameters that fit beside a cache: {sizes}",
+                *([self.packed_copies] if self.packed_copies else []),
             ],
         )
         yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
@@ -74,7 +78,16 @@ def diagnose() -> Diagnosis:
         versions=own | {name: _version(name) for name in _PACKAGES},
         models=found,
         missing=_missing({name for name, path in found.items() if path}),
+        packed_copies=_packed_copies(),
     )
+
+
+def _packed_copies() -> str:
+    if kernels_cpu.packed_version() is None:
+        return ""
+    limit, here = limit_bytes(), human_bytes(kept_bytes())
+    may = f"of at most {human_bytes(limit)}" if limit else "and no more are written"
+    return f"packed copies of GGUF files, which start faster: {here} {may} in {directory()} (MLXINFER_PACKED_GB)"
 
 
 def _device() -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from .files import read_json_if_there
 from .gguf import GGUFCheckpoint
 from .memory import check_memory
 from .no_tokenizer import NoTokenizer, has_tokenizer
+from .packed import PackedCopies, open_copies
 from .planned import PlannedWeights
 from .quantization import check_format
 from .resolve import resolve
@@ -78,12 +80,14 @@ def load(
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
-    with kernels_cpu.weight_memory(_packed_bytes(found.path) if quantize is None else 0):
+    copies = open_copies(found.path) if quantize is None else None
+    fresh = quantize is None and not (copies and copies.found)
+    with kernels_cpu.weight_memory(_packed_bytes(found.path) if fresh else 0):
         checkpoint = open_checkpoint(found.path, in_file=quantize is None)
         try:
             compute = compute_dtype(checkpoint, dtype)
             own = supports(model_type(checkpoint))
-            read = _plan(checkpoint, compute, quantize) if own else _borrow(checkpoint, compute, quantize)
+            read = _plan(checkpoint, compute, quantize, copies) if own else _borrow(checkpoint, compute, quantize)
             tokenizer = load_tokenizer(checkpoint)
             if isinstance(checkpoint, GGUFCheckpoint):
                 checkpoint.forget_vocabulary()
@@ -91,6 +95,8 @@ def load(
         finally:
             checkpoint.close()
     mx.clear_cache()
+    if copies:
+        copies.keep()
     if isinstance(tokenizer, NoTokenizer):
         notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
     return LoadedModel(
@@ -117,7 +123,7 @@ Read = Callable[[Progress | None], tuple[Model, list[str]]]
 """Reads the weights, and gives the model with what is to be said about it."""
 
 
-def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> Read:
+def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, copies: PackedCopies | None) -> Read:
     """Check everything that the headers tell, and give what reads the weights."""
     planned = PlannedWeights(checkpoint, dtype)
     outline = build(checkpoint.config, planned)
@@ -126,7 +132,7 @@ def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None) -> R
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
-        model = build(checkpoint.config, weights, ready=settle)
+        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies))
         weights.finish()
         return model, _notes(weights)
 

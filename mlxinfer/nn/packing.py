@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -20,7 +21,17 @@ _PIECE = 4 << 20
 """Bytes of a GGUF file that are in memory at a time."""
 
 
-def settle(part: object, *, precision: str | None = None) -> None:
+class Copies(Protocol):
+    """Packed matrices of a GGUF file that were kept when it was loaded before."""
+
+    def find(self, blocks: InFile, precision: str | None) -> kernels_cpu.Packed | None: ...
+
+    def add(self, blocks: InFile, packed: kernels_cpu.Packed) -> None:
+        """Take note of one that `find` did not have."""
+        ...
+
+
+def settle(part: object, *, precision: str | None = None, copies: Copies | None = None) -> None:
     """Evaluate a finished part of a model, packed where that makes products faster. For the `ready` of a graph.
 
     `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`), None the default.
@@ -28,7 +39,7 @@ def settle(part: object, *, precision: str | None = None) -> None:
     if not is_gpu() and kernels_cpu.available():
         for holder in _holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
-                holder.matrix = _packed(holder.matrix, precision)
+                holder.matrix = _packed(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
 
 
@@ -36,9 +47,14 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
     return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
 
 
-def _packed(matrix: Matrix, precision: str | None) -> Matrix | kernels_cpu.Packed:
+def _packed(matrix: Matrix, precision: str | None, copies: Copies | None) -> Matrix | kernels_cpu.Packed:
     if isinstance(matrix, InFile):
-        return _packed_file(matrix, precision)
+        packed = copies.find(matrix, precision) if copies else None
+        if packed is None:
+            packed = _packed_file(matrix, precision)
+            if copies:
+                copies.add(matrix, packed)
+        return packed
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
     f = matrix.format

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 
 import mlx.core as mx
 
@@ -36,10 +37,20 @@ def _objects(node: object, seen: set[int]) -> Iterator[object]:
 
 def _held(node: object) -> list[object] | None:
     """What hangs on an array or on an object of this project; None for anything else."""
-    if isinstance(node, mx.array):
-        return []
-    if is_dataclass(node) and not isinstance(node, type):
-        return [getattr(node, field.name) for field in fields(node)]
-    if hasattr(node, "__dict__") and type(node).__module__.startswith(__package__.split(".")[0]):
+    names = _names(type(node))  # type: ignore[arg-type]  # mypy takes object's __hash__ for that of the type
+    if names is not None:
+        return [getattr(node, name) for name in names]
+    if hasattr(node, "__dict__") and type(node).__module__.startswith(_PROJECT):
         return list(vars(node).values())
     return None
+
+
+_PROJECT = __package__.split(".")[0]
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass, none of an array; None for what is neither."""
+    if issubclass(kind, mx.array):
+        return ()
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None

@@ -77,6 +77,11 @@ class FileRows(Protocol):
         """The file and the tensor, for messages."""
         ...
 
+    @property
+    def tensor(self) -> str:
+        """The tensor, as its file names it."""
+        ...
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         """The blocks of these rows, uint8 `[rows, bytes of a row]`."""
         ...

@@ -26,6 +26,9 @@ def build_byte_level(vocabulary: Vocabulary, merges: Sequence[str], pre: PreToke
 
 def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
     """A merge's left side is never empty, so the space that parts the two is not the first character."""
+    halves = [merge.partition(" ")[::2] for merge in merges]
+    if all(map(all, halves)):
+        return halves
     pairs = []
     for merge in merges:
         at = merge.find(" ", 1)

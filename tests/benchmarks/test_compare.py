@@ -63,9 +63,17 @@ def test_rates_lengths_and_costs(tmp_path: Path) -> None:
 def test_whole_processes_give_time_and_memory(tmp_path: Path) -> None:
     settings = Settings(("llama.cpp",), WORKS[:1], rounds=2, threads=1, start=True)
     samples = [s for s in comparison(tmp_path, settings).run() if s.unit in ("s", "bytes")]
-    assert [s.work for s in samples] == ["load to first token", "peak memory"] * 2
-    assert all(0.001 < s.value < 60 for s in samples[::2])
-    assert all(2**20 < s.value < 2**33 for s in samples[1::2])
+    assert [s.work for s in samples] == ["load to first token", "first load to first token", "peak memory"] * 2
+    assert samples[0].value == samples[1].value
+    assert all(0.001 < s.value < 60 for s in samples if s.unit == "s")
+    assert all(2**20 < s.value < 2**33 for s in samples if s.unit == "bytes")
+
+
+def test_a_first_load_of_ours_is_a_process_of_its_own(tmp_path: Path) -> None:
+    settings = Settings(("mlxinfer",), WORKS[:1], rounds=1, threads=1, start=True)
+    samples = [s for s in comparison(tmp_path, settings).run() if s.unit == "s"]
+    assert [(s.work, s.engine) for s in samples] == [("first load to first token", "mlxinfer"), ("load to first token", "mlxinfer")]
+    assert samples[0].value != samples[1].value
 
 
 def test_an_engine_that_is_not_installed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ import json
 import os
 
 import mlx.core as mx
+import pytest
 
-from mlxinfer import __version__
+from mlxinfer import __version__, kernels_cpu
 
 
 def test_json_tells_the_facts(call):
@@ -22,6 +23,17 @@ def test_the_page_has_its_sections(call):
     result = call("doctor")
     assert result.code == 0
     assert [line for line in result.out.splitlines() if not line.startswith(" ")] == ["device", "memory", "versions", "models", "missing"]
+
+
+@pytest.mark.skipif(kernels_cpu.packed_version() is None, reason="packed matrices cannot be mapped here")
+def test_packed_copies_have_a_size_and_a_place(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
+    monkeypatch.setenv("MLXINFER_PACKED_GB", "3")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "x.packed").write_bytes(bytes(2_000_000))
+    assert f"2.0 MB of at most 3.0 GB in {tmp_path / 'packed'}" in call("doctor").out
+    monkeypatch.setenv("MLXINFER_PACKED_GB", "0")
+    assert "2.0 MB and no more are written" in call("doctor").out
 
 
 def test_a_missing_model_comes_with_its_remedy(call, monkeypatch):

@@ -17,6 +17,9 @@ constexpr int kBlockColumns = 32;
 
 constexpr int kNestColumns = 256;
 
+// Files with packed matrices outlive this program: another number for every change of what lies where.
+constexpr int kPackedVersion = 1;
+
 // Affine codes with groups of 16, half a block, are `halves`.
 enum class Code : int {
   affine1, affine2, affine3, affine4, affine5, affine6, affine8, halves2, halves3, halves6, mxfp4, nvfp4, mxfp8, f32, bf16, f16

@@ -14,6 +14,7 @@ using namespace nb::literals;
 
 // One per operation, defined beside it, called by module.cpp.
 void bind_packed(nb::module_& m);
+void bind_weight_file(nb::module_& m);
 void bind_silu_multiply(nb::module_& m);
 void bind_paged_attention(nb::module_& m);
 void bind_rms_norm(nb::module_& m);

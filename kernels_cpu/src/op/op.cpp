@@ -79,6 +79,14 @@ std::optional<int64_t> row_stride(const mx::array& a) {
   return stride.value_or(a.shape(axes - 1));
 }
 
+size_t bytes_of(const mx::Shape& shape, mx::Dtype dtype) {
+  size_t bytes = mx::size_of(dtype);
+  for (auto size : shape) {
+    bytes *= static_cast<size_t>(size);
+  }
+  return bytes;
+}
+
 } // namespace
 
 void Operation::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
@@ -93,21 +101,35 @@ void allocate(mx::array& out) {
   out.set_data(mx::allocator::malloc(out.nbytes()));
 }
 
-mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype) {
-  size_t bytes = mx::size_of(dtype);
-  for (auto size : shape) {
-    bytes *= static_cast<size_t>(size);
-  }
+bool can_map_weights() {
   // On the CPU an MLX buffer is a size followed by the data. Elsewhere its memory comes from MLX.
   size_t probe[2] = {0, 0};
-  const auto distance = static_cast<char*>(mx::allocator::Buffer(probe).raw_ptr()) - reinterpret_cast<char*>(probe);
-  if (distance != sizeof(size_t)) {
+  return static_cast<char*>(mx::allocator::Buffer(probe).raw_ptr()) - reinterpret_cast<char*>(probe) == sizeof(size_t);
+}
+
+mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype) {
+  const size_t bytes = bytes_of(shape, dtype);
+  if (!can_map_weights()) {
     return mx::array(mx::allocator::malloc(bytes), shape, dtype);
   }
   Place place = weight_memory(kAlignment + bytes);
-  char* buffer = place.memory + kAlignment - distance;
+  char* buffer = place.memory + kAlignment - sizeof(size_t);
   std::memcpy(buffer, &bytes, sizeof(bytes));
   return mx::array(mx::allocator::Data(mx::allocator::Buffer(buffer), [slab = place.slab](mx::allocator::Buffer) {}), shape, dtype);
+}
+
+mx::array array_in(const std::shared_ptr<WeightFile>& file, size_t offset, const mx::Shape& shape, mx::Dtype dtype) {
+  const size_t bytes = bytes_of(shape, dtype), end = file->size();
+  size_t noted = 0;
+  if (offset >= kAlignment && offset <= end) {
+    std::memcpy(&noted, file->memory() + offset - sizeof(noted), sizeof(noted));
+  }
+  if (!can_map_weights() || offset < kAlignment || offset % kAlignment != 0 || offset > end || bytes > end - offset || noted != bytes) {
+    refuse("pack", "the file has no array of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) + ".");
+  }
+  // MLX never writes to an array that another one holds, and weights are held by their model.
+  char* buffer = const_cast<char*>(file->memory()) + offset - sizeof(size_t);
+  return mx::array(mx::allocator::Data(mx::allocator::Buffer(buffer), [file](mx::allocator::Buffer) {}), shape, dtype);
 }
 
 Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/weight_file.h"
 #include "op/refuse.h"
 #include "op/rows.h"
 
@@ -35,6 +36,12 @@ void allocate(mx::array& out);
 
 // An evaluated array in weight memory (memory/slabs.h).
 mx::array aligned_array(const mx::Shape& shape, mx::Dtype dtype);
+
+// An evaluated array that lies in a file, its first number at a multiple of 64 bytes and its size in bytes in the eight before, as in
+// weight memory. Throws std::invalid_argument where the file has no such array there.
+mx::array array_in(const std::shared_ptr<WeightFile>& file, size_t offset, const mx::Shape& shape, mx::Dtype dtype);
+// Whether MLX's buffers are such that there can be arrays in files.
+bool can_map_weights();
 
 // All but the last axis taken together. Views whose rows lie at equal distances are used as they are; anything else is copied by a task.
 Rows rows_of(const mx::array& a, mx::cpu::CommandEncoder& encoder);

@@ -40,6 +40,10 @@ class _Rows:
     def name(self) -> str:
         return f"{self._file.path}: {self._info.name}"
 
+    @property
+    def tensor(self) -> str:
+        return self._info.name
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         first = int(rows.min())
         count = int(rows.max()) - first + 1

@@ -19,6 +19,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...nn.weights import Format
+from .strings import short_strings
 from .types import TensorType, tensor_type
 
 MAGIC = b"GGUF"
@@ -234,8 +235,12 @@ class _Header:
         buffer, at, size = self._buffer, self._at, self._size
         if count > (size - at) // 8:
             raise self._fail(f"{self._part} claims {count} strings")
+        found = short_strings(buffer, at, count)
+        if found is not None:
+            strings, self._at = found
+            return strings
         unpack, last = _U64.unpack_from, size - 8
-        strings: list[str] = []
+        strings = []
         append = strings.append
         try:
             for _ in range(count):
