@@ -71,12 +71,9 @@ def program(mode: str) -> Path:
         _call([toolchain().compiler, *options, "-c", *sources], folder)
         objects = [Path(source).stem + ".o" for source in sources]
         # Not instrumented itself, but linked with the sanitizer's library.
-        _call([toolchain().compiler, *FLAGS[mode].process, "-rdynamic", *_LINKING, *objects, "-ldl", "-lm", "-o", "program"], folder)
+        _call([toolchain().compiler, *FLAGS[mode].process, "-rdynamic", *objects, "-ldl", "-lm", "-o", "program"], folder)
         os.replace(Path(folder) / "program", place)
     return place
-
-
-_LINKING = ["-rtlib=compiler-rt", "--unwindlib=libgcc"]  # libgcc of some systems cannot convert bfloat16
 
 
 def _lint(code: str, name: str) -> None:
@@ -110,7 +107,8 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
             _call([*back, *flags.optimization, "-c", "instrumented.ll", "-o", "kernel.o"], folder)
         else:
             _call([*back, *flags.optimization, *instrumenting, "-c", "kernel.ll", "-o", "kernel.o"], folder)
-        _call([toolchain().compiler, "-shared", *_LINKING, "kernel.o", "-lm", "-o", "kernel.so"], folder)
+        # The linker itself, half as long as through the compiler; the C library is the program's.
+        _call([toolchain().linker, "-shared", "kernel.o", toolchain().builtins, "-o", "kernel.so"], folder)
         os.replace(Path(folder) / "kernel.so", place)
 
 

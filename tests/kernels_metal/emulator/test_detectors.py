@@ -69,6 +69,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 RACE = {"tsan": "race", "trace": "race"}
 BOUNDS = {"asan": "bounds"}
+DIVERGENCE = dict.fromkeys(("fast", "asan"), "divergence")
 GARBAGE = {"msan": "uninitialised"}
 
 BUGS = [
@@ -115,14 +116,14 @@ BUGS = [
     Bug(
         "divergent_simd_operation",
         INDEX + "float sum = x[i];\nif (lane < !bug!)\n  sum = simd_sum(sum); // HERE\nout[i] = sum;",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "16",
         "32",
     ),
     Bug(
         "divergent_barrier",
         INDEX + f"if (group != !bug!)\n  {BARRIER} // HERE\nout[i] = x[i];",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "0",
         "9",
     ),
@@ -136,7 +137,7 @@ BUGS = [
     Bug(
         "different_barriers",
         INDEX + f"if (group == !bug!)\n  {BARRIER} // HERE\nelse\n  {BARRIER}\nout[i] = x[i];",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "0",
         "9",
     ),
