@@ -173,6 +173,9 @@ BUGS = [
     ),
     Bug("integer_overflow", INDEX + "int big = 0x7fffffff - 20;\nout[i] = big + int(t) !bug!; // HERE", {"asan": "undefined"}, "", "/ 8"),
     Bug("conversion_out_of_range", INDEX + "out[i] = uchar(x[i] !bug! 2); // HERE", {"asan": "undefined"}, "* 3 +", "* 0 +"),
+    Bug("shift_by_the_width", INDEX + "uint word = uint(x[i]) >> (lane !bug!); // HERE\nout[i] = word;", {"asan": "undefined"}, "+ 1", ""),
+    Bug("long_shift", INDEX + "ulong word = 1ul << (t !bug!); // HERE\nout[i] = word != 0;", {"asan": "undefined"}, "+ 1", ""),
+    Bug("thread_array_by_pointer", INDEX + "float own[2] = {1, 2};\nthread float* p = own;\nout[i] = p[!bug!]; // HERE", BOUNDS, "2", "1"),
     Bug("two_writers", INDEX + "out[i] = x[i]; // HERE\nif (t == 0) out[!bug!] = x[i]; // HERE", {"trace": "two threadgroups"}, "0", "i"),
     Bug(
         "reads_what_others_write",
