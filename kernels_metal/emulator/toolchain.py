@@ -72,6 +72,8 @@ FLAGS = {
 class Toolchain:
     compiler: str
     version: str
+    linker: str
+    builtins: str  # conversions of bfloat16 and the like: libgcc of some systems lacks them
     symbolizer: str | None
 
 
@@ -97,7 +99,8 @@ def find() -> Toolchain | str:
     for compiler in _candidates():
         problem = _problem(compiler)
         if problem is None:
-            return Toolchain(compiler, _version(compiler), _symbolizer(compiler))
+            builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
+            return Toolchain(compiler, _version(compiler), shutil.which("ld") or "ld", builtins, _symbolizer(compiler))
         reasons.append(f"{compiler} {problem}")
     return f"{'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
 

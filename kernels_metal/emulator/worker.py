@@ -19,8 +19,8 @@ from select import select
 
 from . import build
 from .errors import KernelError
+from .modes import ORDERS
 from .reports import explain_answer, explain_death
-from .settings import ORDERS
 
 INPUT, OUTPUT, PREFILLED = range(3)
 MOST_TSAN_FIBERS = 224  # it keeps apart what some 250 threads have done; a process that has run more misses races later

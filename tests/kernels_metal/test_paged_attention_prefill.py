@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import mlx.core as mx
@@ -60,6 +61,30 @@ def check(scene: PrefillScene) -> None:
 @pytest.mark.parametrize("name", SCENES)
 def test_against_float64(name: str) -> None:
     check(SCENES[name])
+
+
+@needs_emulator
+def test_steps_of_any_kind() -> None:
+    """One compiled kernel, many steps: nothing about them is compiled in."""
+    chance = random.Random(5)
+    pasts, counts = (0, 1, 5, 63, 64, 65, 127, 128, 200, 301), (0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 100)
+    for seed in range(30):
+        sequences = tuple((chance.choice(pasts), chance.choice(counts)) for _ in range(chance.randint(1, 4)))
+        scene = PrefillScene(
+            ((chance.choice(pasts), 1), *sequences),
+            5,
+            3,
+            64,
+            80,
+            3,
+            dtype=F16,
+            window=chance.choice((None, None, 1, 2, 63, 64, 65, 100, 1000)),
+            softcap=chance.choice((None, 3.0)),
+            sinks=chance.random() < 0.5,
+            first16=chance.random() < 0.5,
+            seed=seed,
+        )
+        check(scene)
 
 
 @needs_emulator
