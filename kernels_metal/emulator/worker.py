@@ -77,10 +77,7 @@ class Worker:
         self.mode = mode
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {**os.environ, **_SANITIZERS}
-        symbolizer = build.toolchain().symbolizer
-        if symbolizer:
-            names = ("ASAN_SYMBOLIZER_PATH", "TSAN_SYMBOLIZER_PATH", "MSAN_SYMBOLIZER_PATH", "UBSAN_SYMBOLIZER_PATH")
-            environment.update(dict.fromkeys(names, symbolizer))
+        environment.update({f"{tool}_SYMBOLIZER_PATH": build.toolchain().symbolizer for tool in ("ASAN", "TSAN", "MSAN", "UBSAN")})
         command = [*_without_random_addresses(), str(build.program(mode))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, bufsize=0
