@@ -1,4 +1,5 @@
-"""Decode attention alone on a GPU: how much of the bandwidth that copying reaches it uses, beside what MLX and mlx-lm have for the same.
+"""Attention alone on a GPU, beside what MLX and mlx-lm have for the same: decode, and how much of the bandwidth that copying reaches it
+uses; prefill, and how many multiply-adds a second.
 
 Every call reads another layer's keys and values, and there are so many layers that no cache holds them. Calls of a sample are
 evaluated together, so that starting one does not count. A ratio of times is made of medians.
@@ -21,6 +22,9 @@ from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_deco
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from mlxinfer.kernels_metal.paged_attention.tiles import PAGE, Shape
+from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
+from mlxinfer.kernels_metal.paged_attention_prefill.plan import plan_prefill
+from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
 FORMATS = ("16", "8", "k8v4", "4")
 HEADS = {"32 heads on 8 of 128": (32, 8, 128), "16 heads on 8 of 128": (16, 8, 128), "8 heads on 4 of 256": (8, 4, 256)}
@@ -159,6 +163,40 @@ def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int =
             Result(f"mlxinfer, {form} bits" if form.isdigit() else f"mlxinfer, {form}", median_time(pages.calls(), samples), pages.bytes)
         )
     return results
+
+
+def measure_prefill(heads: tuple[int, int, int], past: int, count: int, samples: int = 10) -> list[tuple[str, float, float]]:
+    """`count` tokens of one sequence behind `past` others: name, seconds and multiply-adds of one call, sealing what it fills included.
+    MLX's own attention, in bfloat16, comes first. Both numbers of tokens are rounded down to whole pages."""
+    query_heads, kv_heads, dim = heads
+    past, count = past // PAGE * PAGE, max(count // PAGE, 1) * PAGE
+    work = 2.0 * query_heads * dim * count * (past + count / 2)
+    q, k, v = (mx.random.normal((count, h, dim)).astype(mx.bfloat16) for h in (query_heads, kv_heads, kv_heads))
+    whole = [mx.random.normal((1, kv_heads, past + count, dim)).astype(mx.bfloat16) for _ in range(2)]
+    rows = q.swapaxes(0, 1)[None]
+    seconds = median_time([lambda: mx.fast.scaled_dot_product_attention(rows, *whole, scale=dim**-0.5, mask="causal")], samples)
+    results = [("MLX, bfloat16", seconds, work)]
+    for form in map(KVFormat.parse, FORMATS):
+        shape = Shape(mx.bfloat16, query_heads, kv_heads, dim, dim, form.k_bits, form.v_bits)
+        pools = Pools(max(past // PAGE, 1), 0, 1)
+        plan = plan_prefill(shape, [Rows(0, 0, count, past, list(range(past // PAGE)))], pools, query_rows=count)
+        sealed = [_random(*a) for a in sealed_arrays(shape, pools.pages)]
+        opened = [mx.zeros((1, kv_heads, PAGE, dim), mx.bfloat16) for _ in range(2)]
+        mx.eval(sealed, opened)
+
+        def call(form: KVFormat = form, sealed: Any = sealed, opened: Any = opened, plan: Any = plan) -> mx.array:
+            pages = [x.swapaxes(0, 1).reshape(kv_heads, -1, PAGE, dim) for x in (k, v)]
+            filled = seal_keys(pages[0], form.k_bits) + seal_values(pages[1], form.v_bits) if plan.filled else []
+            return paged_attention_prefill(q, k, v, sealed, filled, [], opened, plan, scale=dim**-0.5)
+
+        results.append((f"mlxinfer, {form.name}", median_time([call], samples), work))
+    return results
+
+
+def prefill_table(results: list[tuple[str, float, float]]) -> str:
+    rows = ["| | ms | multiply-adds/s | times MLX's bfloat16 |", "| --- | ---: | ---: | ---: |"]
+    rows += [f"| {name} | {t * 1e3:.2f} | {work / t / 1e12:.2f} T | {results[0][1] / t:.2f} |" for name, t, work in results]
+    return "\n".join(rows) + "\n"
 
 
 def table(results: list[Result], copied: float) -> str:

@@ -47,8 +47,8 @@ def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
 @click.option("--batch", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences; repeatable.")
 @click.option("--samples", type=click.IntRange(1), default=10, show_default=True)
 def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
-    """Decode attention alone, on an Apple or NVIDIA GPU. Writes results/attention_gpu.md."""
-    from .attention_gpu import HEADS, copy_bandwidth, measure, missing_gpu, table
+    """Attention alone, on an Apple or NVIDIA GPU: decode, and prefill of 2048 tokens. Writes results/attention_gpu.md."""
+    from .attention_gpu import HEADS, copy_bandwidth, measure, measure_prefill, missing_gpu, prefill_table, table
 
     if missing_gpu():
         raise click.ClickException(missing_gpu())
@@ -60,6 +60,7 @@ def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
                 text += f"\n{name}, batch {sequences}\n\n{table(measure(heads, length, sequences, samples), copied)}"
             except RuntimeError as error:
                 raise click.ClickException(str(error)) from error
+        text += f"\n{name}, prefill of 2048 tokens\n\n{prefill_table(measure_prefill(heads, length, 2048, samples))}"
     (RESULTS / "attention_gpu.md").write_text(text, encoding="utf-8")
     click.echo(text)
 

@@ -3,7 +3,7 @@
 from .compare import compare_signature, mlx_source
 from .errors import KINDS, KernelError
 from .kernel import Kernel, metal_kernel
-from .settings import MODES, ORDERS, settings
+from .modes import MODES, ORDERS, settings
 from .toolchain import INSTALL, available, why_not
 from .traffic import Counts, Launch, Traffic, count_bytes
 

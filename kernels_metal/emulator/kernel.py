@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from . import build, settings, worker
+from . import build, modes, worker
 from .errors import KernelError
 from .signature import TYPES, Body, Template, users_files
 from .traffic import Launch, Traffic, counting, record
@@ -44,7 +44,7 @@ class Kernel:
 
         Returns arrays that are computed already. Raises KernelError; ValueError for an unknown mode or order. `stream` is ignored.
         """
-        chosen = settings.current().but("trace" if counting() else mode, order, seed)
+        chosen = modes.current().but("trace" if counting() else mode, order, seed)
         arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
         shapes = [tuple(shape) for shape in output_shapes]
         size = _checked_launch(self.body, arrays, shapes, output_dtypes, grid, threadgroup)

@@ -82,6 +82,10 @@ def explain_answer(text: str, library: Path, files: frozenset[str], items: list[
     if kind == "unwritten":
         index, offset = (int(word) for word in rest.split())
         return KernelError(kind, f"{_element(items[index], offset)} was never written", report=text)
+    if kind == "undefined":
+        code, _, what = rest.partition(" ")
+        file, line = _line_of(library, files, int(code) - 1)  # the address that the check returns to
+        return KernelError(kind, what, file=file, line=line, report=rest)
     if kind in ("race", "two threadgroups"):
         return _conflict(kind, rest, library, files, items)
     match = re.search(r"(?P<file>[^\s:()]+):(?P<line>\d+)", rest) if kind in ("divergence", "partial simdgroup") else None
@@ -106,10 +110,7 @@ def _conflict(kind: str, text: str, library: Path, files: frozenset[str], items:
 
 
 def _line_of(library: Path, files: frozenset[str], address: int) -> tuple[str | None, int | None]:
-    symbolizer = toolchain().symbolizer
-    if not symbolizer:
-        return None, None
-    command = [symbolizer, f"--obj={library}", "--functions=none", hex(address)]
+    command = [toolchain().symbolizer, f"--obj={library}", "--functions=none", hex(address)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     frames = "\n".join(f"  #{i} in x {text}" for i, text in enumerate(done.stdout.split("\n")) if text)
     places = _places(frames, files)

@@ -53,7 +53,7 @@ _ADDRESS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recov
 _TRACE = (
     "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
 )
-_SMALL = _flags("-O1 -mf16c")
+_SMALL = _flags("-O1 -mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # stacks that can be reported
 FLAGS = {
     "fast": Mode(_flags("-O2 -mavx2 -mfma -mf16c")),
     "asan": Mode(_SMALL, _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
@@ -72,7 +72,9 @@ FLAGS = {
 class Toolchain:
     compiler: str
     version: str
-    symbolizer: str | None
+    linker: str
+    builtins: str  # conversions of bfloat16 and the like: libgcc of some systems lacks them
+    symbolizer: str
 
 
 def available() -> bool:
@@ -87,7 +89,7 @@ def why_not() -> str | None:
 
 @cache
 def find() -> Toolchain | str:
-    """The newest usable clang, or the reason why there is none."""
+    """A usable clang, 19 before newer and older ones, or the reason why there is none."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"the emulator runs on Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
     lacking = [feature for feature in CPU_FEATURES if feature not in _cpu_features()]
@@ -97,13 +99,14 @@ def find() -> Toolchain | str:
     for compiler in _candidates():
         problem = _problem(compiler)
         if problem is None:
-            return Toolchain(compiler, _version(compiler), _symbolizer(compiler))
+            builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
+            return Toolchain(compiler, _version(compiler), shutil.which("ld") or "ld", builtins, _symbolizer(compiler))
         reasons.append(f"{compiler} {problem}")
     return f"{'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
 
 
 def _candidates() -> list[str]:
-    """Newest first, then what is called just clang++."""
+    """Of clang 19 it is known that everything works."""
     numbered = [f"clang++-{number}" for number in range(24, OLDEST - 1, -1)]
     preferred = os.environ.get("MLXINFER_EMULATOR_CLANG")
     names = [preferred] if preferred else ["clang++-19", *numbered, "clang++"]
@@ -119,7 +122,7 @@ def _problem(compiler: str) -> str | None:
     missing = [name for name in ("builtins", "asan", "tsan", "msan") if not _library(libraries, name)]
     if missing:
         return f"lacks its libraries {', '.join(missing)}"
-    return None
+    return None if _symbolizer(compiler) else "has no llvm-symbolizer"
 
 
 @cache
@@ -132,10 +135,10 @@ def _library(libraries: Path, name: str) -> bool:
     return any(libraries.glob(f"*/libclang_rt.{name}-x86_64.a")) or any(libraries.glob(f"x86_64-*/libclang_rt.{name}.a"))
 
 
-def _symbolizer(compiler: str) -> str | None:
+def _symbolizer(compiler: str) -> str:
     """Of the same LLVM: it turns addresses into lines."""
     beside = Path(compiler).resolve().parent / "llvm-symbolizer"
-    return str(beside) if beside.exists() else shutil.which("llvm-symbolizer-19") or shutil.which("llvm-symbolizer")
+    return str(beside) if beside.exists() else shutil.which("llvm-symbolizer-19") or shutil.which("llvm-symbolizer") or ""
 
 
 def _output(*command: str) -> str:

@@ -19,8 +19,8 @@ from select import select
 
 from . import build
 from .errors import KernelError
+from .modes import ORDERS
 from .reports import explain_answer, explain_death
-from .settings import ORDERS
 
 INPUT, OUTPUT, PREFILLED = range(3)
 MOST_TSAN_FIBERS = 224  # it keeps apart what some 250 threads have done; a process that has run more misses races later
@@ -77,10 +77,7 @@ class Worker:
         self.mode = mode
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {**os.environ, **_SANITIZERS}
-        symbolizer = build.toolchain().symbolizer
-        if symbolizer:
-            names = ("ASAN_SYMBOLIZER_PATH", "TSAN_SYMBOLIZER_PATH", "MSAN_SYMBOLIZER_PATH", "UBSAN_SYMBOLIZER_PATH")
-            environment.update(dict.fromkeys(names, symbolizer))
+        environment.update({f"{tool}_SYMBOLIZER_PATH": build.toolchain().symbolizer for tool in ("ASAN", "TSAN", "MSAN", "UBSAN")})
         command = [*_without_random_addresses(), str(build.program(mode))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, bufsize=0

@@ -29,7 +29,7 @@ struct Prefill {
   static constexpr constant int GROUP = V_BITS_ == 16 ? VALUE_DIM_ : GROUP_;
   static constexpr constant int PARTS = GROUP_HEADS_ / HEADS_;  // of a KV head's query heads
   static constexpr constant int HEADS = HEADS_, SPLITS = SPLITS_, KEYS = KEYS_;
-  static constexpr constant int CHANNELS = VALUE_DIM_ / SPLITS_;
+  static constexpr constant int CHANNELS = (VALUE_DIM_ / 8 + SPLITS_ - 1) / SPLITS_ * 8;  // the last split may have fewer
   static constexpr constant int KEY_LINE = KEY_DIM_ + 8, VALUE_LINE = VALUE_DIM_ + 8;  // eight more, against collisions of banks
   static constexpr constant int LINE = KEY_LINE > VALUE_LINE ? KEY_LINE : VALUE_LINE;
   static constexpr constant int THREADS = 32 * HEADS_ * BLOCKS_ * SPLITS_;
@@ -202,11 +202,18 @@ inline float weigh(Tile tile, Place place, int first, float scale, float softcap
   return shrink;
 }
 
+// Whether a split has this matrix of the answer: always, where heads can be divided evenly.
+template <typename P>
+inline bool has_channels(Place place, int channel) {
+  return P::VALUE_DIM % P::CHANNELS == 0 || place.split * P::CHANNELS + channel < P::VALUE_DIM;
+}
+
 // What is added up so far, shrunk, and the weights times the values in the room.
 template <typename P>
 inline void multiply_values(const threadgroup typename P::T* values, Place place, float shrink, thread Answer<P>& answer) {
 #pragma clang loop unroll(full)
   for (int d = 0; d < P::CHANNELS / 8; ++d) {
+    if (!has_channels<P>(place, 8 * d)) continue;
     answer.sums[d].thread_elements()[0] *= shrink;
     answer.sums[d].thread_elements()[1] *= shrink;
 #pragma clang loop unroll(full)
@@ -227,6 +234,7 @@ inline void store(Tile tile, Place place, int heads, thread Answer<P>& answer, d
   device typename P::T* to = out + (long(tile.answer + place.row + row) * heads + place.head) * P::VALUE_DIM + channel;
 #pragma clang loop unroll(full)
   for (int d = 0; d < P::CHANNELS / 8; ++d) {
+    if (!has_channels<P>(place, 8 * d)) continue;
     to[8 * d] = static_cast<typename P::T>(answer.sums[d].thread_elements()[0] / sum);
     to[8 * d + 1] = static_cast<typename P::T>(answer.sums[d].thread_elements()[1] / sum);
   }

@@ -9,7 +9,7 @@ from support.emulated import emulated, needs_emulator
 
 from benchmarks import attention_gpu
 from benchmarks.__main__ import main
-from benchmarks.attention_gpu import Pages, Result, measure, table
+from benchmarks.attention_gpu import Pages, Result, measure, measure_prefill, prefill_table, table
 from mlxinfer.cache.format import KVFormat
 
 
@@ -39,6 +39,15 @@ def test_a_kernel_that_answers_wrongly_is_not_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(attention_gpu, "paged_attention_decode", lambda q, *rest, **options: q)
     with pytest.raises(RuntimeError, match="answers differ by"):
         measure((4, 2, 64), 128, 1, samples=1, layers=2)
+
+
+@needs_emulator
+def test_prefill_is_measured_at_every_format() -> None:
+    with emulated():
+        results = measure_prefill((2, 1, 64), 64, 64, samples=1)
+    assert [name for name, _, _ in results] == ["MLX, bfloat16", "mlxinfer, 16", "mlxinfer, 8", "mlxinfer, k8v4", "mlxinfer, 4"]
+    assert {work for _, _, work in results} == {2 * 2 * 64 * 64 * 96}
+    assert prefill_table([("MLX, bfloat16", 2e-3, 1e9), ("mlxinfer, 4", 1e-3, 1e9)]).endswith("| mlxinfer, 4 | 1.00 | 1.00 T | 2.00 |\n")
 
 
 def test_pages_lie_scattered_and_have_their_bytes() -> None:

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import pytest
 
+from mlxinfer import kernels_cpu
 from mlxinfer.cache.backend import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, Segment
 from mlxinfer.cache.format import KVFormat
@@ -74,3 +75,22 @@ def test_a_quantized_past_is_in_16_bits_for_one_layer_at_a_time(backend):
     assert quantized < plain
     # Codes are widened to float32 on their way, and joined with the open page.
     assert quantized - PagedCache.token_bytes(SPECS, mx.bfloat16, KVFormat(4, 4)) * TOKENS < 5 * one_layer
+
+
+@pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
+@pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
+def test_what_a_decode_step_allocates_does_not_depend_on_the_context(kv):
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv)
+    slot, past, found = cache.open(), 0, []
+    for length in (100, 1000, TOKENS - 10):
+        while past < length:
+            count = min(CHUNK, length - past)
+            feed(cache, slot, past, count, answers=False)
+            past += count
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        feed(cache, slot, past, 1, answers=True)
+        past += 1
+        found.append(mx.get_peak_memory() - before)
+    assert max(found) - min(found) <= 1024, found

@@ -42,10 +42,20 @@ class CompileError(RuntimeError):
     """With the compiler's log."""
 
 
+NEEDED = {
+    "nvidia-cuda-nvrtc": "libnvrtc.so*",
+    "nvidia-cuda-runtime": "cuda_fp16.h",
+    "nvidia-cuda-cccl": "nv/target",
+    "nvidia-cuda-crt": "crt/host_defines.h",
+}
+"""Wheels, and a file of each."""
+
+
+@cache
 def wheels_missing() -> str:
-    """Why nothing can be compiled, or an empty string."""
-    missing = [name for name, there in (("nvidia-cuda-nvrtc", _library()), ("nvidia-cuda-runtime", _includes())) if not there]
-    return f"pip install {' '.join(missing)} nvidia-cuda-cccl nvidia-cuda-crt" if missing else ""
+    """What has to be installed, or an empty string."""
+    missing = [wheel for wheel, file in NEEDED.items() if not any(found for root in _roots() for found in root.rglob(file))]
+    return f"pip install {' '.join(missing)}" if missing else ""
 
 
 @cache

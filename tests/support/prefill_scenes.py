@@ -178,6 +178,8 @@ class PrefillScene:
         """Dequantized to the dtype, and MLX's own attention on that, with a mask."""
         answers, start = [], 0
         for raw, sealed, (past, count) in zip(self.tokens, self.meant, self.sequences, strict=True):
+            if not count:
+                continue
             k, v = (self._cast(np.concatenate([y, x], axis=1)) for x, y in zip(raw, sealed, strict=True))
             places, positions = np.arange(past + count), np.arange(past, past + count)[:, None]
             own = positions // 64 * 64

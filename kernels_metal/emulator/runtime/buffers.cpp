@@ -1,4 +1,5 @@
 // Memory of a launch: exact sizes (what lies beyond is AddressSanitizer's), NaN or uninitialised where a kernel has not written.
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,3 +46,14 @@ void buffer_check([[maybe_unused]] const Buffer& buffer, [[maybe_unused]] uint32
   fail("unwritten", "%u %ld", index, at);
 #endif
 }
+
+// Calls of these are put before every shift in mode "asan"; the caller becomes a line of the source.
+static void check_shift(uint64_t distance, uint64_t most, const void* code) {
+  if (distance <= most) return;
+  Dl_info library = {};
+  dladdr(code, &library);
+  const size_t place = size_t((const char*)code - (const char*)library.dli_fbase);
+  fail("undefined", "%zu shift by %ld in an integer of %lu bits", place, int64_t(distance), most + 1);
+}
+extern "C" void __emu_shift32(int32_t distance, uint32_t most) { check_shift(uint64_t(int64_t(distance)), most, __builtin_return_address(0)); }
+extern "C" void __emu_shift64(uint64_t distance, uint64_t most) { check_shift(distance, most, __builtin_return_address(0)); }

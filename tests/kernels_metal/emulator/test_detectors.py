@@ -69,6 +69,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 RACE = {"tsan": "race", "trace": "race"}
 BOUNDS = {"asan": "bounds"}
+DIVERGENCE = dict.fromkeys(("fast", "asan"), "divergence")
 GARBAGE = {"msan": "uninitialised"}
 
 BUGS = [
@@ -115,14 +116,14 @@ BUGS = [
     Bug(
         "divergent_simd_operation",
         INDEX + "float sum = x[i];\nif (lane < !bug!)\n  sum = simd_sum(sum); // HERE\nout[i] = sum;",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "16",
         "32",
     ),
     Bug(
         "divergent_barrier",
         INDEX + f"if (group != !bug!)\n  {BARRIER} // HERE\nout[i] = x[i];",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "0",
         "9",
     ),
@@ -136,7 +137,7 @@ BUGS = [
     Bug(
         "different_barriers",
         INDEX + f"if (group == !bug!)\n  {BARRIER} // HERE\nelse\n  {BARRIER}\nout[i] = x[i];",
-        dict.fromkeys(emulator.MODES, "divergence"),
+        DIVERGENCE,
         "0",
         "9",
     ),
@@ -172,6 +173,9 @@ BUGS = [
     ),
     Bug("integer_overflow", INDEX + "int big = 0x7fffffff - 20;\nout[i] = big + int(t) !bug!; // HERE", {"asan": "undefined"}, "", "/ 8"),
     Bug("conversion_out_of_range", INDEX + "out[i] = uchar(x[i] !bug! 2); // HERE", {"asan": "undefined"}, "* 3 +", "* 0 +"),
+    Bug("shift_by_the_width", INDEX + "uint word = uint(x[i]) >> (lane !bug!); // HERE\nout[i] = word;", {"asan": "undefined"}, "+ 1", ""),
+    Bug("long_shift", INDEX + "ulong word = 1ul << (t !bug!); // HERE\nout[i] = word != 0;", {"asan": "undefined"}, "+ 1", ""),
+    Bug("thread_array_by_pointer", INDEX + "float own[2] = {1, 2};\nthread float* p = own;\nout[i] = p[!bug!]; // HERE", BOUNDS, "2", "1"),
     Bug("two_writers", INDEX + "out[i] = x[i]; // HERE\nif (t == 0) out[!bug!] = x[i]; // HERE", {"trace": "two threadgroups"}, "0", "i"),
     Bug(
         "reads_what_others_write",
