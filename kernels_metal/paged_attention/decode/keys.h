@@ -19,26 +19,26 @@ inline void multiply_channels(Rows rows, Scales scales, Queries queries, int fir
     const float scale = there && E::quantized ? float(scales[own]) : 1.0f;
     const float bias = there && E::quantized ? middle_of<BITS>(scale, float(scales[D::KEY_DIM + own])) : 0.0f;
     float scaled[D::QUERIES];
-    for (int i = 0; i < D::QUERIES; ++i) {
+    UNROLL for (int i = 0; i < D::QUERIES; ++i) {
       const float x = there ? query_at<D>(queries, i, own) : 0.0f;
       scaled[i] = x * scale;
       offsets[i] += x * bias;
     }
     for (int some = 0; some < steps && block + some * D::KEY_ROWS < last; some += ahead) {
       uint codes[ahead * words];
-      for (int step = 0; step < ahead; ++step) {
+      UNROLL for (int step = 0; step < ahead; ++step) {
         const int channel = block + (some + step) * D::KEY_ROWS + row;
-        for (int i = 0; i < words; ++i) codes[step * words + i] = 0;
+        UNROLL for (int i = 0; i < words; ++i) codes[step * words + i] = 0;
         if (channel < last) {
           load_run<bytes, LoadWidth<bytes, 8 * E::bits>::value>(rows, channel - first, part * bytes, codes + step * words);
         }
       }
-      for (int step = 0; step < ahead; ++step) {
-        for (int i = 0; i < D::QUERIES; ++i) {
+      UNROLL for (int step = 0; step < ahead; ++step) {
+        float numbers[D::KEY_RUN];
+        UNROLL for (int j = 0; j < D::KEY_RUN; ++j) numbers[j] = centred_value_at<typename D::T, BITS>(codes + step * words, j);
+        UNROLL for (int i = 0; i < D::QUERIES; ++i) {
           const float x = simd_shuffle(scaled[i], ushort((some + step) * D::KEY_ROWS + row));
-          for (int j = 0; j < D::KEY_RUN; ++j) {
-            products[i * D::KEY_RUN + j] += x * centred_value_at<typename D::T, BITS>(codes + step * words, j);
-          }
+          UNROLL for (int j = 0; j < D::KEY_RUN; ++j) products[i * D::KEY_RUN + j] += x * numbers[j];
         }
       }
     }
@@ -55,11 +55,11 @@ inline int own_token(uint lane) {
 // they have: each keeps half of the tokens and gives the other half away. products[query][0..1] are then the own tokens'.
 template <typename D>
 inline void add_channels(thread float* products, uint lane) {
-  for (int half_run = D::KEY_RUN / 2, mask = 16; half_run >= 2; half_run /= 2, mask /= 2) {
+  UNROLL for (int half_run = D::KEY_RUN / 2, mask = 16; half_run >= 2; half_run /= 2, mask /= 2) {
     const bool upper = (lane & uint(mask)) != 0;
-    for (int i = 0; i < D::QUERIES; ++i) {
+    UNROLL for (int i = 0; i < D::QUERIES; ++i) {
       thread float* x = products + i * D::KEY_RUN;
-      for (int j = 0; j < half_run; ++j) {
+      UNROLL for (int j = 0; j < half_run; ++j) {
         const float kept = upper ? x[half_run + j] : x[j];
         const float given = upper ? x[j] : x[half_run + j];
         x[j] = kept + simd_shuffle_xor(given, ushort(mask));
@@ -75,7 +75,7 @@ inline void multiply_page(const device uchar* keys, const device half* scales, Q
   constexpr int bytes = KeyRows<D, BITS>::bytes, part = KeyRows<D, BITS>::part;
   const Sharing<D::SHARED> sharing = Sharing<D::SHARED>();
   float offsets[D::QUERIES];
-  for (int i = 0; i < D::QUERIES; ++i) offsets[i] = 0.0f;
+  UNROLL for (int i = 0; i < D::QUERIES; ++i) offsets[i] = 0.0f;
   for (int first = 0; first < D::KEY_DIM; first += part) {
     const int last = min(first + part, D::KEY_DIM);
     auto rows = rows_of<D>(sharing, keys + first * bytes, last - first, bytes, bytes, place);
@@ -83,7 +83,7 @@ inline void multiply_page(const device uchar* keys, const device half* scales, Q
   }
   if (!active) return;
   add_channels<D>(products, place.lane);
-  for (int i = 0; i < D::QUERIES; ++i) {
+  UNROLL for (int i = 0; i < D::QUERIES; ++i) {
     const float offset = Element<typename D::T, BITS>::quantized ? simd_sum(offsets[i]) : 0.0f;
     products[i * D::KEY_RUN] += offset;
     products[i * D::KEY_RUN + 1] += offset;
@@ -103,24 +103,24 @@ inline void multiply_open(const device uchar* keys, Queries queries, int present
     if (!active) continue;
     for (int channel = first; channel < last; channel += 8) {
       uint words[2 * bytes / 4];
-      for (int i = 0; i < 2; ++i) {
+      UNROLL for (int i = 0; i < 2; ++i) {
         if (token + i < present) {
           load_run<bytes, 16>(rows, token + i, (channel - first) * size, words + i * bytes / 4);
         } else {
-          for (int j = 0; j < bytes / 4; ++j) words[i * bytes / 4 + j] = 0;
+          UNROLL for (int j = 0; j < bytes / 4; ++j) words[i * bytes / 4 + j] = 0;
         }
       }
       float sums[2 * D::QUERIES];  // of eight products: added to the others together, so that less is lost
-      for (int i = 0; i < 2 * D::QUERIES; ++i) sums[i] = 0.0f;
-      for (int j = 0; j < 8; ++j) {
+      UNROLL for (int i = 0; i < 2 * D::QUERIES; ++i) sums[i] = 0.0f;
+      UNROLL for (int j = 0; j < 8; ++j) {
         const float x = value_at<T, 16>(words, j), y = value_at<T, 16>(words + bytes / 4, j);
-        for (int i = 0; i < D::QUERIES; ++i) {
+        UNROLL for (int i = 0; i < D::QUERIES; ++i) {
           const float q = query_at<D>(queries, i, channel + j);
           sums[2 * i] += q * x;
           sums[2 * i + 1] += q * y;
         }
       }
-      for (int i = 0; i < D::QUERIES; ++i) {
+      UNROLL for (int i = 0; i < D::QUERIES; ++i) {
         products[i * D::KEY_RUN] += sums[2 * i];
         products[i * D::KEY_RUN + 1] += sums[2 * i + 1];
       }
