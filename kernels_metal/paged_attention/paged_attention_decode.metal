@@ -49,7 +49,7 @@ inline void attend_pages(Pages<typename D::T> pages, Item item, const device int
   UNROLL for (int i = 0; i < D::QUERIES * D::RUNS * D::VALUE_RUN; ++i) state.answers[i] = 0.0f;
   UNROLL for (int i = 0; i < D::QUERIES * D::GROUPS; ++i) state.biases[i] = 0.0f;
   const int step = D::SHARED ? 1 : D::SIMDGROUPS;
-  for (int page = item.begin + (D::SHARED ? 0 : int(place.simdgroup)); page < item.end; page += step) {
+  ROLLED for (int page = item.begin + (D::SHARED ? 0 : int(place.simdgroup)); page < item.end; page += step) {
     const int id = page == item.past / 64 ? 0 : table[item.table + page];
     attend_page<D>(pages, item, page, id, queries, first_query, scale, softcap, place, state);
   }

@@ -13,7 +13,7 @@ inline void multiply_channels(Rows rows, Scales scales, Queries queries, int fir
   constexpr int bytes = D::KEY_RUN * E::bits / 8, words = (bytes + 3) / 4, steps = 32 / D::KEY_ROWS;
   constexpr int ahead = steps * words <= 16 ? steps : words <= 4 ? 4 : words <= 8 ? 2 : 1;  // loads before the first use
   const int part = lane % D::KEY_LANES, row = lane / D::KEY_LANES;
-  for (int block = first; block < last; block += 32) {
+  ROLLED for (int block = first; block < last; block += 32) {
     const int own = block + int(lane);
     const bool there = own < last;
     const float scale = there && E::quantized ? float(scales[own]) : 1.0f;
@@ -51,20 +51,29 @@ inline int own_token(uint lane) {
   return int(lane % D::KEY_LANES) * D::KEY_RUN + int(lane / D::KEY_LANES) * 2;
 }
 
-// Adds up the products of the lanes that have read different channels of the same tokens. In each step, two lanes halve what
-// they have: each keeps half of the tokens and gives the other half away. products[query][0..1] are then the own tokens'.
+// Two lanes halve what they have of 2 * HALF tokens: each keeps one half and gives the other half away.
+template <typename D, int HALF, int MASK>
+inline void halve(thread float* products, uint lane) {
+  const bool upper = (lane & uint(MASK)) != 0;
+  UNROLL for (int i = 0; i < D::QUERIES; ++i) {
+    UNROLL for (int j = 0; j < HALF; ++j) {
+      const float low = products[i * D::KEY_RUN + j], high = products[i * D::KEY_RUN + HALF + j];
+      products[i * D::KEY_RUN + j] = (upper ? high : low) + simd_shuffle_xor(upper ? low : high, ushort(MASK));
+    }
+  }
+}
+
+// Adds up the products of the lanes that have read different channels of the same tokens; products[query][0..1] are then those of
+// the own tokens.
 template <typename D>
 inline void add_channels(thread float* products, uint lane) {
-  UNROLL for (int half_run = D::KEY_RUN / 2, mask = 16; half_run >= 2; half_run /= 2, mask /= 2) {
-    const bool upper = (lane & uint(mask)) != 0;
-    UNROLL for (int i = 0; i < D::QUERIES; ++i) {
-      thread float* x = products + i * D::KEY_RUN;
-      UNROLL for (int j = 0; j < half_run; ++j) {
-        const float kept = upper ? x[half_run + j] : x[j];
-        const float given = upper ? x[j] : x[half_run + j];
-        x[j] = kept + simd_shuffle_xor(given, ushort(mask));
-      }
-    }
+  if (D::KEY_RUN == 16) {
+    halve<D, 8, 16>(products, lane);
+    halve<D, 4, 8>(products, lane);
+    halve<D, 2, 4>(products, lane);
+  } else {
+    halve<D, 4, 16>(products, lane);
+    halve<D, 2, 8>(products, lane);
   }
 }
 
@@ -101,7 +110,7 @@ inline void multiply_open(const device uchar* keys, Queries queries, int present
     const int last = min(first + part, D::KEY_DIM);
     auto rows = rows_of<D>(Sharing<D::SHARED>(), keys + first * size, present, (last - first) * size, stride, place);
     if (!active) continue;
-    for (int channel = first; channel < last; channel += 8) {
+    ROLLED for (int channel = first; channel < last; channel += 8) {
       uint words[2 * bytes / 4];
       UNROLL for (int i = 0; i < 2; ++i) {
         if (token + i < present) {

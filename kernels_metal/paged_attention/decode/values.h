@@ -40,7 +40,7 @@ inline void add_values(Rows rows, int first, int last, Place place, thread State
   constexpr int fit = words > 8 ? 1 : words > 4 ? 2 : words > 2 ? 4 : 8, steps = ValueRows<D, BITS>::part / D::VALUE_ROWS;
   constexpr int ahead = fit < steps ? fit : steps;  // loads before the first use
   const threadgroup half* scales = (const threadgroup half*)place.value_scales;
-  for (int begin = first; begin < last; begin += ahead * D::VALUE_ROWS) {
+  ROLLED for (int begin = first; begin < last; begin += ahead * D::VALUE_ROWS) {
     UNROLL for (int run = 0; run < D::RUNS; ++run) {
       const int part = run * D::VALUE_LANES + int(place.lane) % D::VALUE_LANES;
       uint codes[ahead * words];
