@@ -133,6 +133,8 @@ class Comparison:
         if work not in self._costs:
             depth = work.depth + work.steps // 2
             self._costs[work] = self._workers[OURS].ask("cost", tokens=work.tokens, depth=depth, streams=work.streams)
+        if work.kv != 16:
+            return 0.0, 0.0
         cost, mine, theirs = self._costs[work], self.about[OURS], self.about[engine]
         if "operations" not in cost:
             return 0.0, 0.0

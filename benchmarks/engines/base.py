@@ -33,8 +33,9 @@ class Engine(Protocol):
         """From a prompt of random tokens to the first token of the answer."""
         ...
 
-    def decode(self, depth: int, streams: int, steps: int) -> float:
-        """`steps` tokens for each of so many sequences, in one batch, behind prompts of `depth` (at least one) random tokens."""
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
+        """`steps` tokens for each of so many sequences, in one batch, behind prompts of `depth` (at least one) random tokens, whose keys
+        and values are kept in so many bits."""
         ...
 
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:

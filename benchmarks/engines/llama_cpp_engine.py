@@ -11,18 +11,21 @@ import numpy as np
 
 from .base import WARM_STEPS, About, random_tokens
 
+_CACHE_TYPES = {8: llama.GGML_TYPE_Q8_0, 4: llama.GGML_TYPE_Q4_0}
+_FLASH_ATTENTION = 1
+"""On: quantized values need it. Otherwise llama.cpp chooses for itself."""
 _ROOM = 64
 """Tokens of context for the steps that are not counted."""
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
-def _quiet(level: int, text: bytes, data: object) -> None:
+def quiet(level: int, text: bytes, data: object) -> None:
     pass
 
 
 class LlamaCpp:
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
-        llama.llama_log_set(_quiet, ctypes.c_void_p(0))
+        llama.llama_log_set(quiet, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self.model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
         if self.model is None:
@@ -31,7 +34,9 @@ class LlamaCpp:
         self.size = llama.llama_vocab_n_tokens(self.vocabulary)
         self.threads = threads
         self._many: dict[int, Any] = {}
-        self.context = self._context(context + _ROOM, 1)
+        self._tokens_of_context = context + _ROOM
+        self._contexts = {16: self._context(self._tokens_of_context, 1)}
+        self.context = self._contexts[16]
         return self._text(self._feed(self._tokens(prompt)))
 
     def about(self) -> About:
@@ -47,9 +52,12 @@ class LlamaCpp:
         self._feed(prompt)
         return perf_counter() - start
 
-    def decode(self, depth: int, streams: int, steps: int) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
         if streams > 1:
             return self._decode_many(depth, streams, steps)
+        if kv not in self._contexts:
+            self._contexts[kv] = self._context(self._tokens_of_context, 1, kv)
+        self.context = self._contexts[kv]
         self._forget(self.context)
         token = self._feed(random_tokens(max(depth, 1), self.size))
         for _ in range(WARM_STEPS):
@@ -62,9 +70,12 @@ class LlamaCpp:
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
         return {}
 
-    def _context(self, tokens: int, streams: int) -> Any:
+    def _context(self, tokens: int, streams: int, kv: int = 16) -> Any:
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_seq_max = tokens * streams, streams
+        if kv != 16:
+            params.type_k = params.type_v = _CACHE_TYPES[kv]
+            params.flash_attn_type = _FLASH_ATTENTION
         params.n_threads = params.n_threads_batch = self.threads
         context = llama.llama_init_from_model(self.model, params)
         if context is None:

@@ -12,13 +12,14 @@ from mlx_lm import load
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
+from ..works import DEEP
 from .base import WARM_STEPS, About, random_tokens
 
 
 class MLXLM:
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
         self.model, self.tokenizer = load(model)[:2]
-        self._filled: dict[int, list[Any]] = {}
+        self._filled: dict[tuple[int, int], list[Any]] = {}
         tokens = self._generate(self.tokenizer.encode(prompt), 1)
         text: str = self.tokenizer.decode([next(tokens)])
         _finish(tokens)
@@ -41,10 +42,12 @@ class MLXLM:
         _finish(answer)
         return seconds
 
-    def decode(self, depth: int, streams: int, steps: int) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
         if streams != 1:
             raise ValueError("one sequence at a time")
-        cache = self._filled.pop(depth, None)
+        cache = self._filled.pop((depth, kv), None)
+        if cache is None and depth == DEEP:
+            cache = self._random_cache(depth, kv)
         prompt = random_tokens(max(depth, 1) if cache is None else 1, self._vocabulary)
         cache = cache or make_prompt_cache(self.model)
         answer = self._generate(prompt, 1 + WARM_STEPS + steps, cache)
@@ -57,8 +60,20 @@ class MLXLM:
         _finish(answer)
         if can_trim_prompt_cache(cache):
             trim_prompt_cache(cache, cache[0].offset - depth)
-            self._filled[depth] = cache
+            self._filled[depth, kv] = cache
         return seconds
+
+    def _random_cache(self, depth: int, kv: int) -> list[Any]:
+        """Reading so long a prompt would take minutes; attention takes as long over random numbers."""
+        cache: list[Any] = make_prompt_cache(self.model)
+        self.model(mx.array(random_tokens(1, self._vocabulary))[None], cache=cache)
+        for layer in cache:
+            shapes = [(1, a.shape[1], depth - 1, a.shape[3]) for a in (layer.keys, layer.values)]
+            layer.update_and_fetch(*(mx.random.normal(shape).astype(layer.keys.dtype) for shape in shapes))
+        if kv != 16:
+            cache = [layer.to_quantized(group_size=64, bits=kv) for layer in cache]
+        mx.eval([layer.state[:2] for layer in cache])
+        return cache
 
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
         return {}

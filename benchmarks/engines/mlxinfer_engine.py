@@ -23,7 +23,8 @@ class MLXInfer:
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
         self.llm = LLM(model)
         text = self.llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1))[0].text
-        self._held: dict[tuple[int, int], list[Sequence]] = {}
+        self._held: dict[tuple[int, int, int], list[Sequence]] = {}
+        self._engines = {16: self.llm.engine}
         self._open = ExitStack()
         return text
 
@@ -42,9 +43,9 @@ class MLXInfer:
     def prefill(self, tokens: int) -> float:
         return self._bench().prefill(tokens)
 
-    def decode(self, depth: int, streams: int, steps: int) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
         # The cache is filled once: every measurement runs on copies of the sequences that are held there.
-        key, bench = (depth, streams), self._bench()
+        key, bench = (depth, streams, kv), self._bench(kv)
         if key not in self._held:
             self._held[key] = self._open.enter_context(bench.filled(depth, streams, MOST_STEPS))
         return bench.decode(self._held[key], steps)
@@ -62,11 +63,16 @@ class MLXInfer:
         ]
         return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
 
-    def _bench(self) -> Bench:
+    def _bench(self, kv: int = 16) -> Bench:
         # What measures is no part of what loads.
+        from mlxinfer.cache.format import KVFormat
+        from mlxinfer.engine.engine import Engine
         from mlxinfer.engine.measure import Bench
 
-        return Bench(self.llm.engine)
+        if kv not in self._engines:
+            engine = self.llm.engine
+            self._engines[kv] = Engine(engine.model, engine.config, dtype=self.llm.dtype, kv=KVFormat.parse(kv))
+        return Bench(self._engines[kv])
 
 
 def _kernels() -> str:

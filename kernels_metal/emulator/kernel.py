@@ -93,6 +93,8 @@ class Kernel:
                 found.append(worker.Argument(name, worker.OUTPUT, size, dtype.size))
             else:
                 add(name, worker.PREFILLED, _numpy(mx.full(shape, init_value, dtype)))
+        if len(found) > MOST_BUFFERS:
+            raise KernelError("launch", f"{self.body.name}: {len(found)} buffers with shapes and strides, at most {MOST_BUFFERS}")
         return found
 
     def _record(self, request: worker.Request, answer: worker.Answer) -> None:

@@ -39,7 +39,7 @@ class FakeEngine:
             os._exit(3)
         return tokens / self.speed
 
-    def decode(self, depth: int, streams: int, steps: int) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
         return steps / self.speed
 
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
