@@ -3,8 +3,19 @@
 // A row of codes is a dense little-endian bit stream: value i lies in bits i*BITS .. i*BITS + BITS - 1 of the row, and the row
 // begins at a word of 32 bits. A lane reads a run of N neighbouring values that begins at a byte (N is a multiple of 8, or
 // N * BITS is), with the widest loads that the run's place allows, into registers, and takes them apart there.
-// Loops over constants unroll, so that every shift and every mask below is a constant of the compiled kernel.
+// Every shift and every mask below is a constant of the compiled kernel.
 #pragma once
+
+// Before a loop over constants whose counter indexes an array in registers: an array with an index that is not known when the kernel is
+// compiled lies in memory. (Under a CPU's sanitizers that would not matter, and unrolled loops would take long to compile.)
+#if defined(__METAL_VERSION__) || defined(__CUDACC__)
+// A loop that is rolled would be unrolled by a compiler, until the kernel is larger than what a core keeps of it.
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+#else
+#define UNROLL
+#define ROLLED
+#endif
 
 // How many bits a value takes: `BITS` for codes, those of T for BITS = 16 ("kept in T", which may be float).
 template <typename T, int BITS>
@@ -35,7 +46,7 @@ template <int BYTES, int WIDTH>
 inline void load_run(DeviceRows rows, uint row, uint offset, thread uint* words) {
   const device uchar* from = rows.start + row * rows.stride + offset;
   if (WIDTH == 16) {
-    for (int i = 0; i < BYTES / 16; ++i) {
+    UNROLL for (int i = 0; i < BYTES / 16; ++i) {
       const uint4 x = ((const device uint4*)from)[i];
       words[4 * i] = x.x;
       words[4 * i + 1] = x.y;
@@ -43,19 +54,19 @@ inline void load_run(DeviceRows rows, uint row, uint offset, thread uint* words)
       words[4 * i + 3] = x.w;
     }
   } else if (WIDTH == 8) {
-    for (int i = 0; i < BYTES / 8; ++i) {
+    UNROLL for (int i = 0; i < BYTES / 8; ++i) {
       const uint2 x = ((const device uint2*)from)[i];
       words[2 * i] = x.x;
       words[2 * i + 1] = x.y;
     }
   } else if (WIDTH == 4) {
-    for (int i = 0; i < BYTES / 4; ++i) words[i] = ((const device uint*)from)[i];
+    UNROLL for (int i = 0; i < BYTES / 4; ++i) words[i] = ((const device uint*)from)[i];
   } else {
-    for (int i = 0; i < (BYTES + 3) / 4; ++i) words[i] = 0;
+    UNROLL for (int i = 0; i < (BYTES + 3) / 4; ++i) words[i] = 0;
     if (WIDTH == 2) {
-      for (int i = 0; i < BYTES / 2; ++i) words[i / 2] |= uint(((const device ushort*)from)[i]) << (16 * (i % 2));
+      UNROLL for (int i = 0; i < BYTES / 2; ++i) words[i / 2] |= uint(((const device ushort*)from)[i]) << (16 * (i % 2));
     } else {
-      for (int i = 0; i < BYTES; ++i) words[i / 4] |= uint(from[i]) << (8 * (i % 4));
+      UNROLL for (int i = 0; i < BYTES; ++i) words[i / 4] |= uint(from[i]) << (8 * (i % 4));
     }
   }
 }
@@ -67,11 +78,11 @@ inline void load_run(StagedRows rows, uint row, uint offset, thread uint* words)
   const uint at = row * rows.stride + offset;
   const threadgroup uint* from = rows.start + at / 4;
   if (WIDTH >= 4) {
-    for (int i = 0; i < BYTES / 4; ++i) words[i] = from[i];
+    UNROLL for (int i = 0; i < BYTES / 4; ++i) words[i] = from[i];
   } else {
     const uint skip = at % 4;
     const uint last = (skip + BYTES - 1) / 4;
-    for (int i = 0; i < (BYTES + 3) / 4; ++i) {
+    UNROLL for (int i = 0; i < (BYTES + 3) / 4; ++i) {
       const uint low = from[i] >> (8 * skip);
       const bool reaches = skip > 0 && uint(i) < last;
       words[i] = reaches ? low | (from[i + 1] << (32 - 8 * skip)) : low;

@@ -19,7 +19,7 @@ inline void attend_page(Pages<typename D::T> pages, Item item, int page, int id,
   constexpr int values = ValueRows<D, D::V_BITS>::bytes * 64, plain_values = ValueRows<D, 16>::bytes * 64;
   const bool active = first_query < item.count * D::HEADS;
   float products[D::QUERIES * D::KEY_RUN];
-  for (int i = 0; i < D::QUERIES * D::KEY_RUN; ++i) products[i] = 0.0f;
+  UNROLL for (int i = 0; i < D::QUERIES * D::KEY_RUN; ++i) products[i] = 0.0f;
   if (page == item.past / 64) {
     const int present = item.past + item.count - page * 64;
     multiply_open<D>(pages.open_keys, queries, present, active, place, products);
@@ -45,11 +45,11 @@ inline void attend_page(Pages<typename D::T> pages, Item item, int page, int id,
 template <typename D, typename Queries>
 inline void attend_pages(Pages<typename D::T> pages, Item item, const device int* table, Queries queries, int first_query,
                          float scale, float softcap, Place place, thread State<D>& state) {
-  for (int i = 0; i < D::QUERIES; ++i) state.softmax[i] = empty_softmax();
-  for (int i = 0; i < D::QUERIES * D::RUNS * D::VALUE_RUN; ++i) state.answers[i] = 0.0f;
-  for (int i = 0; i < D::QUERIES * D::GROUPS; ++i) state.biases[i] = 0.0f;
+  UNROLL for (int i = 0; i < D::QUERIES; ++i) state.softmax[i] = empty_softmax();
+  UNROLL for (int i = 0; i < D::QUERIES * D::RUNS * D::VALUE_RUN; ++i) state.answers[i] = 0.0f;
+  UNROLL for (int i = 0; i < D::QUERIES * D::GROUPS; ++i) state.biases[i] = 0.0f;
   const int step = D::SHARED ? 1 : D::SIMDGROUPS;
-  for (int page = item.begin + (D::SHARED ? 0 : int(place.simdgroup)); page < item.end; page += step) {
+  ROLLED for (int page = item.begin + (D::SHARED ? 0 : int(place.simdgroup)); page < item.end; page += step) {
     const int id = page == item.past / 64 ? 0 : table[item.table + page];
     attend_page<D>(pages, item, page, id, queries, first_query, scale, softcap, place, state);
   }

@@ -71,13 +71,13 @@ template <typename T, int BITS, int SIZE>
 inline Meaning seal_group(const device T* from, int stride, thread RowWriter<BITS>& row) {
   float values[SIZE];
   float lowest = INFINITY, highest = -INFINITY;
-  for (int i = 0; i < SIZE; ++i) {
+  UNROLL for (int i = 0; i < SIZE; ++i) {
     values[i] = float(from[i * stride]);
     lowest = min(lowest, values[i]);
     highest = max(highest, values[i]);
   }
   const Meaning m = meaning_of<BITS>(lowest, highest);
-  for (int i = 0; i < SIZE; ++i) append(row, code_of<BITS>(values[i], m));
+  UNROLL for (int i = 0; i < SIZE; ++i) append(row, code_of<BITS>(values[i], m));
   return m;
 }
 

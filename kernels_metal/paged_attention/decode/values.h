@@ -10,8 +10,10 @@ inline void weigh(Item item, int page, int first_query, float scale, float softc
   const int position = page * 64 + token;
   const threadgroup half* scales = (const threadgroup half*)place.value_scales + token * D::GROUPS;
   float biases[2 * D::GROUPS];
-  for (int g = 0; QUANTIZED && g < 2 * D::GROUPS; ++g) biases[g] = middle_of<D::V_BITS>(float(scales[g]), float(scales[64 * D::GROUPS + g]));
-  for (int i = 0; i < D::QUERIES; ++i) {
+  UNROLL for (int g = 0; g < 2 * D::GROUPS; ++g) {
+    biases[g] = QUANTIZED ? middle_of<D::V_BITS>(float(scales[g]), float(scales[64 * D::GROUPS + g])) : 0.0f;
+  }
+  UNROLL for (int i = 0; i < D::QUERIES; ++i) {
     const int row = (first_query + i) / D::HEADS;
     const int newest = item.past + row, oldest = item.oldest + row;
     const bool sees = position >= oldest && position <= newest, sees_next = position + 1 >= oldest && position + 1 <= newest;
@@ -22,9 +24,9 @@ inline void weigh(Item item, int page, int first_query, float scale, float softc
     const float weight = weight_of(state.softmax[i], score, sees), next_weight = weight_of(state.softmax[i], next, sees_next);
     products[i * D::KEY_RUN] = weight;
     products[i * D::KEY_RUN + 1] = next_weight;
-    for (int j = 0; j < D::RUNS * D::VALUE_RUN; ++j) state.answers[i * D::RUNS * D::VALUE_RUN + j] *= shrink;
-    for (int g = 0; g < D::GROUPS; ++g) {
-      const float bias = QUANTIZED ? weight * biases[g] + next_weight * biases[D::GROUPS + g] : 0.0f;
+    UNROLL for (int j = 0; j < D::RUNS * D::VALUE_RUN; ++j) state.answers[i * D::RUNS * D::VALUE_RUN + j] *= shrink;
+    UNROLL for (int g = 0; g < D::GROUPS; ++g) {
+      const float bias = weight * biases[g] + next_weight * biases[D::GROUPS + g];
       state.biases[i * D::GROUPS + g] = state.biases[i * D::GROUPS + g] * shrink + bias;
     }
   }
@@ -38,25 +40,26 @@ inline void add_values(Rows rows, int first, int last, Place place, thread State
   constexpr int fit = words > 8 ? 1 : words > 4 ? 2 : words > 2 ? 4 : 8, steps = ValueRows<D, BITS>::part / D::VALUE_ROWS;
   constexpr int ahead = fit < steps ? fit : steps;  // loads before the first use
   const threadgroup half* scales = (const threadgroup half*)place.value_scales;
-  for (int begin = first; begin < last; begin += ahead * D::VALUE_ROWS) {
-    for (int run = 0; run < D::RUNS; ++run) {
+  ROLLED for (int begin = first; begin < last; begin += ahead * D::VALUE_ROWS) {
+    UNROLL for (int run = 0; run < D::RUNS; ++run) {
       const int part = run * D::VALUE_LANES + int(place.lane) % D::VALUE_LANES;
       uint codes[ahead * words];
-      for (int step = 0; step < ahead; ++step) {
+      UNROLL for (int step = 0; step < ahead; ++step) {
         const int token = begin + step * D::VALUE_ROWS + int(place.lane) / D::VALUE_LANES;
-        for (int i = 0; i < words; ++i) codes[step * words + i] = 0;
+        UNROLL for (int i = 0; i < words; ++i) codes[step * words + i] = 0;
         if (token < last && part < D::PARTS) {
           load_run<bytes, LoadWidth<bytes, ValueRows<D, BITS>::bytes>::value>(rows, token - first, part * bytes, codes + step * words);
         }
       }
-      for (int step = 0; step < ahead; ++step) {
+      UNROLL for (int step = 0; step < ahead; ++step) {
         const int token = begin + step * D::VALUE_ROWS + int(place.lane) / D::VALUE_LANES;
         if (token >= last || part >= D::PARTS) continue;
         const float scale = E::quantized ? float(scales[token * D::GROUPS + part * D::VALUE_RUN / D::GROUP]) : 1.0f;
-        for (int i = 0; i < D::QUERIES; ++i) {
+        float numbers[D::VALUE_RUN];
+        UNROLL for (int j = 0; j < D::VALUE_RUN; ++j) numbers[j] = centred_value_at<typename D::T, BITS>(codes + step * words, j);
+        UNROLL for (int i = 0; i < D::QUERIES; ++i) {
           const float weight = place.weights[(token - first) * D::QUERIES + i] * scale;
-          thread float* answers = state.answers + (i * D::RUNS + run) * D::VALUE_RUN;
-          for (int j = 0; j < D::VALUE_RUN; ++j) answers[j] += weight * centred_value_at<typename D::T, BITS>(codes + step * words, j);
+          UNROLL for (int j = 0; j < D::VALUE_RUN; ++j) state.answers[(i * D::RUNS + run) * D::VALUE_RUN + j] += weight * numbers[j];
         }
       }
     }
@@ -72,7 +75,7 @@ inline void add_page(const device uchar* values, int present, bool active, Place
     const int last = min(first + part, present);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     if (token >= first && token < first + part) {
-      for (int i = 0; i < D::QUERIES; ++i) {
+      UNROLL for (int i = 0; i < D::QUERIES; ++i) {
         place.weights[(token - first) * D::QUERIES + i] = weights[i * D::KEY_RUN];
         place.weights[(token - first + 1) * D::QUERIES + i] = weights[i * D::KEY_RUN + 1];
       }
