@@ -83,9 +83,10 @@ def test_the_graph_holds_no_reference_to_python_objects():
     packed = draw(np.random.default_rng(0), ("affine", 4, 32), (5, 32)).pack()
     held = (plan, rotation, packed.layout, packed.data)
     before = [sys.getrefcount(a) for a in held]
-    row, pages, open = mx.zeros((1, 1, 8)), mx.zeros((1, 0, 64, 8)), mx.zeros((1, 1, 64, 8))
+    row, open = mx.zeros((1, 1, 8)), mx.zeros((1, 1, 64, 8))
+    pages = [mx.zeros((1, 0, 8, 64)), mx.zeros((1, 0, 64, 8))]
     graph = [
-        kernels_cpu.paged_attention([row] * 3, [pages] * 2, [open] * 2, plan, scale=1.0, rotation=rotation),
+        kernels_cpu.paged_attention([row] * 3, pages, [open] * 2, plan, scale=1.0, rotation=rotation),
         packed.multiply(mx.zeros((1, 32))),
         packed.rows(mx.zeros((1,), mx.int32), mx.float32),
     ]
