@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..device import is_gpu
+from ..device import default_dtype, is_gpu
 from ..kernels_metal import executors
 from .attention import AttentionBackend, NativeAttention
 from .base import AttentionSpec, LayerSpec
@@ -39,6 +39,15 @@ def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -
         index: backend.instead for index, backend in _ways(layers, kv, dtype) if isinstance(backend, PlainAttention) and backend.instead
     }
     return [f"attention of {line}: plain MLX instead" for line in by_layers(ways)]
+
+
+def gpu_status() -> str:
+    """Whether the kernels for a GPU work on this one; empty where there is none."""
+    if not (is_gpu() and executors.available()):
+        return ""
+    usual = AttentionSpec(8, 128, 128, query_heads=32)
+    instead = obstacle(usual, default_dtype(), KVFormat(4, 4))
+    return f"attention in plain MLX: {instead}" if instead else "attention by this project's kernels, which have passed their trial"
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:

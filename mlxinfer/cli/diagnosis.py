@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from .._version import __version__
-from ..cache.backend import attention_lines
+from ..cache.backend import attention_lines, gpu_status
 from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.report import layer_lines
@@ -36,6 +36,8 @@ class Diagnosis:
     device: str
     cpu_kernels: str
     """What is in use where MLX computes on the CPU, or why not."""
+    gpu_kernels: str
+    """The same where it computes on a GPU."""
     compute_dtype: str
     memory_bytes: int
     usable_bytes: int
@@ -48,7 +50,7 @@ class Diagnosis:
     """Where packed matrices are kept, and how much; empty where they are not."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels]
+        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels, self.gpu_kernels]
         yield "device", [line for line in lines if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
@@ -108,6 +110,7 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         device=_device(),
         cpu_kernels="" if is_gpu() else kernels_cpu.status(),
+        gpu_kernels=gpu_status(),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         memory_bytes=memory.total,
         usable_bytes=memory.usable,

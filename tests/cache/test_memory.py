@@ -93,4 +93,5 @@ def test_what_a_decode_step_allocates_does_not_depend_on_the_context(kv):
         feed(cache, slot, past, 1, answers=True)
         past += 1
         found.append(mx.get_peak_memory() - before)
-    assert max(found) - min(found) <= 1024, found
+    # The codes of one layer's past alone are 400 kB.
+    assert max(found) - min(found) <= 8192, found

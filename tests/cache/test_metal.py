@@ -12,7 +12,7 @@ from support.tiny import open_model, random_tokens
 
 from mlxinfer.cache import backend as backends
 from mlxinfer.cache import trial
-from mlxinfer.cache.backend import attention_backend, attention_lines, fallback_lines
+from mlxinfer.cache.backend import attention_backend, attention_lines, fallback_lines, gpu_status
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.metal import MetalAttention
@@ -131,12 +131,17 @@ def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
     assert "plain MLX" in attention_lines([odd], KVFormat(), mx.float32)[0]
 
 
+@pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
+    assert "passed their trial" in gpu_status()
     monkeypatch.setenv(trial.SWITCH, "0")
+    assert trial.SWITCH in gpu_status()
     assert trial.SWITCH in attention_lines(SPECS[:1], KVFormat(), mx.float32)[0]
 
 
 def test_a_machine_without_a_gpu_has_nothing_to_say(monkeypatch):
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
+    monkeypatch.setattr(backends, "is_gpu", lambda: False)
+    assert gpu_status() == ""
     assert fallback_lines(SPECS, KVFormat(4, 4), mx.float32) == []
     assert attention_lines(SPECS[:1], KVFormat(4, 4), mx.float32) == ["layer 0: plain MLX"]

@@ -23,7 +23,7 @@ def test_json(call, tiny):
     assert (result.code, result.err) == (0, "")
     found = json.loads(result.out)
     numbers = {"weight_bytes", "load_s", "first_token_s", "peak_rss_bytes"}
-    assert set(found) == numbers | {"model", "dtype", "rows", "machine", "versions"}
+    assert set(found) == numbers | {"model", "dtype", "kv", "rows", "machine", "versions"}
     assert all(found[name] > 0 for name in numbers)
     assert (found["model"], found["dtype"]) == ("tiny", "float32")
     assert found["first_token_s"] > found["load_s"]
@@ -80,7 +80,7 @@ def test_settings_reach_the_model(call, tiny):
         ["--steps", "0"],
         ["--max-seconds", "-1"],
         ["--max-seconds", "nan"],
-        ["--kv", "3"],
+        ["--kv", "7"],
         ["--bits", "7"],
         ["--dtype", "float7"],
         ["--max-context", "0"],

@@ -112,7 +112,7 @@ def test_every_sampling_parameter_has_a_flag():
         ["MODEL", "hi", "--logprobs", "1000"],
         ["MODEL", "hi", "--logit-bias", "5"],
         ["MODEL", "hi", "--dtype", "float7"],
-        ["MODEL", "hi", "--kv", "3"],
+        ["MODEL", "hi", "--kv", "7"],
         ["MODEL", "hi", "--bits", "7"],
         ["MODEL", "hi", "--max-context", "0"],
         ["MODEL", "hi", "--max-context", "8"],
