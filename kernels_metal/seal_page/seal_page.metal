@@ -23,13 +23,16 @@ inline half half_above(float x) {
   return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
 }
 
-// Of a group between `lowest` and `highest`. The floor of the scale lets a constant group come back exactly.
+// Of a group between `lowest` and `highest`. Codes stay away from both ends by `inset` of the range, a power of two. The floor of the
+// scale lets a constant group come back exactly.
 template <int BITS>
-inline Meaning meaning_of(float lowest, float highest) {
+inline Meaning meaning_of(float lowest, float highest, float inset) {
   constexpr float levels = float((1 << BITS) - 1);
   Meaning m;
-  m.bias = half_below(clamp(lowest, -65504.0f, 65504.0f));
-  const float wanted = max((highest - float(m.bias)) / levels, 5.9604644775390625e-8f);
+  const float least = clamp(lowest, -65504.0f, 65504.0f), most = clamp(highest, -65504.0f, 65504.0f);
+  const float margin = (most - least) * inset;
+  m.bias = half_below(least + margin);
+  const float wanted = max((most - margin - float(m.bias)) / levels, 5.9604644775390625e-8f);
   m.scale = half_above(min(wanted, 65504.0f));
   return m;
 }
@@ -68,7 +71,7 @@ inline void finish(thread RowWriter<BITS>& row) {
 
 // SIZE values, `stride` apart, read once.
 template <typename T, int BITS, int SIZE>
-inline Meaning seal_group(const device T* from, int stride, thread RowWriter<BITS>& row) {
+inline Meaning seal_group(const device T* from, int stride, float inset, thread RowWriter<BITS>& row) {
   float values[SIZE];
   float lowest = INFINITY, highest = -INFINITY;
   UNROLL for (int i = 0; i < SIZE; ++i) {
@@ -76,7 +79,7 @@ inline Meaning seal_group(const device T* from, int stride, thread RowWriter<BIT
     lowest = min(lowest, values[i]);
     highest = max(highest, values[i]);
   }
-  const Meaning m = meaning_of<BITS>(lowest, highest);
+  const Meaning m = meaning_of<BITS>(lowest, highest, inset);
   UNROLL for (int i = 0; i < SIZE; ++i) append(row, code_of<BITS>(values[i], m));
   return m;
 }
@@ -90,7 +93,7 @@ if (channel < DIM) {
   row.word = codes + (page * DIM + channel) * (2 * BITS);
   row.pending = 0;
   row.filled = 0;
-  const Meaning m = seal_group<T, BITS, 64>(pages + page * 64 * DIM + channel, DIM, row);
+  const Meaning m = seal_group<T, BITS, 64>(pages + page * 64 * DIM + channel, DIM, 0.0f, row);
   finish(row);
   scales[page * 2 * DIM + channel] = m.scale;
   scales[page * 2 * DIM + DIM + channel] = m.bias;
@@ -99,6 +102,7 @@ if (channel < DIM) {
 //: kernel seal_values(pages) -> codes, scales
 //: threads (64 tokens, pages, KV heads), groups of (32, 1, 1). A thread seals a token of a page.
 constexpr int groups = DIM / GROUP, words = (DIM * BITS + 31) / 32;
+constexpr float inset = 0.25f / float(1 << BITS);
 const int token = thread_position_in_grid.x;
 const size_t page = size_t(threadgroup_position_in_grid.z) * threadgroups_per_grid.y + threadgroup_position_in_grid.y;
 RowWriter<BITS> row;
@@ -106,7 +110,7 @@ row.word = codes + (page * 64 + token) * words;
 row.pending = 0;
 row.filled = 0;
 for (int group = 0; group < groups; ++group) {
-  const Meaning m = seal_group<T, BITS, GROUP>(pages + (page * 64 + token) * DIM + group * GROUP, 1, row);
+  const Meaning m = seal_group<T, BITS, GROUP>(pages + (page * 64 + token) * DIM + group * GROUP, 1, inset, row);
   scales[(page * 128 + token) * groups + group] = m.scale;
   scales[(page * 128 + 64 + token) * groups + group] = m.bias;
 }

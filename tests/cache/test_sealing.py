@@ -41,11 +41,11 @@ KINDS = ("normal", "biased channels", "outliers", "tiny", "huge", "constant chan
 @given(st.integers(0, 1000), st.sampled_from(DIMS), st.sampled_from(KINDS), st.sampled_from(QUANTIZED))
 def test_codes_and_scales_are_those_of_numpy(seed, dim, kind, bits):
     x = draw(seed, dim, kind)
-    for got, groups, rows in (
-        (seal_keys(mx.array(x), bits), x.swapaxes(-1, -2), (dim, PAGE)),
-        (seal_values(mx.array(x), bits), x.reshape(2, 2, PAGE, -1, v_group(dim)), (PAGE, dim)),
+    for got, groups, rows, inset in (
+        (seal_keys(mx.array(x), bits), x.swapaxes(-1, -2), (dim, PAGE), 0.0),
+        (seal_values(mx.array(x), bits), x.reshape(2, 2, PAGE, -1, v_group(dim)), (PAGE, dim), sealed.value_inset(bits)),
     ):
-        codes, scale, bias = sealed.quantized(groups, bits)
+        codes, scale, bias = sealed.quantized(groups, bits, inset)
         np.testing.assert_array_equal(np.array(got[0]), sealed.packed(codes.reshape(2, 2, *rows), bits))
         np.testing.assert_array_equal(np.array(got[1]), np.stack([scale, bias], axis=2))
 

@@ -7,15 +7,22 @@ import numpy as np
 from mlxinfer.cache.format import v_group
 
 
-def quantized(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quantized(x: np.ndarray, bits: int, inset: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, scale and bias of the groups along the last axis of finite `x`."""
     x, levels = x.astype(np.float32), np.float32(2**bits - 1)
-    bias = down(np.clip(x.min(-1), -65504, 65504))
+    least, most = np.clip(x.min(-1), -65504, 65504), np.clip(x.max(-1), -65504, 65504)
+    margin = (most - least) * np.float32(inset)
+    bias = down(least + margin)
     with np.errstate(over="ignore"):
-        span = (x.max(-1) - bias.astype(np.float32)) / levels
+        span = (most - margin - bias.astype(np.float32)) / levels
         scale = -down(-np.clip(span, np.float32(2**-24), 65504))
         steps = (x - bias.astype(np.float32)[..., None]) / scale.astype(np.float32)[..., None]
     return np.clip(np.round(steps), 0, levels).astype(np.uint32), scale, bias
+
+
+def value_inset(bits: int) -> float:
+    """Of the range of values, which their codes leave out at either end."""
+    return 0.25 / 2**bits
 
 
 def down(x: np.ndarray) -> np.ndarray:
@@ -26,11 +33,11 @@ def down(x: np.ndarray) -> np.ndarray:
     return np.where(near.astype(np.float32) > x, below, near)
 
 
-def restored(x: np.ndarray, bits: int) -> np.ndarray:
+def restored(x: np.ndarray, bits: int, inset: float = 0.0) -> np.ndarray:
     """What is left of groups along the last axis."""
     if bits == 16:
         return x
-    codes, scale, bias = quantized(x, bits)
+    codes, scale, bias = quantized(x, bits, inset)
     return bias.astype(np.float32)[..., None] + scale.astype(np.float32)[..., None] * codes.astype(np.float32)
 
 
@@ -41,7 +48,7 @@ def restored_keys(pages: np.ndarray, bits: int) -> np.ndarray:
 
 def restored_values(pages: np.ndarray, bits: int) -> np.ndarray:
     group = v_group(pages.shape[-1]) if bits < 16 else 1
-    return restored(pages.reshape(*pages.shape[:-1], -1, group), bits).reshape(pages.shape)
+    return restored(pages.reshape(*pages.shape[:-1], -1, group), bits, value_inset(bits)).reshape(pages.shape)
 
 
 def packed(codes: np.ndarray, bits: int) -> np.ndarray:

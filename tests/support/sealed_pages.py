@@ -9,13 +9,15 @@ import numpy.typing as npt
 Array = npt.NDArray[np.generic]
 
 
-def quantize(x: Array, bits: int) -> tuple[Array, Array, Array]:
+def quantize(x: Array, bits: int, inset: float = 0.0) -> tuple[Array, Array, Array]:
     """Groups along the last axis: codes, and scale and bias in float16."""
     x = x.astype(np.float32)
     levels = np.float32(2**bits - 1)
     lowest, highest = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
-    bias = _to_half(np.clip(lowest, -65504, 65504), -np.inf)
-    wanted = np.maximum((highest - bias.astype(np.float32)) / levels, np.float32(2.0**-24))
+    lowest, highest = np.clip(lowest, -65504, 65504), np.clip(highest, -65504, 65504)
+    margin = (highest - lowest) * np.float32(inset)
+    bias = _to_half(lowest + margin, -np.inf)
+    wanted = np.maximum((highest - margin - bias.astype(np.float32)) / levels, np.float32(2.0**-24))
     scale = _to_half(np.minimum(wanted, 65504), np.inf)
     codes = np.clip(np.rint((x - bias.astype(np.float32)) / scale.astype(np.float32)), 0, levels).astype(np.uint32)
     return codes, scale[..., 0], bias[..., 0]
@@ -45,7 +47,7 @@ def seal_keys(pages: Array, bits: int) -> tuple[list[Array], Array]:
 
 def seal_values(pages: Array, bits: int, group: int) -> tuple[list[Array], Array]:
     grouped = pages.reshape(*pages.shape[:-1], -1, group)
-    codes, scale, bias = quantize(grouped, bits)
+    codes, scale, bias = quantize(grouped, bits, 0.25 / 2**bits)
     meant = bias[..., None].astype(np.float64) + scale[..., None].astype(np.float64) * codes
     return [pack(codes.reshape(pages.shape), bits), np.stack([scale, bias], axis=-3)], meant.reshape(pages.shape)
 

@@ -41,6 +41,7 @@ constexpr int64_t value_group(int64_t dim) {
 struct PageForm {
   int form;
   int64_t rows, size, group; // values in a row, and in a group
+  bool inset = false; // the range of codes is a little narrower than that of a group: values, but not keys
 
   [[gnu::always_inline]] bool has_codes() const {
     return form >= 3;

@@ -50,7 +50,7 @@ PageForm PageArrays::form(bool values, bool raw) const {
   const int width = bits[values ? 1 : 0];
   const bool codes = !raw && width != 16;
   const int form = codes ? form_of_bits(width) : static_cast<int>(float_of(open_pages));
-  return {form, values ? kPageTokens : dim, size, values && codes ? value_group(dim) : size};
+  return {form, values ? kPageTokens : dim, size, values && codes ? value_group(dim) : size, values};
 }
 
 namespace {

@@ -42,7 +42,7 @@ struct Scale {
 };
 
 template <typename T>
-MLXINFER_INLINE Scale scale_of(const T* group, int64_t size, float levels) {
+MLXINFER_INLINE Scale scale_of(const T* group, int64_t size, float levels, float inset) {
   const F32 first = broadcast(load_first(group, 1)[0]);
   F32 low = first, high = first;
   int64_t i = 0;
@@ -59,9 +59,11 @@ MLXINFER_INLINE Scale scale_of(const T* group, int64_t size, float levels) {
     low = min(load(rest), low);
     high = max(load(rest), high);
   }
-  const float lowest = across<kWidth / 2>(low, [](F32 a, F32 b) { return min(a, b); });
-  const uint16_t bias = half_below(clamped(lowest, -kMostHalf, kMostHalf) + 0.0f); // never -0
-  const float step = (max_across(high) - float_of(bias)) / levels;
+  const float least = clamped(across<kWidth / 2>(low, [](F32 a, F32 b) { return min(a, b); }), -kMostHalf, kMostHalf);
+  const float most = clamped(max_across(high), -kMostHalf, kMostHalf);
+  const float margin = (most - least) * inset;
+  const uint16_t bias = half_below(least + margin + 0.0f); // never -0
+  const float step = (most - margin - float_of(bias)) / levels;
   return {half_above(clamped(step, 0x1p-24f, kMostHalf)), bias};
 }
 
@@ -95,6 +97,7 @@ template <typename T>
 void seal(const void* from, const PageForm& form, void* codes, void* scales) {
   const int bits = kFormBits[form.form];
   const float levels = static_cast<float>((1 << bits) - 1);
+  const float inset = form.inset ? 0.25f / static_cast<float>(1 << bits) : 0.0f;
   auto values = static_cast<const T*>(from);
   auto to = static_cast<uint8_t*>(codes);
   auto scale = static_cast<uint16_t*>(scales), bias = scale + form.rows * form.groups();
@@ -103,7 +106,7 @@ void seal(const void* from, const PageForm& form, void* codes, void* scales) {
     memset(to + form.row_bytes() - 4, 0, 4);
     uint8_t* end = to;
     for (int64_t at = 0; at < form.size; at += form.group, values += form.group) {
-      const Scale s = scale_of(values, form.group, levels);
+      const Scale s = scale_of(values, form.group, levels, inset);
       *scale++ = s.scale;
       *bias++ = s.bias;
       codes_of(values, form.group, s, levels, group);
