@@ -120,7 +120,13 @@ class Comparison:
                 continue
             limited = work.limited(self.settings.limits.get(engine))
             self._tell(f"round {number} of {self.settings.rounds}, {self.name}: {work.name}, {engine}")
-            answer = self._workers[engine].ask(limited.kind, **limited.job())
+            try:
+                answer = self._workers[engine].ask(limited.kind, **limited.job())
+            except WorkerError as error:
+                if work.kv == 16:
+                    raise
+                self._tell(f"no such cache: {error}")
+                continue
             rate = (limited.tokens or limited.streams * limited.steps) / answer["seconds"]
             place = (number, limited.tokens or limited.depth, limited.streams, limited.steps)
             kept = {key: answer[key] for key in ("others", "idle_cpu_s")}

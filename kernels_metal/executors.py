@@ -14,8 +14,6 @@ from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
-from . import emulator
-from .cuda import CudaKernel
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
@@ -66,11 +64,19 @@ def get_kernel(file: str, name: str) -> Kernel:
 def _chosen() -> Maker | None:
     """MLX's own makers do not fail before the first call, so that it is asked first whether there is a GPU."""
     maker = _maker.get()
-    if maker is None and os.environ.get("MLXINFER_KERNELS") == "emulator":
+    if maker is not None:
+        return maker
+    if os.environ.get("MLXINFER_KERNELS") == "emulator":
+        from . import emulator  # of no use, and not needed, to anybody else
+
         return emulator.metal_kernel
-    if maker is None and mx.metal.is_available():
+    if mx.metal.is_available():
         return cast(Maker, mx.fast.metal_kernel)
-    return CudaKernel if maker is None and mx.cuda.is_available() else maker
+    if mx.cuda.is_available():
+        from .cuda import CudaKernel
+
+        return CudaKernel
+    return None
 
 
 @cache

@@ -8,18 +8,14 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..device import default_dtype, is_gpu
-from ..kernels_metal import executors
 from .attention import AttentionBackend, NativeAttention
 from .base import AttentionSpec, LayerSpec
 from .format import KVFormat
-from .metal import MetalAttention
 from .plain import PlainAttention
 from .report import by_layers
 from .store import LayerStore
-from .trial import obstacle
 
 _NATIVE = NativeAttention()
-_METAL = MetalAttention()
 _PLAIN = PlainAttention()
 
 
@@ -27,10 +23,13 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
     """Layers with the same answer are prepared together in each step."""
     if kernels_cpu.in_use():
         return _NATIVE
-    if not (is_gpu() and executors.available()):
+    if not _has_gpu_kernels():
         return _PLAIN
+    from .metal import METAL
+    from .trial import obstacle
+
     instead = obstacle(store.spec, store.dtype, store.format)
-    return PlainAttention(instead) if instead else _METAL
+    return PlainAttention(instead) if instead else METAL
 
 
 def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
@@ -43,8 +42,10 @@ def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -
 
 def gpu_status() -> str:
     """Whether the kernels for a GPU work on this one; empty where there is none."""
-    if not (is_gpu() and executors.available()):
+    if not _has_gpu_kernels():
         return ""
+    from .trial import obstacle
+
     usual = AttentionSpec(8, 128, 128, query_heads=32)
     instead = obstacle(usual, default_dtype(), KVFormat(4, 4))
     return f"attention in plain MLX: {instead}" if instead else "attention by this project's kernels, which have passed their trial"
@@ -59,3 +60,12 @@ def _ways(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> Iterato
     for index, spec in enumerate(layers):
         if isinstance(spec, AttentionSpec):
             yield index, attention_backend(LayerStore(spec, dtype, kv))
+
+
+def _has_gpu_kernels() -> bool:
+    """They are imported only where there is a GPU: a program on a CPU starts sooner."""
+    if not is_gpu():
+        return False
+    from ..kernels_metal import executors
+
+    return executors.available()

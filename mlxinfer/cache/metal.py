@@ -30,6 +30,9 @@ class MetalAttention:
         return MetalStep(segments, group)
 
 
+METAL = MetalAttention()
+
+
 class MetalStep:
     """Segments of a few rows in one page go to the decode kernel, all together; the others to the prefill kernel, or to MLX's own attention
     where pages are kept as they are."""
