@@ -1,10 +1,11 @@
-"""Formats of sealed pages, as kernels see them."""
+"""Widths of sealed pages, and the values that share a scale."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 BITS = (16, 8, 6, 5, 4, 3, 2)
+"""16 stands for the dtype that the model computes in."""
 
 
 def v_group(dim: int) -> int:

@@ -6,12 +6,9 @@ import re
 from dataclasses import dataclass, replace
 
 from ..errors import UnsupportedModelError
+from ..kernels_metal.formats import BITS
 from .base import AttentionSpec
 
-BITS = (16, 8, 6, 5, 4, 3, 2)
-"""16 stands for the dtype that the model computes in."""
-
-_LARGEST_GROUP = 64
 _STEP = 8
 """Head sizes have to be a multiple of it: eight codes are whole bytes, whatever their bits."""
 
@@ -57,11 +54,6 @@ class KVFormat:
     @staticmethod
     def can_quantize(spec: AttentionSpec) -> bool:
         return spec.key_dim % _STEP == 0 and spec.value_dim % _STEP == 0
-
-
-def v_group(dim: int) -> int:
-    """How many values of a head share a scale: the largest divisor of `dim` that is a multiple of 8 and at most 64."""
-    return next(group for group in range(_LARGEST_GROUP, 0, -_STEP) if dim % group == 0)
 
 
 def _listed() -> str:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..kernels_metal.formats import v_group
 from .base import PAGE, AttentionSpec
-from .format import KVFormat, v_group
+from .format import KVFormat
 
 _LARGEST = 65504.0
 _LEAST_SCALE = 2.0**-24

@@ -3,8 +3,9 @@
 import pytest
 
 from mlxinfer.cache.base import AttentionSpec
-from mlxinfer.cache.format import BITS, KVFormat, v_group
+from mlxinfer.cache.format import KVFormat
 from mlxinfer.errors import UnsupportedModelError
+from mlxinfer.kernels_metal.formats import BITS, v_group
 
 
 @pytest.mark.parametrize(

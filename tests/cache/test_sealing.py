@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import sealed
+from support import sealed, sealed_pages
 
 from mlxinfer.cache.base import PAGE, AttentionSpec
-from mlxinfer.cache.format import BITS, KVFormat, v_group
+from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.sealing import page_arrays, seal_keys, seal_values, unseal_keys, unseal_values
+from mlxinfer.kernels_metal.formats import BITS, v_group
 
 QUANTIZED = BITS[1:]
 DIMS = (8, 24, 40, 64, 72, 80, 96, 128, 192, 256)
@@ -43,10 +44,10 @@ def test_codes_and_scales_are_those_of_numpy(seed, dim, kind, bits):
     x = draw(seed, dim, kind)
     for got, groups, rows, inset in (
         (seal_keys(mx.array(x), bits), x.swapaxes(-1, -2), (dim, PAGE), 0.0),
-        (seal_values(mx.array(x), bits), x.reshape(2, 2, PAGE, -1, v_group(dim)), (PAGE, dim), sealed.value_inset(bits)),
+        (seal_values(mx.array(x), bits), x.reshape(2, 2, PAGE, -1, v_group(dim)), (PAGE, dim), sealed_pages.value_inset(bits)),
     ):
-        codes, scale, bias = sealed.quantized(groups, bits, inset)
-        np.testing.assert_array_equal(np.array(got[0]), sealed.packed(codes.reshape(2, 2, *rows), bits))
+        codes, scale, bias = sealed_pages.quantize(groups, bits, inset)
+        np.testing.assert_array_equal(np.array(got[0]), sealed_pages.pack(codes.reshape(2, 2, *rows), bits))
         np.testing.assert_array_equal(np.array(got[1]), np.stack([scale, bias], axis=2))
 
 
@@ -70,7 +71,7 @@ def test_the_stream_of_codes_is_that_of_mlx(bits, dim):
     codes = np.random.default_rng(bits).integers(0, 2**bits, (3, dim)).astype(np.float32)
     codes[:, 0], codes[:, 1] = 0, 2**bits - 1
     theirs, scales, biases = mx.quantize(mx.array(codes), group_size=32, bits=bits)
-    read = mx.dequantize(mx.array(sealed.packed(codes.astype(np.uint32), bits)), mx.ones_like(scales), mx.zeros_like(biases), 32, bits)
+    read = mx.dequantize(mx.array(sealed_pages.pack(codes.astype(np.uint32), bits)), mx.ones_like(scales), mx.zeros_like(biases), 32, bits)
     np.testing.assert_array_equal(np.array(read), codes)
     assert theirs.shape == (3, dim * bits // 32)
 

@@ -10,7 +10,7 @@ Array = npt.NDArray[np.generic]
 
 
 def quantize(x: Array, bits: int, inset: float = 0.0) -> tuple[Array, Array, Array]:
-    """Groups along the last axis: codes, and scale and bias in float16."""
+    """Groups along the last axis of finite `x`: codes, and scale and bias in float16. See `mlxinfer/cache/sealing.py`."""
     x = x.astype(np.float32)
     levels = np.float32(2**bits - 1)
     lowest, highest = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
@@ -21,6 +21,11 @@ def quantize(x: Array, bits: int, inset: float = 0.0) -> tuple[Array, Array, Arr
     scale = _to_half(np.minimum(wanted, 65504), np.inf)
     codes = np.clip(np.rint((x - bias.astype(np.float32)) / scale.astype(np.float32)), 0, levels).astype(np.uint32)
     return codes, scale[..., 0], bias[..., 0]
+
+
+def value_inset(bits: int) -> float:
+    """Of the range of values, which their codes leave out at either end."""
+    return 0.25 / 2**bits
 
 
 def _to_half(x: Array, towards: float) -> Array:
@@ -47,7 +52,7 @@ def seal_keys(pages: Array, bits: int) -> tuple[list[Array], Array]:
 
 def seal_values(pages: Array, bits: int, group: int) -> tuple[list[Array], Array]:
     grouped = pages.reshape(*pages.shape[:-1], -1, group)
-    codes, scale, bias = quantize(grouped, bits, 0.25 / 2**bits)
+    codes, scale, bias = quantize(grouped, bits, value_inset(bits))
     meant = bias[..., None].astype(np.float64) + scale[..., None].astype(np.float64) * codes
     return [pack(codes.reshape(pages.shape), bits), np.stack([scale, bias], axis=-3)], meant.reshape(pages.shape)
 
