@@ -16,8 +16,16 @@ class Loss:
     top1: float
 
 
-MEASURED: dict[str, tuple[Loss, ...]] = {}
-"""By `KVFormat.name`. Only what benchmarks measured on real text stands here."""
+MEASURED: dict[str, tuple[Loss, ...]] = {
+    "8": (Loss("SmolLM2 135M", 3.3e-05, 0.999), Loss("Gemma 3 270M", 2.4e-05, 0.997)),
+    "k8v4": (Loss("SmolLM2 135M", 0.0021, 0.979), Loss("Gemma 3 270M", 0.0024, 0.978)),
+    "k6v4": (Loss("SmolLM2 135M", 0.0025, 0.974), Loss("Gemma 3 270M", 0.0028, 0.971)),
+    "k5v4": (Loss("SmolLM2 135M", 0.0037, 0.971), Loss("Gemma 3 270M", 0.0035, 0.971)),
+    "4": (Loss("SmolLM2 135M", 0.008, 0.959), Loss("Gemma 3 270M", 0.0071, 0.961)),
+    "3": (Loss("SmolLM2 135M", 0.04, 0.894), Loss("Gemma 3 270M", 0.032, 0.912)),
+    "2": (Loss("SmolLM2 135M", 0.39, 0.700), Loss("Gemma 3 270M", 0.23, 0.770)),
+}
+"""By `KVFormat.name`, over 1024 tokens of text: what `python -m benchmarks kv-quality` measured. Nothing else stands here."""
 
 
 def loss_line(kv: KVFormat) -> str | None:
