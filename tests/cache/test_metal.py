@@ -15,7 +15,7 @@ from mlxinfer.cache import trial
 from mlxinfer.cache.backend import attention_backend, attention_lines, fallback_lines, gpu_status
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.format import KVFormat
-from mlxinfer.cache.metal import MetalAttention
+from mlxinfer.cache.metal import METAL, MetalAttention
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.cache.store import LayerStore
@@ -98,7 +98,7 @@ def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
 @pytest.mark.parametrize(("kv", "dtype"), [(KVFormat(), mx.float16), (KVFormat(8, 6), mx.bfloat16)], ids=["16", "k8v6"])
 def test_the_trial_is_passed(kv, dtype, on_a_mac):
     for spec in SPECS:
-        assert attention_backend(LayerStore(spec, dtype, kv)) is backends._METAL
+        assert attention_backend(LayerStore(spec, dtype, kv)) is METAL
     assert attention_lines(SPECS, kv, dtype) == ["layers 0-2: Metal kernels"]
     assert fallback_lines(SPECS, kv, dtype) == []
 
