@@ -15,7 +15,7 @@ from mlxinfer.cache import trial
 from mlxinfer.cache.backend import attention_backend, attention_lines, fallback_lines, gpu_status
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.format import KVFormat
-from mlxinfer.cache.metal import METAL, MetalAttention
+from mlxinfer.cache.metal import METAL
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.cache.store import LayerStore
@@ -26,7 +26,6 @@ from mlxinfer.types import SamplingParams
 
 SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))
 TWO = SPECS[:2]
-METAL = MetalAttention()
 MOST = 300
 
 
