@@ -15,7 +15,7 @@ from mlxinfer.cache import trial
 from mlxinfer.cache.backend import attention_backend, attention_lines, fallback_lines, gpu_status
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.format import KVFormat
-from mlxinfer.cache.metal import METAL
+from mlxinfer.cache.metal import METAL, MetalAttention
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.cache.store import LayerStore
