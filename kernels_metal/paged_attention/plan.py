@@ -68,7 +68,8 @@ def plan_decode(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} tokens sees nothing")
     for sequence in rows:
-        _check(sequence, pools, query_rows, window)
+        _check_few(sequence)
+        check_rows(sequence, pools, query_rows, window)
     spans = [(_first_seen(r, window), r.past // PAGE + 1) for r in rows]
     size = pages_of_an_item(sum(end - begin for begin, end in spans), shape.kv_heads, cores or gpu_cores())
     cuts = [list(_cut(begin, end, size)) for begin, end in spans]
@@ -102,17 +103,13 @@ def plan_decode(
     )
 
 
-def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
-    if not 1 <= r.count <= MOST_ROWS:
-        raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
-    if r.start < 0 or r.start + r.count > query_rows:
+def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
+    """What holds for the rows of any kernel. Raises ValueError."""
+    if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
         raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
-    if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
-        raise ValueError(f"tokens {r.past} to {r.past + r.count} do not lie in one page of {PAGE}")
     if not 0 <= r.slot < pools.slots:
         raise ValueError(f"slot {r.slot} of {pools.slots}")
-    needed = r.past // PAGE - r.first
-    if r.first < 0 or len(r.pages) != needed:
+    if r.first < 0 or r.past < 0 or r.first + len(r.pages) != r.past // PAGE:
         raise ValueError(
             f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
         )
@@ -121,6 +118,13 @@ def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
     wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
     if wrong:
         raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
+
+
+def _check_few(r: Rows) -> None:
+    if not 1 <= r.count <= MOST_ROWS:
+        raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
+    if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
+        raise ValueError(f"tokens {r.past} to {r.past + r.count} do not lie in one page of {PAGE}")
 
 
 def _first_seen(r: Rows, window: int | None) -> int:

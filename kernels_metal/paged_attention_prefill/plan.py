@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..paged_attention.arrays import integers
-from ..paged_attention.plan import Pools, Rows
+from ..paged_attention.plan import Pools, Rows, check_rows
 from ..paged_attention.tiles import PAGE, Shape, check_shape
 from .tiles import PrefillTile, prefill_tile
 
@@ -48,7 +48,7 @@ def plan_prefill(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} tokens sees nothing")
     for sequence in rows:
-        _check(sequence, pools, query_rows, window)
+        check_rows(sequence, pools, query_rows, window)
     size = prefill_tile(shape)
     raw = shape.k_bits == shape.v_bits == 16
     tiles: list[tuple[int, ...]] = []
@@ -63,23 +63,6 @@ def plan_prefill(
         filled += sealed
         answers += r.count
     return PrefillPlan(shape, size, pools, query_rows, answers, filled, len(tiles), integers(tiles), integers(table))
-
-
-def _check(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
-    if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
-        raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
-    if not 0 <= r.slot < pools.slots:
-        raise ValueError(f"slot {r.slot} of {pools.slots}")
-    if r.first < 0 or r.past < 0 or r.first + len(r.pages) != r.past // PAGE:
-        raise ValueError(
-            f"{r.past} tokens have {r.past // PAGE} sealed pages; page ids were given for {len(r.pages)} from page {r.first} on"
-        )
-    seen = 0 if window is None else max(0, r.past - window + 1) // PAGE
-    if r.first > seen:
-        raise ValueError(f"page {seen} is within the window, but the page ids begin at page {r.first}")
-    wrong = [p for p in r.pages if not -pools.first_pages <= p < pools.pages]
-    if wrong:
-        raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
 
 
 def _cut(r: Rows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
