@@ -15,6 +15,7 @@ from mlxinfer.kernels_metal.paged_attention.reference import attention
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 
 from .sealed_pages import Array, seal_keys, seal_values, to_float
+from .softmax import softmax
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Scene:
                 oldest = 0 if self.window is None else max(0, newest - self.window + 1)
                 for head in range(s.heads):
                     scores = keys[head // s.group, oldest : newest + 1] @ q[start + row, head] * self.scale
-                    weights = _softmax(scores, self.softcap, None if sinks is None else sinks[head])
+                    weights = softmax(scores[None], self.softcap, None if sinks is None else sinks[head : head + 1])[0]
                     answers.append(weights @ values[head // s.group, oldest : newest + 1])
             start += count
         return np.array(answers).reshape(start, s.heads, s.value_dim)
@@ -181,14 +182,6 @@ class Scene:
             answers.append(to_float(a.swapaxes(0, 1)))
             start += count
         return np.concatenate(answers)
-
-
-def _softmax(scores: Array, softcap: float | None, sink: float | None) -> Array:
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    highest = max(scores.max(), -np.inf if sink is None else sink)
-    weights = np.exp(scores - highest)
-    return weights / (weights.sum() + (0 if sink is None else np.exp(sink - highest)))
 
 
 def largest(x: Array) -> float:

@@ -16,6 +16,7 @@ from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attent
 from mlxinfer.kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 
 from .sealed_pages import Array, seal_keys, seal_values, to_float
+from .softmax import softmax
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class PrefillScene:
                 )
                 grouped = q[len(answers)].reshape(self.kv_heads, self.group, -1)
                 scores = (grouped @ np.swapaxes(k, -1, -2)).reshape(self.shape.heads, -1) * self.scale
-                weights = _softmax(scores, self.softcap, sinks).reshape(self.kv_heads, self.group, -1)
+                weights = softmax(scores, self.softcap, sinks).reshape(self.kv_heads, self.group, -1)
                 answers.append((weights @ v).reshape(self.shape.heads, -1))
         return np.array(answers)
 
@@ -191,16 +192,3 @@ class PrefillScene:
             answers.append(to_float(a.swapaxes(0, 1)))
             start += count
         return np.concatenate(answers)
-
-
-def _softmax(scores: Array, softcap: float | None, sinks: Array | None) -> Array:
-    """Of `[heads, keys]`."""
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    highest = scores.max(-1, keepdims=True)
-    rest = 0.0
-    if sinks is not None:
-        highest = np.maximum(highest, sinks[:, None])
-        rest = np.exp(sinks[:, None] - highest)
-    weights = np.exp(scores - highest)
-    return weights / (weights.sum(-1, keepdims=True) + rest)
