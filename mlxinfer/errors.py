@@ -59,5 +59,17 @@ class DestinationError(ConversionError):
     """The destination exists, is not writable or has no room."""
 
 
+class QueueFullError(MLXInferError):
+    """Too many requests are waiting already."""
+
+
+class DraftError(MLXInferError):
+    """The draft model cannot draft for this model: another vocabulary, or a kind that keeps its own state."""
+
+
+class EngineError(MLXInferError):
+    """The engine stopped; the request was not finished."""
+
+
 class MemoryPlanError(MLXInferError):
     """The model, or a request, does not fit in the memory of this device."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from .errors import SamplingError
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 MAX_LOGPROBS = 64
 
@@ -134,6 +134,44 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What a request took: seconds waiting, reading its prompt and writing its answer; tokens whose keys and values were cached already
+    (`miss` says why not more), tokens drafted and those of them that were right; how often it gave its pages to others."""
+
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    reused_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    miss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Sums over all requests that have ended, and what there is now. Pages are counted in the layers without a window."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reused_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+    restarts: int = 0
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request, its times in seconds, tokens per second, and the most bytes held since the process began."""
 
@@ -143,6 +181,7 @@ class Usage:
     prefill_tps: float = 0.0
     decode_tps: float = 0.0
     peak_memory_bytes: int = 0
+    stats: RequestStats = field(default_factory=RequestStats)
 
     @property
     def total_tokens(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-
-import mlx.core as mx
+from typing import TYPE_CHECKING
 
 from ..types import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +28,14 @@ class Sequence:
     wants_logits: bool = False
     followers: list[Sequence] = field(default_factory=list)
     """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
+    client_id: str = ""
+    priority: int = 0
+    """Lower is served first."""
+    deadline: float | None = None
+    """In seconds of `perf_counter`."""
+    adapter: str = ""
+    marks: tuple[int, ...] = ()
+    """Lengths of the prompt at which a message ends: what is computed up to there is kept for reuse."""
 
     tokens: list[int] = field(init=False)
     num_tokens: int = field(init=False)
@@ -33,9 +43,18 @@ class Sequence:
     total: int = field(init=False)
     """Length that length-dependent rope variants go by: that of the prompt when it was admitted."""
     unread: mx.array | None = None
+    drafts: list[int] = field(default_factory=list)
+    """Tokens proposed behind the last known one, for the next step to verify."""
+    arrival: int = 0
+    """Its place in the order of arrival, which it keeps when it is preempted."""
     slot: int | None = None
     finish_reason: FinishReason | None = None
     times: Times = field(init=False)
+    reused: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    miss: str = ""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
