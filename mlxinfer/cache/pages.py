@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .base import PAGE
+PAGE = 64
+"""Tokens in a page."""
 
 
 class PageAllocator:
