@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import cast
 
 import mlx.core as mx
 
@@ -15,9 +14,10 @@ from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..models.base import Model
 from ..types import FinishReason
-from .runner import Flight, Runner
+from .runner import Drawn, Flight, Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .speculation.speculator import Speculator
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Engine:
         self.scheduler = Scheduler(
             max_step_tokens=self.config.max_step_tokens, max_sequences=self.config.max_sequences, fits=self.cache.fits
         )
+        self.speculator = Speculator(self.config.max_draft if self.cache.can_fork else 0, boundary=self.model.recompute_at)
         self._flights: deque[Flight] = deque()
 
     @property
@@ -91,6 +92,7 @@ class Engine:
         try:
             events = self._land_if(self._must_land)
             self._admit()
+            self.speculator.propose(self.scheduler.running)
             work = self.scheduler.schedule()
             if work:
                 self._flights.append(self.runner.launch(work))
@@ -100,8 +102,12 @@ class Engine:
             raise
 
     def _must_land(self) -> bool:
-        """Whether the step in flight has to be finished first: it fills pages, or a sequence has to be computed anew."""
-        return bool(self._flights) and (self._flights[-1].step.needs_commit or any(map(self._outgrown, self.scheduler.running)))
+        """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
+        sequence has to be computed anew."""
+        if not self._flights:
+            return False
+        flight, running = self._flights[-1], self.scheduler.running
+        return flight.needs_commit or flight.drafted or any(map(self._outgrown, running)) or self.speculator.promising(running)
 
     def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
         events: list[Event] = []
@@ -146,15 +152,16 @@ class Engine:
         leader.followers = []
 
     def _land(self, flight: Flight) -> list[Event]:
-        tokens = cast("list[int]", flight.sampled.tokens.tolist()) if flight.sampled else []
+        drawn = flight.read()
         now = perf_counter()
-        if flight.step.needs_commit:
-            mx.eval(flight.step.state)
-            self.cache.commit(flight.step)
+        if flight.needs_commit:
+            mx.eval(flight.state)
+            for step in flight.steps:
+                self.cache.commit(step)
         events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
-        for row, (sequence, token) in enumerate(zip(flight.sampling, tokens, strict=True)):
-            if sequence.finish_reason is None:
-                events.append(self._take(flight, row, sequence, token, now))
+        self.speculator.landed(flight, drawn, now)
+        for one in drawn:
+            events += self._take(one, now)
         for sequence in flight.logits:
             if sequence.num_computed == sequence.num_tokens and not self._flying(sequence):
                 self.abort(sequence, "stop")
@@ -163,26 +170,34 @@ class Engine:
                 self._release_if_landed(work.sequence)
         return events
 
-    def _take(self, flight: Flight, row: int, sequence: Sequence, token: int, now: float) -> Token:
-        """Append a token to its sequence, and end the sequence if that was its last."""
-        sequence.tokens.append(token)
-        if len(sequence.tokens) == sequence.num_tokens:
-            sequence.unread = None
+    def _take(self, drawn: Drawn, now: float) -> list[Event]:
+        """Append what a sequence got, and end it where one of the tokens is its last."""
+        sequence = drawn.draw.sequence
         times = sequence.times
         times.first_token = times.first_token or now
         times.last_token = now
-        if token in sequence.stop_ids:
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) >= sequence.limit:
-            sequence.finish_reason = "length"
-        if sequence.finish_reason:
-            self.scheduler.remove(sequence)
-        return _with_logprobs(flight, row, sequence, token)
+        events: list[Event] = []
+        for i, token in enumerate(drawn.tokens):
+            if sequence.finish_reason:
+                break
+            sequence.tokens.append(token)
+            events.append(_token(drawn, i))
+            if token in sequence.stop_ids:
+                sequence.finish_reason = "stop"
+            elif len(sequence.tokens) >= sequence.limit:
+                sequence.finish_reason = "length"
+            if sequence.finish_reason:
+                self.scheduler.remove(sequence)
+        self.runner.settle(drawn, len(events))
+        if len(sequence.tokens) == sequence.num_tokens:
+            sequence.unread = None
+        return events
 
     def _release_if_landed(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._flying(sequence):
             self.cache.release(sequence.slot)
             sequence.slot = None
+            self.speculator.forget(sequence)
 
     def _flying(self, sequence: Sequence) -> bool:
         return any(w.sequence is sequence for f in self._flights for w in f.work)
@@ -195,11 +210,10 @@ class Engine:
         self._start()
 
 
-def _with_logprobs(flight: Flight, row: int, sequence: Sequence, token: int) -> Token:
+def _token(drawn: Drawn, i: int) -> Token:
+    sequence = drawn.draw.sequence
     wanted = sequence.params.logprobs
-    arrays = flight.sampled.logprobs if flight.sampled else None
-    if wanted is None or arrays is None:
-        return Token(sequence, token)
-    ids = cast("list[int]", arrays.top_ids[row, :wanted].tolist())
-    values = cast("list[float]", arrays.top[row, :wanted].tolist())
-    return Token(sequence, token, cast("float", arrays.chosen[row].item()), tuple(zip(ids, values, strict=True)))
+    if wanted is None or drawn.logprobs is None:
+        return Token(sequence, drawn.tokens[i])
+    chosen, top = drawn.logprobs[i]
+    return Token(sequence, drawn.tokens[i], chosen, top[:wanted])

@@ -19,15 +19,16 @@ Fits = Callable[[int, Many[int]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute the next `count` tokens of a sequence."""
+    """Compute the next `count` tokens of a sequence, the last `drafts` of which are proposed, and verified by this."""
 
     sequence: Sequence
     count: int
+    drafts: int = 0
 
     @property
     def samples(self) -> bool:
         """Whether this reaches the end of what is known, so that the next token can be chosen."""
-        return self.sequence.num_computed + self.count == self.sequence.num_tokens and not self.sequence.wants_logits
+        return self.sequence.num_computed + self.count - self.drafts == self.sequence.num_tokens and not self.sequence.wants_logits
 
 
 class Scheduler:
@@ -76,7 +77,11 @@ class Scheduler:
             count = min(sequence.remaining, budget)
             if sequence.num_computed < sequence.fork_point:
                 count = min(count, sequence.fork_point - sequence.num_computed)
-            if count:
+            if count == sequence.remaining:
+                drafts = min(len(sequence.drafts), budget - count)
+                work.append(Work(sequence, count + drafts, drafts))
+                budget -= count + drafts
+            elif count:
                 work.append(Work(sequence, count))
                 budget -= count
         return work
