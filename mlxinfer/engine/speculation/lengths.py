@@ -31,7 +31,8 @@ class Foresight:
 
     def chances(self, run: int, count: int) -> list[float]:
         """That the first of the next tokens is right, the first two, and so on."""
-        found, whole = [], 1.0
+        found: list[float] = []
+        whole = 1.0
         for i in range(count):
             whole *= self.chance(run + i)
             found.append(whole)
@@ -56,7 +57,8 @@ class Acceptance:
 
     def chances(self, count: int) -> list[float]:
         """That the first draft holds, the first two, and so on."""
-        found, whole = [], 1.0
+        found: list[float] = []
+        whole = 1.0
         for i in range(count):
             known = self._right[i] / self._seen[i] if i < len(self._seen) else (found[-1] / found[-2] if i > 1 else self._prior)
             whole *= known
@@ -67,37 +69,45 @@ class Acceptance:
 @dataclass(slots=True)
 class RoundTimes:
     """Seconds of steps by their rows, exponentially averaged: of those submitted ahead of time, and of those that wait for the one before
-    (`drained`). A size not seen yet is taken to cost little more than the next smaller one, so that it is tried."""
+    (`drained`). Kept as multiples of `unit`, which follows the speed of the machine. A size not seen yet is taken to cost little more than
+    the next smaller one, so that it is tried."""
 
     plain: dict[int, float] = field(default_factory=dict)
     drained: dict[int, float] = field(default_factory=dict)
+    unit: float = 0.0
 
     def observe(self, rows: int, seconds: float, *, drained: bool) -> None:
         table = self.drained if drained else self.plain
-        known = table.get(rows)
+        expected = _estimate(table, rows) or 1 + _SLOPE * rows
+        if not self.unit:
+            self.unit = seconds / expected
         # A single slow step, while the machine was busy with something else, should not count for long.
-        table[rows] = seconds if known is None else known + 0.2 * (min(seconds, 2 * known) - known)
+        seconds = min(seconds, 2 * expected * self.unit)
+        if rows in table:
+            self.unit *= (seconds / (expected * self.unit)) ** 0.1
+        table[rows] = expected + (0.2 if rows in table else 0.5) * (seconds / self.unit - expected)
 
     def step(self, rows: int) -> float:
         """Of a step submitted ahead of time; 0 if none has been seen."""
-        return _estimate(self.plain, rows)
+        return self.unit * _estimate(self.plain, rows)
 
     def round(self, rows: int) -> float:
         """Of a step that waits for the one before."""
-        return max(_estimate(self.drained, rows) or 1.1 * self.step(rows), self.step(rows) if rows in self.plain else 0.0)
+        return self.unit * (_estimate(self.drained, rows) or 1.1 * _estimate(self.plain, rows))
 
 
 def _estimate(table: dict[int, float], rows: int) -> float:
-    if rows in table:
-        return table[rows]
+    """Between the sizes that are known; never more than of a larger one."""
+    above = {r: t for r, t in table.items() if r >= rows}
     below = [r for r in table if r < rows]
-    above = [r for r in table if r > rows]
+    if rows in table:
+        return min(above.values())
     if below and above:
         low, high = max(below), min(above)
-        return table[low] + (table[high] - table[low]) * (rows - low) / (high - low)
+        return min(table[low] + (table[high] - table[low]) * (rows - low) / (high - low), *above.values())
     if below:
         return table[max(below)] * (1 + _SLOPE * (rows - max(below)))
-    return table[min(above)] if above else 0.0
+    return min(above.values(), default=0.0)
 
 
 _SLOPE = 0.1

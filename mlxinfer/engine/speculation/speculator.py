@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ...cache.pages import PAGE
+from ...cache.base import PAGE
 from .lengths import Account, Foresight, RoundTimes, best_lengths
 from .ngram import NgramIndex
 
