@@ -76,6 +76,12 @@ class PagedCache:
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
+    def reuse_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
+        """Bytes that each token kept for reuse costs in the layers with a window, which no running sequence needs for long."""
+        specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
+        return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
+
+    @staticmethod
     def sequence_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> int:
         """Bytes that a sequence has beside its tokens' share: its open page, and its first one where that stays at 16 bits."""
         pages = 2 if kv and kv.first16 else 1

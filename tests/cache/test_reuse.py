@@ -222,3 +222,10 @@ def test_states_on_the_way_get_fewer_with_distance():
     assert sorted(s.position for s in reader.cache.pool.index.snapshots) == [64, 320, 448, 512, 576]
     reader.cache.release(slot)
     check(HYBRID, KVFormat(), TOKENS[:400] + OTHERS, reader.resume(TOKENS[:400] + OTHERS), 320)
+
+
+def test_bytes_of_what_is_kept_in_windows():
+    layers = tiny_model(SLIDING).layers
+    size = PagedCache.reuse_bytes(layers, mx.float32)
+    assert size == 2 * PagedCache.token_bytes(layers, mx.float32) > PagedCache.reuse_bytes(layers, mx.float32, KVFormat(4, 4)) > 0
+    assert PagedCache.reuse_bytes(tiny_model(FULL).layers, mx.float32) == 0
