@@ -33,6 +33,7 @@ class CountingEngine:
         )
         self.flight: Schedule | None = None
         self.now = 0.0
+        self.pasts: dict[int, int] = {}
         self.chunks: list[tuple[Sequence, int, int]] = []
         self.finished: list[Sequence] = []
 
@@ -75,6 +76,7 @@ class CountingEngine:
 
     def launch(self, work: Work) -> None:
         s = work.sequence
+        self.pasts[id(work)] = s.num_computed
         self.chunks.append((s, s.num_computed, work.count))
         samples = work.samples
         s.num_computed += work.count - work.drafts
@@ -97,11 +99,10 @@ class CountingEngine:
                 if len(s.tokens) == s.limit:
                     s.finish_reason = "length"
                     self.scheduler.remove(s)
-            count = w.count - w.drafts
-            if s.num_computed % PAGE < count:
-                past = s.num_computed - count
+            count, past = w.count - w.drafts, self.pasts.pop(id(w))
+            if past // PAGE < (past + count) // PAGE:
                 self.pool.seal(s.slot, past, count, s.tokens)
-                self.pool.leave_behind(s.slot, s.num_computed)
+                self.pool.leave_behind(s.slot, past + count)
             if s.finish_reason:
                 self.end(s, s.finish_reason)
 
