@@ -122,9 +122,13 @@ class Pace:
         within = [(s, c) for s, c in zip(sizes, costs, strict=True) if c <= limit] or [(sizes[0], costs[0])]
         if within[-1][0] < known or known == most:
             self._explored = True
-        elif not self._explored and not self.times.extra.knows(known):
-            return within[-1]
         best = max(s / c for s, c in within)
+        if not self._explored and not self.times.extra.knows(known):
+            # Larger chunks are tried until they clearly cost more for what they read.
+            largest = self.times.extra.largest
+            self._explored = largest / self._cost(largest, floor) < best / 2
+            if not self._explored:
+                return within[-1]
         return next((s, c) for s, c in within if s / c >= _NEARLY_BEST * best)
 
     def _affordable(self, chunk: int, cost: float, most: int, limit: float, floor: float) -> int:
