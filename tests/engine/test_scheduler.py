@@ -8,13 +8,13 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counting_engine import CountingEngine, sequence
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.engine.pace import Pace
 from mlxinfer.engine.scheduler import Scheduler
 from mlxinfer.engine.timing import StepTimes
 from mlxinfer.engine.waiting import WaitingList
-from tests.support.counting_engine import CountingEngine, sequence
 
 PAGES = 8
 REQUEST = st.fixed_dictionaries(

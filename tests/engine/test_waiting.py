@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counting_engine import sequence
 
 from mlxinfer.engine.fairness import Service
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.engine.waiting import WaitingList
 from mlxinfer.errors import QueueFullError
-from tests.support.counting_engine import sequence
 
 CLIENTS = "abcd"
 ACTION = st.one_of(
