@@ -177,10 +177,9 @@ class Engine:
     def _admit(self) -> None:
         for sequence in filter(self._outgrown, self.scheduler.running):
             self._restart(sequence)
-        for leader in self.scheduler.running:
-            if leader.followers and leader.num_computed == leader.fork_point:
-                self._fork(leader)
-        self.scheduler.admit()
+        self._fork_all()
+        if self.scheduler.admit():
+            self._fork_all()  # all of a prompt may be cached already
 
     def _open(self, sequence: Sequence) -> bool:
         """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""
@@ -227,6 +226,11 @@ class Engine:
         sequence.total = sequence.num_tokens
         sequence.slot = self.cache.open(None, self._cache_key(sequence))
         sequence.num_computed, sequence.unread = 0, None
+
+    def _fork_all(self) -> None:
+        for leader in list(self.scheduler.running):
+            if leader.followers and leader.num_computed == leader.fork_point:
+                self._fork(leader)
 
     def _fork(self, leader: Sequence) -> None:
         """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
