@@ -105,7 +105,7 @@ class Folder:
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write_all(descriptor, memoryview(head))
-                _write_all(descriptor, memoryview(data))
+                _write_all(descriptor, data.data)
             finally:
                 os.close(descriptor)
             os.replace(unfinished, folder / name)

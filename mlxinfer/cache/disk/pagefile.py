@@ -122,7 +122,7 @@ def shown(digest: bytes) -> str:
 
 def checksum(data: np.ndarray) -> int:
     """CRC-32: against accidents, as the fastest that Python has itself. Nothing that is open to everybody stops one who forges."""
-    return zlib.crc32(data)
+    return zlib.crc32(data.data)
 
 
 def read_into(path: Path, entry: Entry, data: np.ndarray) -> bool:
@@ -135,7 +135,7 @@ def read_into(path: Path, entry: Entry, data: np.ndarray) -> bool:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(head) + data.nbytes:
             return False
-        if not _fill(descriptor, memoryview(head)) or not _fill(descriptor, memoryview(data)):
+        if not _fill(descriptor, memoryview(head)) or not _fill(descriptor, data.data):
             return False
     finally:
         os.close(descriptor)

@@ -17,7 +17,7 @@ _HOST = {"F32": np.float32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint
 
 
 def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout:
-    """Of one page in these layers, or of one in the pools for first pages: `layers.<layer>.<i>` is `[Hkv, ...]` of `LayerStore.sealed[i]`."""
+    """Of a page in these layers, or in their pools for first pages: `layers.<layer>.<i>`, `[Hkv, ...]` as in `LayerStore.sealed[i]`."""
     return Layout(
         [
             Tensor(f"layers.{layer}.{i}", _NAMES[pool.dtype], (pool.shape[0], *pool.shape[2:]))
