@@ -144,7 +144,7 @@ class Folder:
 
     def _files(self) -> Iterator[_File]:
         for folder in self.directory.iterdir():
-            with suppress(NotADirectoryError, FileNotFoundError), os.scandir(folder) as found:
+            with suppress(OSError), os.scandir(folder) as found:
                 for item in found:
                     name = parsed(item.name)
                     with suppress(FileNotFoundError):

@@ -180,7 +180,7 @@ class DiskTier:
         except OSError as error:
             with self._lock:
                 first = not self.note
-                self.note = f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
+                self.note = self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
                 self._lock.notify_all()
             if first and self._tell and not self._closed:
                 self._tell(self.note)

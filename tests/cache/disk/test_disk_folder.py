@@ -187,7 +187,12 @@ def writer(directory, **settings):
     script = WRITER.format(tests=os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
-        [sys.executable, "-c", script, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **settings
+        [sys.executable, "-c", script, str(directory)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **settings,
     )
 
 

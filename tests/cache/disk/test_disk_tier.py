@@ -126,7 +126,7 @@ def test_no_more_waits_to_be_written_than_may(open_tier, monkeypatch):
 def test_closing_waits_only_so_long(open_tier, monkeypatch):
     held = threading.Event()
     written = []
-    monkeypatch.setattr(folders.Folder, "write", lambda self, one, data: held.wait(60) and written.append(one) or True)
+    monkeypatch.setattr(folders.Folder, "write", lambda self, one, data: (held.wait(60) and written.append(one)) or True)
     tier = looked_up(open_tier())
     fill(tier)
     assert not tier.close(0.01)
