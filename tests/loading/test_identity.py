@@ -1,0 +1,42 @@
+"""A model is another one as soon as one of its files is."""
+
+import os
+
+import pytest
+
+from mlxinfer.loading.identity import model_identity
+
+
+@pytest.fixture
+def model(tmp_path):
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+def test_it_stays_while_nothing_changes(model):
+    identity = model_identity(model)
+    assert model_identity(model) == identity
+    (model / "README.md").write_text("more")
+    assert model_identity(model) == identity
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_it_changes_with_a_file_even_of_the_same_size_and_time(model, name):
+    identity, path = model_identity(model), model / name
+    before = path.stat()
+    path.write_text("[]")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert model_identity(model) != identity
+
+
+def test_it_changes_with_what_it_is_loaded_with(model, tmp_path):
+    assert len({model_identity(model, *settings) for settings in ((), (4,), (8,), (4, 64))}) == 4
+    (tmp_path / "one.gguf").write_bytes(b"GGUF")
+    (tmp_path / "two.gguf").write_bytes(b"GGUF")
+    assert model_identity(tmp_path / "one.gguf") == model_identity(tmp_path / "one.gguf")
+    assert model_identity(tmp_path / "one.gguf") != model_identity(tmp_path / "two.gguf")
+
+
+def test_what_is_gone_is_never_found_again(model):
+    assert model_identity(model / "gone.gguf") != model_identity(model / "gone.gguf")
