@@ -67,9 +67,9 @@ class Folder:
             _remove(path)
         return good
 
-    def mark_used(self, entry: Entry) -> None:
+    def mark_used(self, root: bytes, name: Name) -> None:
         with suppress(OSError):
-            os.utime(self._of(entry.root) / str(entry.file), follow_symlinks=False)
+            os.utime(self._of(root) / str(name), follow_symlinks=False)
 
     def write(self, entry: Entry, data: np.ndarray) -> bool:
         """Keep a file; False where it would not fit. Readers see all of it or nothing.

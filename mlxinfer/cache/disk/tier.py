@@ -30,10 +30,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Entries of one layout that were read: row i of `data`, uint8 `[len(entries), layout.nbytes]`, is the data of the i-th."""
+    """Entries of one layout that were read: row i of `data`, uint8 `[len(entries), layout.nbytes]`, is the data of the i-th. Without any:
+    what was to be read with this ticket is at its end."""
 
     entries: list[Entry]
     data: np.ndarray
+    ticket: object = None
 
 
 class DiskTier:
@@ -72,9 +74,9 @@ class DiskTier:
                 self._reader.add(lambda: self._look_up(root))
             return self.off
 
-    def has(self, root: bytes, digest: bytes, parent: bytes, part: str) -> bool:
+    def has(self, root: bytes, name: Name) -> bool:
         """Whether there seems to be a file: it may be gone or wrong when it is read."""
-        return not self.off and Name(shown(digest), shown(parent), part) in self._present.get(root, ())
+        return not self.off and name in self._present.get(root, ())
 
     def behind(self, root: bytes, parent: bytes) -> list[Name]:
         """What there seems to be right behind a node."""
@@ -94,17 +96,17 @@ class DiskTier:
         self._add(entry)
         self._writer.add(lambda: self._write(entry, data))
 
-    def mark_used(self, entry: Entry) -> None:
+    def mark_used(self, root: bytes, name: Name) -> None:
         """What is used last is kept longest, and with it all that it lies behind."""
-        if not self.off:
-            self._writer.add(lambda: self._folder.mark_used(entry))
+        if self.has(root, name):
+            self._writer.add(lambda: self._folder.mark_used(root, name))
 
-    def read(self, batches: Sequence[Sequence[Entry]]) -> None:
+    def read(self, batches: Sequence[Sequence[Entry]], ticket: object = None) -> None:
         """Have these read in order, the entries of a batch, of one layout, together. Each depends on those before it: the first that is
-        not there ends it."""
+        not there ends it. What arrives last is nothing but the ticket."""
         with self._lock:
             self._reading += 1
-        self._reader.add(lambda: self._read(batches))
+        self._reader.add(lambda: self._read(batches, ticket))
 
     @property
     def reading(self) -> bool:
@@ -186,7 +188,7 @@ class DiskTier:
                 self._tell(self.note)
             return None
 
-    def _read(self, batches: Sequence[Sequence[Entry]]) -> None:
+    def _read(self, batches: Sequence[Sequence[Entry]], ticket: object) -> None:
         for entries in batches:
             data = np.empty((len(entries), entries[0].layout.nbytes), np.uint8)
             good = 0
@@ -197,6 +199,7 @@ class DiskTier:
             if good < len(entries):
                 self._forget(entries[good].root, entries[good].file)
                 break
+        self._arrive(Arrival([], np.empty(0, np.uint8), ticket))
         with self._lock:
             self._reading -= 1
             self._lock.notify_all()

@@ -87,7 +87,7 @@ def test_a_chain_that_was_used_stays(tmp_path):
         for number in range(start, start + 8):
             folder.write(page(number), content(page(number)))
             used_at(folder, page(number), 1000 + number)
-    folder.mark_used(page(7))
+    folder.mark_used(ROOT, page(7).file)
     for number in range(200, 208):
         folder.write(page(number), content(page(number)))
     assert kept(folder, range(8)) == set(range(8))
