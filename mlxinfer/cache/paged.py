@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -17,6 +18,10 @@ from .pool import Growth, PagePool, PoolUsage
 from .recurrent import RecurrentStore
 from .step import CacheStep
 from .store import LayerStore
+
+if TYPE_CHECKING:
+    from .disk.prefixes import PrefixesOnDisk
+    from .disk.tier import DiskTier
 
 
 class PagedCache:
@@ -38,10 +43,11 @@ class PagedCache:
         identity: str = "",
         reuse_tokens: int = 0,
         snapshot_bytes: int = 0,
+        disk: DiskTier | None = None,
     ) -> None:
         """`capacity_tokens` bounds the tokens of all sequences together, and of what is kept for reuse; `chunk` is the most that one step
         computes of a sequence; `backend` says how a layer attends. `identity` names the weights; at most `reuse_tokens` are kept for reuse
-        only, and `snapshot_bytes` of open pages and states: nothing where both are 0."""
+        only, and `snapshot_bytes` of open pages and states: nothing where both are 0. `disk` is where that is found after a restart."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
@@ -63,6 +69,16 @@ class PagedCache:
             group = groups[store.spec.window]
             group.layers.append(index)
             self._backends.setdefault((group, backend(store)), []).append(index)
+        self._disk = self._on_disk(disk) if disk else None
+
+    def _on_disk(self, tier: DiskTier) -> PrefixesOnDisk | None:
+        from .disk.entries import Entries
+        from .disk.prefixes import PrefixesOnDisk
+
+        if self.pool.index is None:
+            return None
+        entries = Entries(self.pool.groups, self._stores, self._recurrent)
+        return PrefixesOnDisk(self.pool.index, tier, entries, self._reserve)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
@@ -102,6 +118,8 @@ class PagedCache:
     def open(self, match: Match | None = None, adapter: str | None = "") -> int:
         """A slot for a new sequence, which has the first `match.reused` of its tokens. Where `adapter` is None, nothing is kept of it."""
         slot = self.pool.open(match, adapter)
+        if self._disk and match:
+            self._disk.used(match)
         self._grow_slots()
         rows = match.snapshot.content if match and match.snapshot else None
         if rows is None:
@@ -164,6 +182,32 @@ class PagedCache:
         """Forget everything that is only kept for reuse."""
         self.pool.clear()
 
+    def prefetch(self, tokens: Sequence[int], adapter: str = "") -> bool:
+        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until then, before `find`; it never
+        waits, and stores a few megabytes of what has arrived. While `arrived` is true, no step may be in flight."""
+        return self._disk is not None and self._disk.prefetch(tokens, adapter)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `prefetch` has something to store."""
+        return self._disk is not None and self._disk.arrived
+
+    def wait(self, timeout_s: float) -> None:
+        """For something to arrive from disk, where there is nothing else to do."""
+        if self._disk:
+            self._disk.wait(timeout_s)
+
+    def tidy(self, *, idle: bool = True) -> bool:
+        """Copy some of what is kept for reuse, for the disk: True while there is more. It takes a millisecond or some; where it is not
+        `idle`, most calls do nothing, so that it is a small part of the time. Between two steps."""
+        return self._disk is not None and self._disk.tidy(idle=idle)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is kept for reuse to disk, as far as that is done in this time."""
+        if self._disk:
+            self._disk.close(timeout_s)
+            self._disk = None
+
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
         segments = tuple(segments)
@@ -197,6 +241,14 @@ class PagedCache:
                 store = self._stores[layer]
                 store.grow(pages=room, first=first)
                 store.seal(pages, step.full[layer, segment.slot])
+
+    def _reserve(self, number: int, more: int) -> None:
+        """Room for the pages of a group, and for more of them."""
+        group = self.pool.groups[number]
+        room = _room(group.allocator, group.allocator.extent + more)
+        first = _room(group.first, 1, least=1) if group.first else 0
+        for layer in group.layers:
+            self._stores[layer].grow(pages=room, first=first)
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import heapq
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -78,7 +79,7 @@ class Folder:
         """
         head = entry.head(checksum(data))
         size = len(head) + data.nbytes
-        if not self._make_room(size):
+        if not self._make_room(entry, size):
             return False
         folder = self._of(entry.root)
         try:
@@ -117,25 +118,28 @@ class Folder:
     def _of(self, root: bytes) -> Path:
         return self.directory / root.hex()
 
-    def _make_room(self, size: int) -> bool:
+    def _make_room(self, entry: Entry, size: int) -> bool:
         """Keeps all under the cap. What others write in the meantime is counted from time to time."""
         if size > self.limit // 8:
             return False
         if self._taken is None or self._taken + size > self.limit or self._unseen > self.limit // 16:
-            self._evict()
+            self._evict(entry, size)
         free = os.statvfs(self.directory)
         if free.f_bavail * free.f_frsize < size + _SPARE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return True
+        return (self._taken or 0) + size <= self.limit
 
-    def _evict(self) -> None:
-        """Remove what was not used for longest, those behind it in the chain first, until an eighth of the cap is free."""
+    def _evict(self, entry: Entry, size: int) -> None:
+        """Make room for an entry, and until an eighth of the cap is free: what was not used for longest goes, and of a chain its end, but
+        not what the entry lies behind."""
         files = list(self._files())
         self._taken, self._unseen = sum(f.size for f in files), 0
-        if self._taken <= self.limit - self.limit // 8:
+        enough = self.limit - max(self.limit // 8, size)
+        if self._taken <= enough:
             return
-        for file in _leaves_first(files):
-            if self._taken <= self.limit - self.limit // 8:
+        new = _File(self._of(entry.root) / str(entry.file), entry.file, math.inf, 0)
+        for file in _leaves_first([*files, new]):
+            if self._taken <= enough or file is new:
                 break
             _remove(file.path)
             self._taken -= file.size

@@ -50,7 +50,7 @@ class DiskTier:
         self._present: dict[bytes, set[Name]] = {}
         self._looked_up: set[bytes] = set()
         self._behind: dict[bytes, dict[str, set[Name]]] = {}
-        self._writing = self._reading = 0
+        self._writing = self._reading = self._looking = 0
         self._arrived: deque[Arrival] = deque()
         self._arrived_bytes = 0
         self._closed = self._abandoned = False
@@ -71,6 +71,7 @@ class DiskTier:
             if root not in self._looked_up and not self.off:
                 self._looked_up.add(root)
                 self._behind.setdefault(root, {})
+                self._looking += 1
                 self._reader.add(lambda: self._look_up(root))
             return self.off
 
@@ -89,12 +90,13 @@ class DiskTier:
         """Whether so much can be given to `write` now."""
         return not self.off and (not self._writing or self._writing + nbytes <= _WRITING)
 
-    def write(self, entry: Entry, data: np.ndarray) -> None:
-        """Keep `data`, uint8 `[layout.nbytes]`, which nobody changes any more. It counts as present from now on."""
+    def write(self, entry: Entry, data: np.ndarray, *, behind: Name | None = None) -> None:
+        """Keep `data`, uint8 `[layout.nbytes]`, which nobody changes any more. It counts as present from now on. `behind` names a file
+        without which it is of no use: should that be gone by then, it is not written."""
         with self._lock:
             self._writing += data.nbytes
         self._add(entry)
-        self._writer.add(lambda: self._write(entry, data))
+        self._writer.add(lambda: self._write(entry, data, behind))
 
     def mark_used(self, root: bytes, name: Name) -> None:
         """What is used last is kept longest, and with it all that it lies behind."""
@@ -129,9 +131,10 @@ class DiskTier:
         return bool(self._arrived)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has arrived, or nothing is on its way any more."""
+        """Until something has arrived or was looked up, or nothing is on its way any more."""
         with self._lock:
-            self._lock.wait_for(lambda: self._arrived or not self._reading or self.off, timeout_s)
+            looking = self._looking
+            self._lock.wait_for(lambda: self._arrived or self._looking < looking or not (self._reading or looking) or self.off, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Wait so long for what is to be written; whether all of it was. The tier is off from then on."""
@@ -151,6 +154,8 @@ class DiskTier:
                 self._behind[root].setdefault(name.parent, set()).add(name)
             # What was written in the meantime is there as well.
             self._present[root] = {name for others in self._behind[root].values() for name in others}
+            self._looking -= 1
+            self._lock.notify_all()
 
     def _add(self, entry: Entry) -> None:
         with self._lock:
@@ -167,8 +172,9 @@ class DiskTier:
                 if not names:
                     del behind[name.parent]
 
-    def _write(self, entry: Entry, data: np.ndarray) -> None:
-        if self._abandoned or self.note or not self._do(lambda: self._folder.write(entry, data)):
+    def _write(self, entry: Entry, data: np.ndarray, behind: Name | None) -> None:
+        useless = behind is not None and behind not in self._present.get(entry.root, ())
+        if useless or self._abandoned or self.note or not self._do(lambda: self._folder.write(entry, data)):
             self._forget(entry.root, entry.file)
         for root, name in self._folder.removed():
             self._forget(root, name)

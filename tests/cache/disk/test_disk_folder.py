@@ -94,6 +94,14 @@ def test_a_chain_that_was_used_stays(tmp_path):
     assert len(kept(folder, range(100, 108))) < 8
 
 
+def test_a_chain_is_not_cut_for_its_own_end(tmp_path):
+    folder = prepared(tmp_path, limit=20 * SIZE)
+    folder.write(page(100), content(page(100)))
+    assert [folder.write(page(n), content(page(n))) for n in range(30)] == [True] * 20 + [False] * 10
+    assert kept(folder, range(30)) == set(range(20))
+    assert not kept(folder, [100])
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.floats(0, 9)), max_size=30))
 def test_every_file_can_be_removed_however_names_refer_to_each_other(found):
     from pathlib import Path
@@ -107,19 +115,20 @@ def test_every_file_can_be_removed_however_names_refer_to_each_other(found):
 
 
 def test_two_of_them_share_a_directory(tmp_path):
-    both = [prepared(tmp_path, limit=40 * SIZE) for _ in range(2)]
+    both, written = [prepared(tmp_path, limit=40 * SIZE) for _ in range(2)], []
+    starts = range(0, 600, 10)
 
     def write(folder):
-        for number in range(120):
-            assert folder.write(page(number % 60), content(page(number % 60)))
+        written.extend(folder.write(page(start), content(page(start))) for start in (*starts, *starts))
 
     threads = [threading.Thread(target=write, args=[folder]) for folder in both]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert written == [True] * 240
     assert taken(tmp_path) <= 40 * SIZE
-    assert kept(both[0], range(60))
+    assert kept(both[0], starts)
     assert not list(tmp_path.rglob(f"*{UNFINISHED}"))
 
 
