@@ -21,7 +21,7 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """The tokens of a page behind all those of its parents. `pages` are by group, None where one is not kept (any more)."""
 
@@ -50,7 +50,7 @@ class Node:
         return nodes[::-1]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Snapshot:
     """What a sequence had in its open page, and its recurrent states, `tail` tokens behind a node."""
 
