@@ -182,14 +182,14 @@ class PagedCache:
         """Forget everything that is only kept for reuse."""
         self.pool.clear()
 
-    def prefetch(self, tokens: Sequence[int], adapter: str = "") -> bool:
-        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until then, before `find`; it never
-        waits, and stores a few megabytes of what has arrived. While `arrived` is true, no step may be in flight."""
-        return self._disk is not None and self._disk.prefetch(tokens, adapter)
+    def prefetch(self, tokens: Sequence[int], adapter: str = "", *, store: bool = True) -> bool:
+        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
+        never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
+        return self._disk is not None and self._disk.prefetch(tokens, adapter, store=store)
 
     @property
     def arrived(self) -> bool:
-        """Whether `prefetch` has something to store."""
+        """Whether `prefetch` has something to store, so that the step in flight should be landed."""
         return self._disk is not None and self._disk.arrived
 
     def wait(self, timeout_s: float) -> None:

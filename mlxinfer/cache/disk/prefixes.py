@@ -53,9 +53,10 @@ class PrefixesOnDisk:
         """Whether `prefetch` would change the pools: then no step may be in flight."""
         return self._tier.arrived
 
-    def prefetch(self, tokens: Sequence[int], adapter: str) -> bool:
+    def prefetch(self, tokens: Sequence[int], adapter: str, *, store: bool) -> bool:
         """See `PagedCache.prefetch`."""
-        self._take_over()
+        if store:
+            self._take_over()
         if self._tier.off:
             self._fetches.clear()
             return False

@@ -44,6 +44,14 @@ def fill(tier, entries=CHAIN):
         tier.write(one, content(one))
 
 
+def written(tier, entries=CHAIN):
+    """The same, and they are all on disk."""
+    fill(tier, entries)
+    done = threading.Event()
+    tier._writer.add(done.set)
+    assert done.wait(60)
+
+
 def arrivals(tier):
     found = []
     while tier.reading:
@@ -97,7 +105,7 @@ def test_reading_ends_at_what_is_not_there(open_tier, tmp_path, bad):
 def test_no_more_is_read_ahead_than_may_wait(open_tier, monkeypatch):
     monkeypatch.setattr(tiers, "_ARRIVED", 3 * CHAIN[0].layout.nbytes)
     tier = looked_up(open_tier())
-    fill(tier)
+    written(tier)
     tier.read([[one] for one in CHAIN])
     found = []
     while tier.reading:
@@ -125,19 +133,19 @@ def test_no_more_waits_to_be_written_than_may(open_tier, monkeypatch):
 
 def test_closing_waits_only_so_long(open_tier, monkeypatch):
     held = threading.Event()
-    written = []
-    monkeypatch.setattr(folders.Folder, "write", lambda self, one, data: (held.wait(60) and written.append(one)) or True)
+    done = []
+    monkeypatch.setattr(folders.Folder, "write", lambda self, one, data: (held.wait(60) and done.append(one)) or True)
     tier = looked_up(open_tier())
     fill(tier)
     assert not tier.close(0.01)
     held.set()
     assert tier._writer.close(60)
-    assert len(written) <= 1
+    assert len(done) <= 1
 
 
 def test_closing_while_something_is_read(open_tier):
     tier = looked_up(open_tier())
-    fill(tier)
+    written(tier)
     tier.read([[one] for one in CHAIN])
     tier.close(60)
     assert not tier.reading
