@@ -16,10 +16,9 @@ from .format import KVFormat
 from .matching import Match
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import Growth, PagePool, PoolUsage
-from .prefix import Node, Snapshot
 from .recurrent import RecurrentStore
 from .step import CacheStep
-from .store import Filled, LayerStore
+from .store import LayerStore
 
 if TYPE_CHECKING:
     from .disk.prefixes import PrefixesOnDisk
@@ -65,9 +64,6 @@ class PagedCache:
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
             exact=bool(self._recurrent),
         )
-        self.on_page: Callable[[Node], None] | None = None
-        """Called with each node whose page a sequence has filled, before that can be dropped; it may have been known before."""
-        self.on_snapshot: Callable[[Snapshot], None] | None = None
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
         groups = {group.window: group for group in self.pool.groups}
         for index, store in self._stores.items():
@@ -168,7 +164,7 @@ class PagedCache:
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
         """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
-        self._tell(self.pool.keep(slot, tokens, partial(self._rows, slot)))
+        self.pool.keep(slot, tokens, partial(self._rows, slot))
 
     def _rows(self, slot: int, count: int) -> tuple[snapshots.Rows, int]:
         rows = snapshots.take(slot, count, self._stores, self._recurrent)
@@ -235,20 +231,17 @@ class PagedCache:
             return
         for segment in step.segments:
             if segment.filled:
-                full = {layer: step.full[layer, segment.slot] for layer in self._stores}
-                self._seal(segment, full, (tokens or {}).get(segment.slot))
-                self._tell_of_pages(segment)
+                self._seal(segment, step, (tokens or {}).get(segment.slot))
                 self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
         for segment in step.segments:
             end = segment.past + segment.count
             if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
-                self._tell(self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot)))
+                self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
 
-    def _seal(self, segment: Segment, full: Mapping[int, Filled], tokens: Sequence[int] | None) -> None:
-        missing = [group for group in self.pool.groups if not all(layer in full for layer in group.layers)]
-        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens, without=missing)
+    def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
+        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
         for group, pages in zip(self.pool.groups, places, strict=True):
             if all(page is None for page in pages):
                 continue
@@ -257,36 +250,7 @@ class PagedCache:
             for layer in group.layers:
                 store = self._stores[layer]
                 store.grow(pages=room, first=first)
-                store.seal(pages, full[layer])
-
-    # --- for what is kept elsewhere
-
-    def page_arrays(self, node: Node) -> dict[int, Filled]:
-        """Copies of the pages of a node, by layer; a layer whose page is not there any more is missing."""
-        pages = zip(self.pool.groups, node.pages, strict=True)
-        return {layer: self._stores[layer].page(page) for group, page in pages if page is not None for layer in group.layers}
-
-    def put_page(self, slot: int, tokens: Sequence[int], full: Mapping[int, Filled]) -> None:
-        """Let a slot have computed all of `tokens`, whose last page lies in `full`, by layer. Layers of a window may be missing: the slot
-        has no past there. What is known already is not stored again. Ask for `room` first; the slot is of use for `keep_rows` only."""
-        segment = Segment(slot, 0, PAGE, len(tokens) - PAGE, len(tokens))
-        self._seal(segment, full, tokens)
-        self.pool.leave_behind(slot, len(tokens))
-
-    def keep_rows(self, slot: int, tokens: Sequence[int], rows: snapshots.Rows) -> None:
-        """`keep` with what has been kept elsewhere."""
-        self.pool.keep(slot, tokens, lambda count: (rows, rows.nbytes))
-
-    def _tell(self, kept: Snapshot | None) -> None:
-        if kept and self.on_snapshot:
-            self.on_snapshot(kept)
-
-    def _tell_of_pages(self, segment: Segment) -> None:
-        node = self.pool.slots[segment.slot].head
-        for _ in range(segment.filled if self.on_page else 0):
-            if node and self.on_page:
-                self.on_page(node)
-                node = node.parent
+                store.seal(pages, step.full[layer, segment.slot])
 
     def _reserve(self, number: int, more: int) -> None:
         """Room for the pages of a group, and for more of them."""
