@@ -120,7 +120,9 @@ class PrefixesOnDisk:
                 fetch.missing[group] -= len(arrival.entries)
 
     def _finish(self, fetch: _Fetch) -> None:
-        if self._fetches.pop(fetch.request, None):
+        # An engine that had to start anew gets what the one before it asked for as well.
+        if self._fetches.get(fetch.request) is fetch:
+            del self._fetches[fetch.request]
             self._done.add(fetch.request)
         if self._index.node(fetch.leaf.digest) is fetch.leaf:
             self._index.refresh(fetch.leaf)
