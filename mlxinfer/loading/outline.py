@@ -30,7 +30,7 @@ class Outline:
 def outline(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> Outline:
     """Raises `MLXInferError`."""
     found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path)
+    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
     try:
         compute, kind = compute_dtype(checkpoint, dtype), model_type(checkpoint)
         if not supports(kind):
