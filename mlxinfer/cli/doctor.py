@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import complete_model
+from .options import ABOVE_ZERO, complete_model
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--kv", default="16", show_default=True, help="With MODEL: the format of its cache to describe.")
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
-@click.option("--memory", "memory_gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="With MODEL: use at most so much.")
+@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most so much.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: a draft model beside it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool) -> None:

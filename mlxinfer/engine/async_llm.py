@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,7 @@ class AsyncLLM:
         """What all requests took so far, and what there is now, at most a few steps ago."""
         return self._thread.stats
 
-    async def stream(
+    def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
@@ -88,12 +88,7 @@ class AsyncLLM:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """The answer in pieces. `n` must be 1. Raises `MLXInferError`s, also in the middle of an answer."""
-        terms = Terms.of(client_id, priority, timeout_s)
-        intake = (await self._opened()).intake
-        one_answer(params or intake.default_params)
-        ids = await _prepared(len(prompt), partial(intake.token_ids, prompt))
-        async for chunk in self._stream(intake.sequences(ids, params, terms)):
-            yield chunk
+        return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
 
     async def generate(
         self,
@@ -131,10 +126,10 @@ class AsyncLLM:
         **template_vars: Any,
     ) -> Completion:
         """The assistant's next turn. `messages` are dicts with `role` and `content`, rendered by the model's own chat template."""
-        ids = await self._chat_ids(messages, tools, template_vars)
+        ids = await _chat_ids(messages, tools, template_vars, (await self._opened()).intake)
         return (await self.generate([ids], params, client_id=client_id, priority=priority, timeout_s=timeout_s))[0]
 
-    async def stream_chat(
+    def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
@@ -146,12 +141,8 @@ class AsyncLLM:
         **template_vars: Any,
     ) -> AsyncGenerator[Chunk, None]:
         """`chat` in pieces."""
-        terms = Terms.of(client_id, priority, timeout_s)
-        ids = await self._chat_ids(messages, tools, template_vars)
-        intake = (await self._opened()).intake
-        one_answer(params or intake.default_params)
-        async for chunk in self._stream(intake.sequences(ids, params, terms)):
-            yield chunk
+        ids = partial(_chat_ids, messages, tools, template_vars)
+        return self._stream(ids, params, Terms.of(client_id, priority, timeout_s))
 
     async def close(self) -> None:
         """Give the memory back. Requests under way and later ones get `EngineError`."""
@@ -179,11 +170,12 @@ class AsyncLLM:
         opened = self._thread.opened
         return opened.result() if opened.done() else await asyncio.wrap_future(opened)
 
-    async def _chat_ids(self, messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any]) -> list[int]:
+    async def _stream(
+        self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
+    ) -> AsyncGenerator[Chunk, None]:
         intake = (await self._opened()).intake
-        return await asyncio.to_thread(intake.chat_ids, messages, tools, template_vars)
-
-    async def _stream(self, sequences: list[Sequence]) -> AsyncGenerator[Chunk, None]:
+        one_answer(params or intake.default_params)
+        sequences = intake.sequences(await token_ids(intake), params, terms)
         request = Request(sequences, streams=True)
         self._thread.send(request)
         try:
@@ -205,6 +197,16 @@ class AsyncLLM:
             finally:
                 self._thread.cancel(request)
         return sorted((c for c in found if isinstance(c, Completion)), key=lambda completion: completion.index)
+
+
+async def _ids(prompt: Prompt, intake: Intake) -> list[int]:
+    return await _prepared(len(prompt), partial(intake.token_ids, prompt))
+
+
+async def _chat_ids(
+    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any], intake: Intake
+) -> list[int]:
+    return await asyncio.to_thread(intake.chat_ids, messages, tools, template_vars)
 
 
 def _all_ids(intake: Intake, prompts: list[Prompt]) -> list[list[int]]:
