@@ -50,6 +50,8 @@ class Sequence:
     slot: int | None = None
     finish_reason: FinishReason | None = None
     times: Times = field(init=False)
+    one_by_one: bool = False
+    """Tokens of its answer have to be recomputed one at a time: their rotation depends on how long the sequence was."""
     reused: int = 0
     drafted: int = 0
     accepted: int = 0

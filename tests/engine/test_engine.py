@@ -102,7 +102,7 @@ def test_aborting_frees_everything_and_harms_nobody(after):
     while not engine.idle:
         engine.step()
     assert other.answer == greedy(PROMPTS[2], 20)
-    assert all(g.allocator.free == g.allocator.capacity for g in engine.cache._groups.values())
+    assert all(g.allocator.free == g.allocator.capacity for g in engine.cache.pool.groups)
     assert sorted(engine.cache._slots.free) == list(range(engine.cache._slots.count))
 
 
