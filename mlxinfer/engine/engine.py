@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import cast
 
 import mlx.core as mx
 
@@ -15,12 +14,14 @@ from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pool import Growth
 from ..config import EngineConfig
+from ..errors import MemoryPlanError
 from ..models.base import Model
 from ..types import EngineStats, FinishReason
 from .pace import Pace
-from .runner import Flight, Runner
+from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
+from .speculation.speculator import Speculator
 from .timing import StepTimes
 from .totals import Totals
 from .waiting import WaitingList
@@ -65,25 +66,26 @@ class Engine:
         self.identity = identity
         self._dtype = dtype
         self._totals = Totals()
-        self._arrivals = 0
         self._start()
 
     def _start(self) -> None:
         config = self.config
+        # Chunks of whole pages must have room beside an answer's row for everyone else.
+        rows = max(config.max_step_tokens, config.max_sequences + PAGE - 1) if config.deterministic else config.max_step_tokens
         self.cache = PagedCache(
             self.model.layers,
             dtype=self._dtype,
             capacity_tokens=config.capacity_tokens,
-            chunk=config.max_step_tokens,
+            chunk=rows,
             kv=self.kv,
             identity=self.identity,
             reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
         )
-        self.runner = Runner(self.model, self.cache)
+        self.runner = Runner(self.model, self.cache, deterministic=config.deterministic)
         self.times = StepTimes()
         self.scheduler = Scheduler(
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=rows,
             max_sequences=config.max_sequences,
             room=self.cache,
             start=self._open,
@@ -91,6 +93,8 @@ class Engine:
             waiting=WaitingList(config.max_waiting),
             deterministic=config.deterministic,
         )
+        drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -108,9 +112,11 @@ class Engine:
         if not forks:
             sequence.followers = []
         for s in (sequence, *followers):
-            self._arrivals += 1
-            s.arrival = self._arrivals
             s.one_by_one = self.model.recompute_at is None and self.model.rotation(s.limit) != self.model.rotation(s.total)
+        if not self.cache.fits(sequence.limit):
+            raise MemoryPlanError(
+                f"a sequence of up to {sequence.limit} tokens does not fit in the cache's memory: lower max_tokens or the context length"
+            )
         for s in (sequence, *([] if forks else followers)):
             self.scheduler.add(s)
 
@@ -128,6 +134,7 @@ class Engine:
             events = self._land_if(self._must_land)
             events += self._expire()
             self._admit()
+            self.speculator.propose(self.scheduler.running)
             schedule = self._scheduled(events)
             if schedule.work:
                 self._flights.append(self.runner.launch(schedule.work))
@@ -148,8 +155,12 @@ class Engine:
                     self._preempt(sequence)
 
     def _must_land(self) -> bool:
-        """Whether the step in flight has to be finished first: it fills pages, or a sequence has to be computed anew."""
-        return bool(self._flights) and (self._flights[-1].needs_commit or any(map(self._outgrown, self.scheduler.running)))
+        """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
+        sequence has to be computed anew."""
+        if not self._flights:
+            return False
+        flight, running = self._flights[-1], self.scheduler.running
+        return flight.needs_commit or flight.drafted or any(map(self._outgrown, running)) or self.speculator.promising(running)
 
     def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
         events: list[Event] = []
@@ -175,18 +186,18 @@ class Engine:
         """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""
         key = self._cache_key(sequence)
         match = None if key is None else self.cache.find(sequence.tokens, key)
-        slot = self.cache.open(match, key)
         reused = match.reused if match else 0
-        # A page more for each: who is let in now should not have to leave with the next step.
-        growth = [Growth(s.slot, s.num_computed, s.remaining + PAGE) for s in self.scheduler.running]
-        if growth and not self.cache.room([*growth, Growth(slot, reused, len(sequence.tokens) - reused + PAGE)]):
-            self.cache.release(slot)
+        if self.scheduler.running and not self._room_for(Growth(None, reused, len(sequence.tokens) - reused + PAGE, match)):
             return False
-        sequence.slot, sequence.num_computed = slot, reused
+        sequence.slot, sequence.num_computed = self.cache.open(match, key), reused
         if not sequence.preemptions:
             sequence.reused, sequence.miss = reused, match.note if match else ""
             sequence.times.started = perf_counter()
         return True
+
+    def _room_for(self, newcomer: Growth) -> bool:
+        """Whether it can run beside the others for a while: a page more for each, so that nobody has to leave at once."""
+        return self.cache.room([*(Growth(s.slot, s.num_computed, s.remaining + PAGE) for s in self.scheduler.running), newcomer])
 
     def _cache_key(self, sequence: Sequence) -> str | None:
         """What else its keys and values depend on, beside its tokens; None if they are not to be shared."""
@@ -221,28 +232,27 @@ class Engine:
         """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
         assert leader.slot is not None
         for follower in reversed(leader.followers):
-            growth = [Growth(s.slot, s.num_computed, s.remaining + PAGE) for s in self.scheduler.running]
-            growth.append(Growth(leader.slot, leader.num_computed, 1 + PAGE))
-            if len(self.scheduler.running) >= self.config.max_sequences or not self.cache.room(growth):
+            fits = self._room_for(Growth(leader.slot, leader.num_computed, 1 + PAGE))
+            if len(self.scheduler.running) >= self.config.max_sequences or not fits:
                 self.scheduler.requeue(follower)
                 continue
             follower.slot = self.cache.fork(leader.slot)
             follower.num_computed = follower.reused = leader.num_computed
             follower.times.started = leader.times.started
-            self.scheduler.running.append(follower)
+            self.scheduler.run(follower)
         leader.followers = []
 
     def _land(self, flight: Flight) -> list[Event]:
-        tokens = cast("list[int]", flight.sampled.tokens.tolist()) if flight.sampled else []
+        drawn = flight.read()
         now = perf_counter()
         self._observe(flight, now)
+        self.speculator.landed(flight, drawn, now)
         if flight.needs_commit:
             mx.eval(flight.state)
             self._commit(flight)
         events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
-        for row, (sequence, token) in enumerate(zip(flight.sampling, tokens, strict=True)):
-            if sequence.finish_reason is None:
-                events.append(self._take(flight, row, sequence, token, now))
+        for one in drawn:
+            events += self._take(one, now)
         for sequence in flight.logits:
             if sequence.num_computed == sequence.num_tokens and not self._flying(sequence):
                 self.abort(sequence, "stop")
@@ -255,30 +265,37 @@ class Engine:
 
     def _observe(self, flight: Flight, now: float) -> None:
         """A step takes from the landing of the one before it, or from its own launch if the device was idle."""
-        decode = sum(1 for w in flight.work if w.samples_only)
-        self.scheduler.pace.observe(decode, flight.rows - decode, now - max(flight.launched, self._landed_at))
+        self.scheduler.pace.observe(flight.decode_rows, flight.rows - flight.decode_rows, now - max(flight.launched, self._landed_at))
         self._landed_at = now
+        self._totals.steps += 1
 
     def _commit(self, flight: Flight) -> None:
         tokens = {w.sequence.slot: w.sequence.tokens for w in flight.work if w.sequence.slot is not None}
         for step in flight.steps:
             self.cache.commit(step, tokens)
 
-    def _take(self, flight: Flight, row: int, sequence: Sequence, token: int, now: float) -> Token:
-        """Append a token to its sequence, and end the sequence if that was its last."""
-        sequence.tokens.append(token)
-        if len(sequence.tokens) == sequence.num_tokens:
-            sequence.unread = None
+    def _take(self, drawn: Drawn, now: float) -> list[Event]:
+        """Append what a sequence got, and end it where one of the tokens is its last."""
+        sequence = drawn.draw.sequence
         times = sequence.times
         times.first_token = times.first_token or now
         times.last_token = now
-        if token in sequence.stop_ids:
-            self._finish(sequence, "stop")
-        elif len(sequence.tokens) >= sequence.limit:
-            self._finish(sequence, "length")
+        events: list[Event] = []
+        for i, token in enumerate(drawn.tokens):
+            if sequence.finish_reason:
+                break
+            sequence.tokens.append(token)
+            events.append(_token(drawn, i))
+            if token in sequence.stop_ids:
+                self._finish(sequence, "stop")
+            elif len(sequence.tokens) >= sequence.limit:
+                self._finish(sequence, "length")
         if sequence.finish_reason:
             self.scheduler.remove(sequence)
-        return _with_logprobs(flight, row, sequence, token)
+        self.runner.settle(drawn, len(events))
+        if len(sequence.tokens) == sequence.num_tokens:
+            sequence.unread = None
+        return events
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
@@ -294,6 +311,7 @@ class Engine:
             self._keep(sequence)
             self.cache.release(sequence.slot)
             sequence.slot = None
+            self.speculator.forget(sequence)
 
     def _flying(self, sequence: Sequence) -> bool:
         return any(w.sequence is sequence for f in self._flights for w in f.work)
@@ -306,11 +324,10 @@ class Engine:
         self._start()
 
 
-def _with_logprobs(flight: Flight, row: int, sequence: Sequence, token: int) -> Token:
+def _token(drawn: Drawn, i: int) -> Token:
+    sequence = drawn.draw.sequence
     wanted = sequence.params.logprobs
-    arrays = flight.sampled.logprobs if flight.sampled else None
-    if wanted is None or arrays is None:
-        return Token(sequence, token)
-    ids = cast("list[int]", arrays.top_ids[row, :wanted].tolist())
-    values = cast("list[float]", arrays.top[row, :wanted].tolist())
-    return Token(sequence, token, cast("float", arrays.chosen[row].item()), tuple(zip(ids, values, strict=True)))
+    if wanted is None or drawn.logprobs is None:
+        return Token(sequence, drawn.tokens[i])
+    chosen, top = drawn.logprobs[i]
+    return Token(sequence, drawn.tokens[i], chosen, top[:wanted])

@@ -198,10 +198,11 @@ class Scheduler:
             spare //= 2
         work = []
         for sequence in decode:
-            if sequence.drafts:
-                usable = sequence.remaining == 1 and not self._one_by_one(sequence)
-                del sequence.drafts[max(spare if usable else 0, 0) :]
             drafts = len(sequence.drafts)
+            if drafts:
+                usable = sequence.remaining == 1 and not self._one_by_one(sequence)
+                sequence.drafts = sequence.drafts[: max(spare if usable else 0, 0)]
+                drafts = len(sequence.drafts)
             spare -= drafts
             work.append(Work(sequence, 1 + drafts, drafts))
         return work
