@@ -17,6 +17,7 @@ from ..types import FinishReason
 from .runner import Drawn, Flight, Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
 
 
@@ -44,7 +45,8 @@ Event = Token | Logits
 class Engine:
     """Runs sequences to their end. Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None, drafter: Drafter | None = None) -> None:
+        self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
@@ -63,7 +65,9 @@ class Engine:
         self.scheduler = Scheduler(
             max_step_tokens=self.config.max_step_tokens, max_sequences=self.config.max_sequences, fits=self.cache.fits
         )
-        self.speculator = Speculator(self.config.max_draft if self.cache.can_fork else 0, boundary=self.model.recompute_at)
+        draft = self.drafter.start(self.config, self.model.vocab_size) if self.drafter else None
+        most = self.config.max_draft if self.cache.can_fork else 0
+        self.speculator = Speculator(most, boundary=self.model.recompute_at, draft=draft)
         self._flights: deque[Flight] = deque()
 
     @property
