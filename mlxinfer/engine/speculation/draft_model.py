@@ -106,7 +106,11 @@ class DraftModel:
     def room(self, sequence: Sequence) -> int:
         """Drafts that can be made now, up to a page's end; 0 while its past is not there."""
         place, known = self._places.get(sequence), len(sequence.tokens)
-        if place is None or known - place.computed > _BEHIND or known // PAGE != place.computed // PAGE:
+        if place is None:
+            return 0
+        # Its drafts may not have been taken up: then the last known token is computed again, to draft behind it.
+        place.computed = min(place.computed, known - 1)
+        if known - place.computed > _BEHIND or known // PAGE != place.computed // PAGE:
             return 0
         return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
 

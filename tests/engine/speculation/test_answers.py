@@ -59,7 +59,7 @@ def test_a_draft_model_changes_nothing(amount, kv):
     drafted, accepted = sum(s.drafted for s in sequences), sum(s.accepted for s in sequences)
     assert drafted > 100
     assert accepted == drafted if amount == 0 else accepted < drafted
-    assert accepted > 0.5 * drafted if amount < 1 else accepted < 0.3 * drafted
+    assert accepted > 0.35 * drafted if amount < 1 else accepted < 0.3 * drafted
     usage = engine.speculator.draft.cache.usage()
     assert usage.used == 0
 
