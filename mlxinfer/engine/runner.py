@@ -62,6 +62,10 @@ class Flight:
         return sum(w.count for w in self.work)
 
     @property
+    def decode_rows(self) -> int:
+        return sum(w.count for w in self.work if w.decodes)
+
+    @property
     def drafted(self) -> bool:
         return any(w.drafts for w in self.work)
 
@@ -99,7 +103,10 @@ def accept(drafts: list[int], sampled: list[int]) -> list[int]:
 class Runner:
     """Owns the cache's steps; the sequences' counters are advanced here, as a step is submitted and as it is read."""
 
-    def __init__(self, model: Model, cache: PagedCache) -> None:
+    def __init__(self, model: Model, cache: PagedCache, *, deterministic: bool = False) -> None:
+        """`deterministic`: each sequence goes through the model by itself, so that its rows are computed in the same shapes whatever else
+        runs."""
+        self._deterministic = deterministic
         self.model = model
         self.cache = cache
         self._batch: SamplingBatch | None = None
@@ -110,24 +117,41 @@ class Runner:
         """Submit a step without waiting for it."""
         tokens = self._tokens(work)
         draws = list(self._draws(work))
-        step = self.cache.begin(_segments(work))
-        hidden = self.model.hidden(tokens, step)
-        logits = {}
-        sampled = None
-        for w, segment in zip(work, step.segments, strict=True):
-            if w.sequence.wants_logits:
-                logits[w.sequence] = self.model.logits(hidden[segment.start : segment.start + segment.count])
-        if draws:
-            rows = [r for s, w in zip(step.segments, work, strict=True) if w.samples for r in range(s.start + s.count)[-1 - w.drafts :]]
-            chosen = hidden if len(rows) == hidden.shape[0] else hidden[mx.array(rows)]
-            sampled = self._sample(draws, self.model.logits(chosen))
+        steps: list[CacheStep] = []
+        logits: dict[Sequence, mx.array] = {}
+        sampled_rows: list[mx.array] = []
+        start = 0
+        for part in [[w] for w in work] if self._deterministic else [work]:
+            count = sum(w.count for w in part)
+            step = self.cache.begin(_segments(part))
+            hidden = self.model.hidden(tokens[start : start + count] if count < tokens.shape[0] else tokens, step)
+            logits.update(self._wanted_logits(part, step, hidden))
+            sampled_rows += self._rows_to_sample(part, step, hidden)
+            steps.append(step)
+            start += count
+        sampled = self._sample(draws, sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)) if draws else None
         _advance(work, draws, sampled)
         plain = sampled is not None and not any(len(d.drafts) for d in draws)
         self._last = ([d.sequence for d in draws], sampled.tokens) if sampled is not None and plain else None
+        flight = Flight(work, steps, draws, sampled, logits)
         mx.async_eval(  # type: ignore[no-untyped-call]
-            step.state, list(logits.values()), [] if sampled is None else sampled.arrays, [d.state for d in draws]
+            flight.state, list(logits.values()), [] if sampled is None else sampled.arrays, [d.state for d in draws]
         )
-        return Flight(work, [step], draws, sampled, logits)
+        return flight
+
+    def _wanted_logits(self, work: list[Work], step: CacheStep, hidden: mx.array) -> dict[Sequence, mx.array]:
+        return {
+            w.sequence: self.model.logits(hidden[segment.start : segment.start + segment.count])
+            for w, segment in zip(work, step.segments, strict=True)
+            if w.sequence.wants_logits
+        }
+
+    def _rows_to_sample(self, work: list[Work], step: CacheStep, hidden: mx.array) -> list[mx.array]:
+        """Logits of the rows that are sampled from, or nothing."""
+        rows = [r for s, w in zip(step.segments, work, strict=True) if w.samples for r in range(s.start + s.count)[-1 - w.drafts :]]
+        if not rows:
+            return []
+        return [self.model.logits(hidden if len(rows) == hidden.shape[0] else hidden[mx.array(rows)])]
 
     def settle(self, drawn: Drawn, taken: int) -> None:
         """Set the counters of a sequence whose drafts have been verified, and of whose tokens so many were taken. Where its layers keep
