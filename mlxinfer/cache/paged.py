@@ -198,17 +198,6 @@ class PagedCache:
                 store.grow(pages=room, first=first)
                 store.seal(pages, step.full[layer, segment.slot])
 
-    def state(self, slot: int) -> list[mx.array]:
-        """The states of a sequence's recurrent layers as they are now, whatever happens to the slot; empty if there are no such layers."""
-        return [mx.contiguous(array[slot]) for store in self._recurrent.values() for array in store.arrays]
-
-    def restore(self, slot: int, state: list[mx.array]) -> None:
-        """Put back what `state` gave."""
-        values = iter(state)
-        for store in self._recurrent.values():
-            for array in store.arrays:
-                array[slot] = next(values)
-
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""
         paged = sum(a.nbytes for s in self._stores.values() for a in s.arrays)
