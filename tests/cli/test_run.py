@@ -176,3 +176,11 @@ def test_odd_standard_streams(chat_model, redirection, code, told):
     assert done.returncode == code
     assert told in done.stderr
     assert done.stderr.count("\n") == bool(told)
+
+
+def test_options_of_the_engine_change_no_answer(call, chat_model):
+    greedy = ("run", chat_model, "hello hello hello", "--temperature", "0", "--max-tokens", "40")
+    plain = call(*greedy, "--no-speculate", "--no-prefix-cache")
+    assert plain.code == 0
+    for options in ([], ["--deterministic"], ["--draft", chat_model], ["--memory", "1"]):
+        assert call(*greedy, *options).out == plain.out

@@ -140,8 +140,8 @@ def test_what_a_request_took_is_told(llm):
 def test_a_miss_is_told_with_its_message(tmp_path):
     with LLM(tiny_directory(tmp_path)) as llm:
         first = [[1, 7, 7, 2], [8, 8, 2], [9] * 70 + [2]]
-        llm.generate(sum(first, []), GREEDY)
-        other = sum(first[:2], []) + [10] * 70
+        llm.generate([token for message in first for token in message], GREEDY)
+        other = [*first[0], *first[1], *[10] * 70]
         stats = llm.generate(other, GREEDY)[0].usage.stats
     assert stats.miss.endswith(", message 3")
 
