@@ -28,8 +28,8 @@ class Desk:
     """Logits of the sequences that are in here, as they come."""
 
     def submit(self, sequences: Many[Sequence]) -> list[Answer]:
-        """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then, and it may be tried
-        again."""
+        """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then, and it may
+        be tried again."""
         followers = sequences[0].followers
         try:
             self.engine.add(sequences[0])
