@@ -10,6 +10,9 @@ import mlx.core as mx
 from .recurrent import RecurrentStore
 from .store import LayerStore
 
+LEAST_BYTES = 4096
+"""That an array counts as: allocators round up, and Metal bounds how many buffers there are, not only their bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -24,7 +27,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays)
+        return sum(max(a.nbytes, LEAST_BYTES) for a in self.arrays)
 
 
 def take(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> Rows:

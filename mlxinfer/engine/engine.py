@@ -22,6 +22,7 @@ from .pace import Pace
 from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
+from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
 from .timing import StepTimes
 from .totals import Totals
@@ -73,9 +74,11 @@ class Engine:
         kv: KVFormat | None = None,
         identity: str = "",
         disk: DiskTier | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`identity` names the weights, so that what is cached of one model is never used for another. `disk`, of which no other engine
-        makes use, keeps that beyond this process."""
+        makes use, keeps that beyond this process. `drafter` writes ahead of the model."""
+        self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
@@ -112,7 +115,8 @@ class Engine:
             deterministic=config.deterministic,
         )
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
-        self.speculator = Speculator(drafts, boundary=self.model.recompute_at)
+        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -213,11 +217,12 @@ class Engine:
         if self.scheduler.admit():
             self._fork_all()  # all of a prompt may be cached already
 
-    def _open(self, sequence: Sequence) -> bool:
-        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""
+    def _open(self, sequence: Sequence) -> bool | None:
+        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others, None while
+        the disk is being read."""
         key = self._cache_key(sequence)
         if key is not None and self.cache.prefetch(sequence.tokens, key, store=not self._flights):
-            return False
+            return None
         match = None if key is None else self.cache.find(sequence.tokens, key)
         reused = match.reused if match else 0
         if self.scheduler.running and not self._room_for(Growth(None, reused, len(sequence.tokens) - reused + PAGE, match)):
@@ -244,6 +249,7 @@ class Engine:
         self._keep(sequence)
         assert sequence.slot is not None
         self.cache.release(sequence.slot)
+        self.speculator.forget(sequence)
         sequence.slot, sequence.unread, sequence.num_computed = None, None, 0
         sequence.drafts = []
         sequence.preemptions += 1
