@@ -141,5 +141,3 @@ def test_under_drafts_tokens_are_distributed_as_without():
         chi = ((a - b) ** 2 / (a + b)).sum()
         freedom = int(often.sum()) - 1
         assert chi < freedom + 4 * (2 * freedom) ** 0.5
-
-
