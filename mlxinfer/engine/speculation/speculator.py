@@ -165,7 +165,7 @@ class Speculator:
             rows += 1
             past = self._follow(s)
             room = self._room(s)
-            if past is None or not room or (s.unread is not None) != ahead:
+            if past is None or not room or s.remaining != 1 or (s.unread is not None) != ahead:
                 continue
             prospect = self._prospect(s, past, room, ahead)
             if prospect is not None:
