@@ -200,7 +200,7 @@ class LLM:
             if isinstance(event, Logits):
                 if event.sequence is sequence:
                     rows.append(event.rows)
-            else:
+            elif isinstance(event, Token):
                 self._receive(event)
         return rows
 
