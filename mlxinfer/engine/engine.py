@@ -73,11 +73,11 @@ class Engine:
         dtype: mx.Dtype,
         kv: KVFormat | None = None,
         identity: str = "",
-        disk: DiskTier | None = None,
         drafter: Drafter | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
-        """`identity` names the weights, so that what is cached of one model is never used for another. `disk`, of which no other engine
-        makes use, keeps that beyond this process. `drafter` writes ahead of the model."""
+        """`identity` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it.
+        `disk`, of which no other engine makes use, keeps what is cached beyond this process."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -116,7 +116,7 @@ class Engine:
         )
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
         draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
-        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft)
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 

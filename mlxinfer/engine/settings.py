@@ -102,7 +102,7 @@ class Opened:
         )
         plan.apply()
         config = engine_config(plan, prefix_cache=s.prefix_cache, deterministic=s.deterministic, max_draft=max_draft)
-        return replace(cls.of(loaded, config, form, drafter, plan), settings=s)
+        return replace(cls.of(loaded, replace(config, ngrams=s.speculate), form, drafter, plan), settings=s)
 
     @classmethod
     def of(
