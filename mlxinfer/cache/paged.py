@@ -103,13 +103,9 @@ class PagedCache:
     def can_fork(self) -> bool:
         return not any(isinstance(s, OpaqueSpec) for s in self.layers)
 
-    def fits(self, tokens: int, reserved: Sequence[int] = ()) -> bool:
-        """Whether a sequence that grows to `tokens` could run, alone in an empty cache. With `reserved`: beside others of so many."""
-        if not reserved:
-            return self.pool.fits(tokens)
-        return all(
-            sum(pages_for(t, g.window, self.pool.chunk) for t in (*reserved, tokens)) <= g.allocator.capacity for g in self.pool.groups
-        )
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence that grows to `tokens` could run, alone in an empty cache."""
+        return self.pool.fits(tokens)
 
     def room(self, growth: Sequence[Growth]) -> bool:
         """Whether there are pages, free or only kept for reuse, for all of this in the next step."""

@@ -109,7 +109,6 @@ class Engine:
             max_step_tokens=rows,
             max_sequences=config.max_sequences,
             room=self.cache,
-            start=self._open,
             pace=Pace(self.times, share=config.decode_share, max_step_s=config.max_step_s),
             waiting=WaitingList(config.max_waiting),
             deterministic=config.deterministic,
@@ -214,7 +213,7 @@ class Engine:
         for sequence in filter(self._outgrown, self.scheduler.running):
             self._restart(sequence)
         self._fork_all()
-        if self.scheduler.admit():
+        if self.scheduler.admit(self._open):
             self._fork_all()  # all of a prompt may be cached already
 
     def _open(self, sequence: Sequence) -> bool | None:

@@ -10,6 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
+from ..cache.pool import Growth
 from ..types import SamplingParams
 from .engine import Engine
 from .llm import LLM
@@ -42,7 +43,7 @@ class Bench:
     def fits(self, depth: int, streams: int, steps: int) -> bool:
         """Whether `filled` has the room: each sequence is measured on a copy, which shares nothing in the worst case."""
         limit = _limit(depth, steps)
-        return self.engine.cache.fits(limit, [limit] * (2 * streams - 1))
+        return self.engine.cache.room([Growth(None, 0, limit)] * (2 * streams))
 
     @contextmanager
     def filled(self, depth: int, streams: int, steps: int) -> Iterator[list[Sequence]]:
@@ -54,7 +55,8 @@ class Bench:
     def decode(self, held: list[Sequence], steps: int) -> float:
         """Seconds in which every one of these sequences gets `steps` tokens, all of them together. They stay as they are."""
         running = [self._copy(sequence) for sequence in held]
-        self.engine.scheduler.running.extend(running)
+        for sequence in running:
+            self.engine.scheduler.run(sequence)
         self._advance(running, _WARM_STEPS)
         start = perf_counter()
         self._advance(running, steps)

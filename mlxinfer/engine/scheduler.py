@@ -76,7 +76,6 @@ class Scheduler:
         max_step_tokens: int,
         max_sequences: int,
         room: Room,
-        start: Start,
         pace: Pace,
         waiting: WaitingList,
         deterministic: bool = False,
@@ -87,7 +86,6 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.max_sequences = max_sequences
         self.room = room
-        self.start = start
         self.pace = pace
         self.waiting = waiting
         self.deterministic = deterministic
@@ -137,12 +135,12 @@ class Scheduler:
         late = [s for s in self.running if s.deadline is not None and s.deadline <= now]
         return late + self.waiting.expired(now)
 
-    def admit(self) -> list[Sequence]:
+    def admit(self, start: Start) -> list[Sequence]:
         """Let those run that are first in line, as long as there are seats, and `start` finds room."""
         admitted: list[Sequence] = []
         self._urgent = None
         while (first := self.waiting.peek()) is not None:
-            started = self.start(first) if len(self.running) < self.max_sequences else False
+            started = start(first) if len(self.running) < self.max_sequences else False
             if not started:
                 self._urgent = first.priority if started is False else None
                 break

@@ -12,6 +12,7 @@ from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.plain import PlainAttention
+from mlxinfer.cache.pool import Growth
 
 PLAIN_ATTENTION = PlainAttention()
 BACKENDS = [attention_backend, lambda store: PLAIN_ATTENTION]
@@ -117,11 +118,11 @@ def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
 
 
 @pytest.mark.parametrize("tokens", [PAGE * 64, PAGE * 65])
-def test_fits_counts_what_others_have_reserved(tokens):
+def test_fits_is_asked_of_an_empty_cache_and_room_of_this_one(tokens):
     cache = new_cache()
-    assert cache.fits(tokens, ()) == (tokens <= PAGE * 64)
-    assert not cache.fits(PAGE * 40, [PAGE * 30])
-    assert cache.fits(PAGE * 30, [PAGE * 30])
+    assert cache.fits(tokens) == (tokens <= PAGE * 64)
+    assert cache.room([Growth(None, 0, PAGE * 34), Growth(None, 0, PAGE * 30)])
+    assert not cache.room([Growth(None, 0, PAGE * 35), Growth(None, 0, PAGE * 30)])
 
 
 def test_recurrent_states_follow_their_sequences():

@@ -44,7 +44,7 @@ def borrowed(tmp_path: Path) -> Iterator[LLM]:
 
 
 def pages_in_use(engine: Engine) -> int:
-    return sum(group.allocator.capacity - group.allocator.free for group in engine.cache.pool.groups)
+    return engine.cache.usage().used
 
 
 @pytest.mark.parametrize("depth", [0, 1, 63, 64, 100])
@@ -73,7 +73,8 @@ def test_what_is_decoded_is_what_a_request_gets(llm: LLM) -> None:
     bench = Bench(llm.engine)
     with bench.filled(70, 2, 20) as held:
         copies = [bench._copy(s) for s in held]
-        llm.engine.scheduler.running.extend(copies)
+        for copy in copies:
+            llm.engine.scheduler.run(copy)
         bench._advance(copies, 12)
         bench._end(copies)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -158,7 +158,7 @@ def test_drafts_stay_within_the_budget_and_leave_room_for_prompts() -> None:
     assert [(w.count, w.drafts, w.decodes) for w in schedule.work] == [(12, 11, True)]
     assert len(s.drafts) == 11
     engine.scheduler.add(sequence(40, 5, start=9000))
-    engine.scheduler.admit()
+    engine.scheduler.admit(engine.start)
     s.drafts = list(range(30))
     assert engine.scheduler.schedule().work[0].drafts == 5
 
@@ -170,7 +170,6 @@ def test_too_small_a_budget_is_refused() -> None:
             max_step_tokens=tokens,
             max_sequences=8,
             room=engine.pool,
-            start=engine.start,
             pace=pace,
             waiting=WaitingList(4),
             deterministic=deterministic,

@@ -26,7 +26,6 @@ class CountingEngine:
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
             room=self.pool,
-            start=self.start,
             pace=Pace(StepTimes(), share=0.75, max_step_s=0.1),
             waiting=WaitingList(1000),
             deterministic=deterministic,
@@ -51,7 +50,7 @@ class CountingEngine:
             self.land()
         for s in self.scheduler.expired(self.now):
             self.end(s, "timeout")
-        self.scheduler.admit()
+        self.scheduler.admit(self.start)
         while (schedule := self.scheduler.schedule()).preempt:
             assert not schedule.work
             self.land()
