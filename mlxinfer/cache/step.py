@@ -94,6 +94,10 @@ class CacheStep:
     def opaque(self, segment: Segment) -> OpaqueState:
         return self._opaque[segment.slot]
 
+    def close(self) -> None:
+        """It is over. Attention and rotation refer to each other, and would hold on to the cache until the next garbage collection."""
+        self._attention = {}
+
     @property
     def state(self) -> list[mx.array]:
         """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""

@@ -293,6 +293,8 @@ class Engine:
         if flight.needs_commit:
             mx.eval(flight.state)
             self._commit(flight)
+        for step in flight.steps:
+            step.close()
         events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
         for one in drawn:
             events += self._take(one, now)
