@@ -104,4 +104,21 @@ def kv_quality(models: dict[str, Path], engines: tuple[str, ...], contexts: tupl
     draw(rows, RESULTS / "kv_quality.svg")
 
 
-COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch)
+@click.command("memory-cap")
+@models_option("smollm2")
+@click.option("--limit", type=click.Choice(["data", "address space", "outside"]), default=("data",), show_default=True, multiple=True,
+              help="Of what; repeatable. From outside: by whoever starts this.")  # fmt: skip
+@click.option("--megabytes", type=click.IntRange(100), default=400, show_default=True, help="For the model and all that belongs to it.")
+def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) -> None:
+    """Work that wants twice the memory there is (Linux). Writes results/memory_cap.md; fails where the process did."""
+    from .memory_cap import lines, passed, run
+
+    found = [(name, run(path, kind, megabytes)) for name, path in models.items() for kind in limit]
+    text = "".join(f"{name}\n\n{lines(each)}\n" for name, each in found)
+    (RESULTS / "memory_cap.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+    if not all(passed(each) for _, each in found):
+        raise click.ClickException("this is not how it should end")
+
+
+COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, memory_cap)

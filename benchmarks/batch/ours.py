@@ -25,7 +25,7 @@ class Ours(Subject):
 
         from mlxinfer.loading.packed import finish_background_work
 
-        self._folder = settings.get("prefix_dir")
+        self._folder = Path(settings.get("prefix_dir", ""))
         self._llm = self.wait(self._open(model, settings))
         finish_background_work()
         return {"version": version("mlxinfer")}
@@ -58,7 +58,7 @@ class Ours(Subject):
         begun = perf_counter()
         done = self.wait(self._together(prompts, params))
         seconds = perf_counter() - begun
-        stats = [chunks[-1].usage.stats for chunks in done]
+        stats = [chunk.usage.stats for chunks in done for chunk in chunks if chunk.usage]
         ids = [token for chunks in done for chunk in chunks for token in chunk.token_ids]
         return {
             "seconds": seconds,
@@ -76,7 +76,7 @@ class Ours(Subject):
         return [chunk async for chunk in chunks]
 
     def keep(self) -> dict[str, Any]:
-        self.wait(self._settle(Path(self._folder)))
+        self.wait(self._settle(self._folder))
         return {}
 
     async def _settle(self, folder: Path) -> None:

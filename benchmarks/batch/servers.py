@@ -32,7 +32,7 @@ class Server(Subject):
             port = free.getsockname()[1]
         self._model = model
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  until this process ends
-        command = self._command(model, port, threads, context, **settings)
+        command = self._command(model, port, threads, context, settings)
         self._process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT)
         # A server may close a connection that waits, which nobody would notice between two jobs.
         once = httpx.Limits(max_keepalive_connections=0)
@@ -59,7 +59,7 @@ class Server(Subject):
                 if line.startswith("data: {"):
                     yield _piece(json.loads(line[6:]))
 
-    def _command(self, model: str, port: int, threads: int, context: int, **settings: Any) -> list[str]:
+    def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
         raise NotImplementedError
 
     def _version(self) -> str:
@@ -88,10 +88,11 @@ class Server(Subject):
 class LlamaServer(Server):
     """`saved` is the folder in which its first slot, which then gets all requests, can be kept for the next process."""
 
-    def _command(self, model: str, port: int, threads: int, context: int, saved: str = "") -> list[str]:
+    def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
         found = shutil.which(os.environ.get(PATH_VARIABLE) or "llama-server")
         if found is None:
             raise ValueError(f"there is no llama-server: name it with --llama-server or {PATH_VARIABLE}")
+        saved = settings.get("saved", "")
         self._path, self._slots = found, {"id_slot": 0} if saved else {}
         lengths = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * context), "--threads", str(threads)]
         return [found, "--model", model, "--port", str(port), *lengths, *(["--slot-save-path", saved] if saved else [])]
@@ -121,7 +122,7 @@ class LlamaServer(Server):
 
 
 class MLXServer(Server):
-    def _command(self, model: str, port: int, threads: int, context: int) -> list[str]:
+    def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
         return [sys.executable, "-m", "mlx_lm.server", "--model", model, "--port", str(port), "--log-level", "ERROR"]
 
     def _version(self) -> str:
