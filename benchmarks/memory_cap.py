@@ -23,7 +23,7 @@ from .system import ROOT
 
 KINDS = {"data": (resource.RLIMIT_DATA, "VmData"), "address space": (resource.RLIMIT_AS, "VmSize")}
 OUTSIDE = "outside"
-_PROMPT, _ANSWER = 512, 512
+_PROMPT, _ANSWER = 512, 256
 _TOKENS = range(64, 256)
 
 

@@ -108,7 +108,7 @@ def kv_quality(models: dict[str, Path], engines: tuple[str, ...], contexts: tupl
 @models_option("smollm2")
 @click.option("--limit", type=click.Choice(["data", "address space", "outside"]), default=("data",), show_default=True, multiple=True,
               help="Of what; repeatable. From outside: by whoever starts this.")  # fmt: skip
-@click.option("--megabytes", type=click.IntRange(100), default=400, show_default=True, help="For the model and all that belongs to it.")
+@click.option("--megabytes", type=click.IntRange(100), default=600, show_default=True, help="For the model and all that belongs to it.")
 def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) -> None:
     """Work that wants twice the memory there is (Linux). Writes results/memory_cap.md; fails where the process did."""
     from .memory_cap import lines, passed, run

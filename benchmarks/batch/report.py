@@ -76,7 +76,7 @@ def streams_found(results: Results) -> list[str]:
 
 
 def beside_table(results: Results) -> str:
-    rows = [["", "alone", "beside the prompt", "its part", "first token of the prompt"]]
+    rows = [["tokens/s", "alone", "beside the prompt", "its part", "first token of the prompt"]]
     for engine in _engines(results, ALONE):
         part = percent(results.part((BESIDE, engine), (ALONE, engine)))
         rows.append([engine, cell(results, ALONE, engine), cell(results, BESIDE, engine), part, cell(results, FIRST_BESIDE, engine)])
@@ -111,7 +111,7 @@ def turns_found(results: Results) -> list[int]:
 
 
 def drafts_table(results: Results) -> str:
-    rows = [["", "with drafts", "without", "with / without", "drafted tokens accepted", "same answers"]]
+    rows = [["tokens/s", "with drafts", "without", "with / without", "drafted tokens accepted", "same answers"]]
     for work in [f"{kind}, {streams_name(n)}" for kind in (EDIT, FREE) for n in (1, len(STORIES))]:
         if results.of(work, OURS) and results.of(work, UNDRAFTED):
             better = ratio(results.better((work, OURS), (work, UNDRAFTED)))

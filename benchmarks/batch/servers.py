@@ -30,15 +30,19 @@ class Server(Subject):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._model = model
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  until this process ends
         command = self._command(model, port, threads, context, settings)
         self._process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT)
-        # A server may close a connection that waits, which nobody would notice between two jobs.
-        once = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=1800, limits=once)
+        self.listen(f"http://127.0.0.1:{port}", model)
         self._wait_until_it_listens(f"http://127.0.0.1:{port}/health")
         return {"version": self._version()}
+
+    def listen(self, url: str, model: str) -> None:
+        """To a server that runs, or will soon."""
+        self._model = model
+        # A server may close a connection that waits, which nobody would notice between two jobs.
+        once = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(base_url=url, timeout=1800, limits=once)
 
     def close(self) -> dict[str, Any]:
         self._process.terminate()

@@ -27,9 +27,9 @@ EDIT, FREE = "repeats its input", "free text"
 
 _DEPTH = 8
 _DISK_GB = 2.0
-_TURN_TOKENS = 16
+_TURN_TOKENS = 8
 _SYSTEM_TOKENS = 512
-_STEPS_OF_A_SLOW_ENGINE = 16
+_STEPS_OF_A_SLOW_ENGINE = 32
 """The limit in tokens of a prompt, over this: tokens of each stream."""
 _EDIT_TOKENS, _FREE_TOKENS = 400, 200
 _FREE_TEMPERATURE = 0.8
