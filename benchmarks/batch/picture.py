@@ -52,6 +52,11 @@ def _title(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
 
 
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+
+
 def _line(axes: Axes, results: Results, engine: str, points: list[tuple[int, str]], scale: float = 1.0) -> None:
     found = [(x, spread) for x, work in points if (spread := results.spread(work, engine))]
     if not found:
@@ -71,7 +76,7 @@ def _streams(axes: Axes, results: Results) -> None:
     axes.set_xticks(counts)
     axes.set_ylim(0, None)
     axes.set_xlabel("streams", fontsize=8)
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
 
 
 def _bars(axes: Axes, results: Results, groups: list[tuple[str, str, str]], engines: tuple[str, ...], of: str = "") -> None:
@@ -111,7 +116,7 @@ def _read(axes: Axes, results: Results) -> None:
         _line(axes, results, engine, [(turn, turn_name(turn, "read")) for turn in turns])
     axes.set_yscale("log")
     axes.set_xlabel("turn", fontsize=8)
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes)
 
 
 def _first(axes: Axes, results: Results) -> None:

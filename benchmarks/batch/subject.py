@@ -15,6 +15,8 @@ from .texts import Messages
 Prompt = Union[str, Messages]
 Value = TypeVar("Value")
 
+_ENDLESS = 6000
+"""Tokens of a stream that is not to end."""
 _LEAST_TOKENS = 8
 _GONE_S = 0.2
 """A server notices that nobody listens any more when it sends the next token."""
@@ -65,7 +67,8 @@ class Subject(ABC):
         return self.wait(self._answer(prompt, tokens))
 
     def beside(self, prompt: str, long: str, alone_s: float) -> dict[str, Any]:
-        """Tokens a second of a stream alone (`alone`) and while a long prompt is read (`beside`), whose first token takes `first_s`."""
+        """Tokens a second of a stream alone, before and after (`alone`), and while a long prompt is read (`beside`). `first_s` is the time
+        to that prompt's first token."""
         return self.wait(self._beside(prompt, long, alone_s))
 
     def wait(self, work: Coroutine[Any, Any, Value]) -> Value:
@@ -86,27 +89,35 @@ class Subject(ABC):
         times: list[float] = []
         listening = asyncio.ensure_future(self._listen(prompt, times))
         try:
-            while len(times) <= _LEAST_TOKENS or times[-1] - times[0] < alone_s:
-                if listening.done():
-                    listening.result()
-                    raise ValueError("the stream ended before the long prompt came")
-                await asyncio.sleep(0.005)
-            before = list(times)
-            begun = perf_counter()
+            before = await _interval(listening, times, alone_s)
+            begun, had = perf_counter(), len(times)
             async with aclosing(self.stream(long, 2, endless=True)) as pieces:
                 async for piece in pieces:
                     if piece.tokens:
                         break
-            first = perf_counter() - begun
-            meanwhile = len(times) - len(before)
+            first, meanwhile = perf_counter() - begun, len(times) - had
+            await asyncio.sleep(_GONE_S)
+            after = await _interval(listening, times, alone_s)
         finally:
             listening.cancel()
             with suppress(asyncio.CancelledError):
                 await listening
         await asyncio.sleep(_GONE_S)
-        return {"alone": (len(before) - 1) / (before[-1] - before[0]), "beside": meanwhile / first, "first_s": first}
+        # The stream has become longer meanwhile, which makes it slower whoever is beside it.
+        return {"alone": 2 / (before + after), "beside": meanwhile / first, "first_s": first}
 
     async def _listen(self, prompt: str, times: list[float]) -> None:
-        async with aclosing(self.stream(prompt, 4096, endless=True)) as pieces:
+        async with aclosing(self.stream(prompt, _ENDLESS, endless=True)) as pieces:
             async for piece in pieces:
                 times += [perf_counter()] * piece.tokens
+
+
+async def _interval(listening: asyncio.Future[None], times: list[float], least_s: float) -> float:
+    """Seconds between two tokens from now on."""
+    had = len(times)
+    while len(times) <= had + _LEAST_TOKENS or times[-1] - times[had] < least_s:
+        if listening.done():
+            listening.result()
+            raise ValueError("the stream ended too early")
+        await asyncio.sleep(0.005)
+    return (times[-1] - times[had]) / (len(times) - had - 1)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -40,7 +41,7 @@ class Pretender(Subject):
         try:
             for _ in range(self.patience if prompt == "long" else 0):
                 await asyncio.sleep(0)
-            for _ in range(tokens):
+            for _ in count() if endless else range(tokens):
                 await asyncio.sleep(0)
                 yield Piece("x", 1)
             yield Piece("", 0, 10, 4, tokens)
