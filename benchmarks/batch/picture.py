@@ -1,4 +1,4 @@
-"""Four panels: streams together, a stream beside a prompt, a prefix used again, the turns of a conversation."""
+"""Six panels: streams together, a stream beside a prompt, a prefix used again, the turns of a conversation, drafts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _line(axes: Axes, results: Results, engine: str, points: list[tuple[int, str
     errors = [[(s.middle - s.low) * scale for _, s in found], [(s.high - s.middle) * scale for _, s in found]]
     label = OURS if engine == UNDRAFTED else engine
     axes.errorbar([x for x, _ in found], middles, yerr=errors, marker="o", markersize=3, linewidth=1.2, elinewidth=0.7,
-                  color=_COLOUR[engine], label=label)  # fmt: skip
+                  color=_COLOUR[engine], label=label, zorder=3 if label == OURS else 2)  # fmt: skip
 
 
 def _streams(axes: Axes, results: Results) -> None:
@@ -87,7 +87,10 @@ def _bars(axes: Axes, results: Results, groups: list[tuple[str, str, str]], engi
             if part:
                 x = group + (place - (len(engines) - 1) / 2) * 0.26
                 axes.bar(x, part.middle, 0.24, color=_COLOUR[engine], label=engine if not group else None)
-                axes.annotate(f"{part.middle:.0%}" if not of else f"{part.middle:.2f}", (x, part.middle), (0, 2),
+                shortened = results.shortened(work, engine)
+                value = f"{part.middle:.2f}" if of else f"{part.middle:.1%}" if part.middle < 0.1 else f"{part.middle:.0%}"
+                text = value if shortened is None else f"{value}\nat {shortened}"
+                axes.annotate(text, (x, part.middle), (0, 2),
                               textcoords="offset points", ha="center", fontsize=7.5)  # fmt: skip
     axes.set_xticks(range(len(groups)), [label for label, _, _ in groups])
 
@@ -116,6 +119,7 @@ def _read(axes: Axes, results: Results) -> None:
         _line(axes, results, engine, [(turn, turn_name(turn, "read")) for turn in turns])
     axes.set_yscale("log")
     axes.set_xlabel("turn", fontsize=8)
+    axes.set_xticks(turns_found(results))
     _legend(axes)
 
 
@@ -125,11 +129,12 @@ def _first(axes: Axes, results: Results) -> None:
         _line(axes, results, engine, [(turn, turn_name(turn, "first token")) for turn in turns_found(results)], 1000)
     axes.set_yscale("log")
     axes.set_xlabel("turn", fontsize=8)
+    axes.set_xticks(turns_found(results))
 
 
 def _drafts(axes: Axes, results: Results) -> None:
     _title(axes, "speed with drafts, times that without")
     works = [f"{kind}, {streams_name(n)}" for kind in (EDIT, FREE) for n in (1, 4)]
-    _bars(axes, results, [(work.replace(", ", "\n"), work, work) for work in works], (OURS,), UNDRAFTED)
+    _bars(axes, results, [(work.replace(", ", ",\n").replace("repeats ", "repeats\n"), work, work) for work in works], (OURS,), UNDRAFTED)
     axes.axhline(1, color="0.4", linewidth=0.8)
     axes.tick_params(axis="x", labelsize=7)
