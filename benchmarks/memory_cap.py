@@ -24,7 +24,7 @@ from .system import ROOT
 KINDS = {"data": (resource.RLIMIT_DATA, "VmData"), "address space": (resource.RLIMIT_AS, "VmSize")}
 OUTSIDE = "outside"
 _PROMPT, _ANSWER = 512, 256
-_TOKENS = range(64, 256)
+_TOKENS = range(32, 96)
 
 
 def run(path: Path, kind: str, megabytes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mlxinfer import AsyncLLM, Chunk, SamplingParams
 from .subject import Piece, Prompt, Subject
 
 _QUIET_S, _MOST_S = 1.0, 30.0
-_TOKENS = range(64, 256)
+_TOKENS = range(32, 96)
 """Every vocabulary has these, and they are no special ones."""
 
 
