@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..device import peak_memory
 from ..tokenizer.stop import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from .engine import Token
+from .intake import with_message
 from .sequence import Sequence
+from .totals import request_stats
 
 
 class Answer:
@@ -41,13 +45,23 @@ class Answer:
         is_end = token.token_id in self.sequence.stop_ids
         text = ""
         if not is_end:
-            text, self._stopped = self._stops.add(self._detokenizer.add(token.token_id))
-        if self.finish_reason and not self._stopped:
+            text = self._detokenizer.add(token.token_id)
+            if self.sequence.params.stop:
+                text, self._stopped = self._stops.add(text)
+        # A step may bring several tokens: what ends the sequence is known with the first of them, and holds for the last.
+        is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
+        if is_last and not self._stopped:
             text += self._rest()
         self._pieces.append(text)
-        usage = self.usage if self.finish_reason else None
+        reason = self.finish_reason if is_last or self._stopped else None
         logprobs = None if logprob is None else [logprob]
-        return Chunk(text, [token.token_id], logprobs, self.finish_reason, usage, self.sequence.index)
+        return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index)
+
+    def end(self) -> Chunk:
+        """The last chunk of an answer that ended without a further token."""
+        text = self._rest()
+        self._pieces.append(text)
+        return Chunk(text, [], None if self._logprobs is None else [], self.finish_reason, self.usage, self.sequence.index)
 
     def _rest(self) -> str:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
@@ -62,17 +76,17 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        times = self.sequence.times
+        times, stats = self.sequence.times, request_stats(self.sequence)
         prompt, answer = len(self.sequence.prompt), len(self._token_ids)
-        reading = times.first_token - times.started
-        writing = times.last_token - times.first_token
+        computed = prompt - stats.reused_tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=answer,
             ttft_s=max(times.first_token - times.added, 0.0),
-            prefill_tps=prompt / reading if reading > 0 else 0.0,
-            decode_tps=(answer - 1) / writing if writing > 0 else 0.0,
+            prefill_tps=computed / stats.prefill_s if stats.prefill_s > 0 else 0.0,
+            decode_tps=(answer - 1) / stats.decode_s if stats.decode_s > 0 else 0.0,
             peak_memory_bytes=peak_memory(),
+            stats=replace(stats, miss=with_message(stats.miss, self.sequence.prompt, self._tokenizer.eos_token_ids)),
         )
 
     def completion(self) -> Completion:
