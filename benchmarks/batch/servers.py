@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -33,6 +34,8 @@ class Server(Subject):
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  until this process ends
         command = self._command(model, port, threads, context, settings)
         self._process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT)
+        # Whoever compares may have been ended without a word.
+        atexit.register(self._process.kill)
         self.listen(f"http://127.0.0.1:{port}", model)
         self._wait_until_it_listens(f"http://127.0.0.1:{port}/health")
         return {"version": self._version()}
