@@ -60,7 +60,7 @@ def test_closing_a_stream_frees_its_place(llm):
     stream.close()
     while not llm.engine.idle:
         llm.engine.step()
-    assert not llm._answers
+    assert not llm._desk.answers
     groups = llm.engine.cache._groups.values()
     assert all(g.allocator.free == g.allocator.capacity for g in groups)
 
