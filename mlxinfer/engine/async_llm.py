@@ -15,7 +15,7 @@ from ..errors import MLXInferError
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams
 from .engine_thread import EngineThread, Progress
-from .intake import Intake, Messages, Prompt, Terms, as_prompts, one_answer
+from .intake import Intake, Messages, Prompt, Terms, as_prompts
 from .request import Request
 from .sequence import Sequence
 from .settings import Opened, Settings
@@ -87,7 +87,8 @@ class AsyncLLM:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """The answer in pieces. `n` must be 1. Raises `MLXInferError`s, also in the middle of an answer."""
+        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
+        `MLXInferError`s, also in the middle of an answer."""
         return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
 
     async def generate(
@@ -174,17 +175,16 @@ class AsyncLLM:
         self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
     ) -> AsyncGenerator[Chunk, None]:
         intake = (await self._opened()).intake
-        one_answer(params or intake.default_params)
         sequences = intake.sequences(await token_ids(intake), params, terms)
         request = Request(sequences, streams=True)
         self._thread.send(request)
         try:
-            while True:
+            running = len(sequences)
+            while running:
                 chunk = await request.next()
                 assert isinstance(chunk, Chunk)
+                running -= chunk.finish_reason is not None
                 yield chunk
-                if chunk.finish_reason:
-                    return
         finally:
             self._thread.cancel(request)
 
