@@ -40,7 +40,7 @@ ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, COMMAND_LINES = 400, 60, 15
 HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}
-HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio"}
+HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -104,14 +104,19 @@ class Tally:
             self._metrics.cancelled(self._model)
 
 
-_GAUGES = (
+_Number = Callable[[EngineStats], float]
+_GAUGES: tuple[tuple[str, str, _Number], ...] = (
     ("num_requests_running", "Requests in the batch.", lambda s: s.running),
     ("num_requests_waiting", "Requests that wait for a place.", lambda s: s.waiting),
-    ("kv_cache_usage_perc", "Part of the pages that running requests hold, from 0 to 1.", lambda s: s.pages_used / s.pages if s.pages else 0.0),
+    (
+        "kv_cache_usage_perc",
+        "Part of the pages that running requests hold, from 0 to 1.",
+        lambda s: s.pages_used / s.pages if s.pages else 0.0,
+    ),
     ("kv_cache_pages_used", "Pages that running requests hold.", lambda s: s.pages_used),
     ("kv_cache_pages_cached", "Pages kept for reuse only.", lambda s: s.pages_cached),
 )
-_COUNTERS = (
+_COUNTERS: tuple[tuple[str, str, _Number], ...] = (
     ("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", lambda s: s.prompt_tokens),
     ("prefix_cache_hits", "Tokens of prompts found there.", lambda s: s.reused_tokens),
     ("num_preemptions", "Times that a running request gave its pages to others.", lambda s: s.preemptions),
@@ -138,5 +143,5 @@ class _Engines(Collector):
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:
     for model, value in values:
-        family.add_metric([model], value)
+        family.add_metric([model], value)  # type: ignore[no-untyped-call]
     return family

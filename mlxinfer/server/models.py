@@ -62,7 +62,9 @@ class Registry:
 def check_name(name: str) -> str:
     """Raises `ServerError` for what might be taken for a path, or for something else than a name."""
     if len(name) > _MOST or ".." in name or not _NAME.fullmatch(name):
-        raise ServerError(f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)")
+        raise ServerError(
+            f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)"
+        )
     return name
 
 

@@ -26,7 +26,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     components: dict[str, Any] = schemas.get("$defs", {})
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
-        path = re.sub(r"\{(\w+):\w+\}", r"{\1}", endpoint.path)
+        path = endpoint.shown
         paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path, components)
     return {
         "openapi": "3.1.0",
@@ -47,7 +47,10 @@ def _operation(endpoint: Endpoint, path: str, components: dict[str, Any]) -> dic
         "responses": {"200": {"description": "OK", "content": content}} | {str(s): {"description": "Refused"} for s in statuses},
     }
     if endpoint.body:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}}},
+        }
     if names := re.findall(r"\{(\w+)\}", path):
         operation["parameters"] = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
     return operation

@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from .fields import TAG
 from ..errors import (
     EngineError,
     MemoryPlanError,
@@ -18,6 +17,7 @@ from ..errors import (
     SamplingError,
     TemplateError,
 )
+from .fields import TAG
 
 Kind = Literal[
     "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
@@ -108,4 +108,3 @@ def _field(location: Iterable[int | str]) -> str:
         elif not part.startswith(TAG):
             path += f"[{part[:100]!r}]"
     return path
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,13 +60,19 @@ class Endpoint(Route):
     def __init__(self, method: str, path: str, handler: Handler, body: type[Body] | None, doc: Doc, *, server: Server) -> None:
         super().__init__(path, _Handled(path, handler, body, server), methods=[method])
         self.method = method
+        self.shown = shown(path)
         self.body = body
         self.doc = doc
 
 
+def shown(path: str) -> str:
+    """`/models/{name:path}` as documents and counters have it."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+
+
 class _Handled:
     def __init__(self, path: str, handler: Handler, body: type[Body] | None, server: Server) -> None:
-        self._path = path
+        self._path = shown(path)
         self._handler = handler
         self._body = body
         self._server = server

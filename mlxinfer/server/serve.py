@@ -67,7 +67,9 @@ class HTTPServer(uvicorn.Server):
         await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
 
 
-def run(loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping[str, str] | None = None, tell: Callable[[str], Any] = print) -> None:
+def run(
+    loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping[str, str] | None = None, tell: Callable[[str], Any] = print
+) -> None:
     """Serve until a signal. Sockets come first: whoever connects while models load waits. Raises `MLXInferError`."""
     start_logging()
     with listening(settings) as sockets:
@@ -75,7 +77,11 @@ def run(loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping
 
 
 async def _run(
-    loads: Mapping[str, Load], settings: ServerSettings, sockets: list[socket.socket], aliases: Mapping[str, str], tell: Callable[[str], Any]
+    loads: Mapping[str, Load],
+    settings: ServerSettings,
+    sockets: list[socket.socket],
+    aliases: Mapping[str, str],
+    tell: Callable[[str], Any],
 ) -> None:
     ending = asyncio.Event()
     server: HTTPServer | None = None

@@ -50,7 +50,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.host is not None and not self.api_key and not is_loopback(self.host):
             raise ServerError(
-                f"{self.host} can be reached from other machines, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
+                f"{self.host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
             )
         if self.socket is None and self.host is None and not self.activated:
             raise ServerError("nowhere to listen: give --socket PATH or --port PORT")
@@ -69,3 +69,13 @@ def is_loopback(host: str) -> bool:
 def default_socket() -> Path:
     """`$MLXINFER_SOCKET`, else `~/.mlxinfer/api.sock`."""
     return Path(os.environ.get("MLXINFER_SOCKET") or "~/.mlxinfer/api.sock").expanduser()
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """From the file, else from `$MLXINFER_API_KEY`. Raises `ServerError`."""
+    if file is None:
+        return os.environ.get("MLXINFER_API_KEY") or None
+    try:
+        return file.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f"cannot read the API key from {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None

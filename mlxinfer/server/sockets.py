@@ -47,7 +47,9 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
     path = path.absolute()
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         size = len(os.fsencode(path))
-        raise ServerError(f"the path of the socket has {size} bytes, and the system allows {_MOST_PATH_BYTES}: choose a shorter one ({path})")
+        raise ServerError(
+            f"the path of the socket has {size} bytes, and the system allows {_MOST_PATH_BYTES}: choose a shorter one ({path})"
+        )
     _private_directory(path.parent)
     with _locked(path):
         _remove_stale(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def _first_of(work: asyncio.Future[Any], others: list[asyncio.Future[None]]) -> None:
+async def _first_of(work: asyncio.Future[Any], others: Sequence[asyncio.Future[None]]) -> None:
     """Wait for `work`; if one of the others ends first, raise `ClientGone`. Nothing is left running."""
     tasks = [work, *others]
     try:

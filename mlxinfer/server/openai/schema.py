@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from ..._version import __version__
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
-from ..._version import __version__
 from ..fields import Body, Ids, TextOrTexts, only
 from ..models import Served
 from ..problems import invalid, of_error
@@ -71,7 +71,19 @@ class Sampling(Body):
             raise of_error(error) from None
 
 
-_SAMPLED = "n seed temperature top_p presence_penalty frequency_penalty top_k min_p repetition_penalty stop_token_ids ignore_eos".split()
+_SAMPLED = [
+    "n",
+    "seed",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+]
 
 
 def _token_id(key: str) -> int:
