@@ -12,6 +12,7 @@ from ..cache.base import PAGE, AttentionSpec, RecurrentSpec
 from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pages import pages_for
+from ..cache.snapshots import LEAST_BYTES
 from ..cache.store import LayerStore
 from ..config import MAX_DRAFT, EngineConfig
 from ..device import DeviceMemory, device_memory, is_gpu, limit_memory
@@ -265,11 +266,9 @@ def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, pref
 def _within_buffers(demands: _Demands, snapshots: int, limit: int | None) -> tuple[int, int]:
     """Bytes of snapshots, fewer where they could be too many arrays, and all arrays that there can be then."""
     fixed = demands.weight_arrays + demands.layer_arrays + demands.step.arrays
-    each = max(demands.sequence // 2, 1)  # open pages are half full, on average
-    count = snapshots // each
     if limit is not None:
-        count = min(count, max(int(limit * _MOST_BUFFERS_SHARE) - fixed, 0) // max(demands.layer_arrays, 1))
-    return min(snapshots, (count + 1) * each if count else 0), fixed + count * demands.layer_arrays
+        snapshots = min(snapshots, max(int(limit * _MOST_BUFFERS_SHARE) - fixed, 0) * LEAST_BYTES)
+    return snapshots, fixed + snapshots // LEAST_BYTES
 
 
 def _context(model: Model, wanted: int | None) -> int:

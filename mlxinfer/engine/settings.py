@@ -12,6 +12,7 @@ from ..cache.format import KVFormat
 from ..cache.quality import loss_line
 from ..cache.report import unquantized_lines
 from ..config import MAX_DRAFT, EngineConfig
+from ..loading.identity import identity
 from ..loading.load import LoadedModel, load
 from ..loading.weights import Progress
 from .defaults import default_params
@@ -87,7 +88,7 @@ class Opened:
 
     def engine(self) -> Engine:
         """A new one, with an empty cache."""
-        return Engine(self.loaded.model, self.config, dtype=self.loaded.dtype, kv=self.kv)
+        return Engine(self.loaded.model, self.config, dtype=self.loaded.dtype, kv=self.kv, identity=identity(self.loaded.path))
 
     @property
     def notes(self) -> tuple[str, ...]:
