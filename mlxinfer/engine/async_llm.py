@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..errors import MLXInferError
+from ..errors import EngineError, MLXInferError
 from ..tokenizer.tokenizer import Tokenizer
-from ..types import Chunk, Completion, EngineStats, SamplingParams
+from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Progress
 from .intake import Intake, Messages, Prompt, Terms, as_prompts
 from .request import Request
@@ -114,6 +114,28 @@ class AsyncLLM:
             for task in tasks:
                 task.cancel()
         return [completion for answer in answers for completion in answer]
+
+    async def score(
+        self, prompt: Prompt, top: int = 0, *, client_id: str = "", priority: int = 0, timeout_s: float | None = None
+    ) -> list[TokenLogprob]:
+        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises `MLXInferError`s."""
+        terms = Terms.of(client_id, priority, timeout_s)
+        intake = (await self._opened()).intake
+        ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
+        request = Request([intake.scored(ids, top, terms)], streams=True)
+        self._thread.send(request)
+        try:
+            found: list[TokenLogprob] = []
+            while True:
+                chunk = await request.next()
+                assert isinstance(chunk, Chunk)
+                found += chunk.logprobs or ()
+                if chunk.finish_reason == "stop":
+                    return found
+                if chunk.finish_reason:
+                    raise EngineError(f"the prompt was not read to its end: {chunk.finish_reason}")
+        finally:
+            self._thread.cancel(request)
 
     async def chat(
         self,
