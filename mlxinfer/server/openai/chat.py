@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ...types import Completion, SamplingParams, Usage
+from ...types import Completion, Usage
 from .. import sse
 from ..answering import Ask, chunks, collect, encode_chat
 from ..fields import Body, only
@@ -102,11 +102,12 @@ class ChatCompletion(TypedDict):
 async def create(call: Call, body: ChatRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, body.limit(), body.wanted_logprobs())
+    wants_usage = body.wants_usage()
     variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = await encode_chat(served, for_template(body.messages), **variables)
     ask = Ask(served, prompt, params, client_id=body.user or "")
     if body.stream:
-        pieces = _Streamed(served, params, body.wants_usage).pieces(call, ask)
+        pieces = _Streamed(served, wants_usage).pieces(call, ask)
         return sse.Stream(pieces, failed=piece, limits=call.server.settings.limits)
     answers = await sse.unless_gone(call.receive, collect(call, ask))
     return JSONResponse(_completion(served, answers))
@@ -140,9 +141,8 @@ def _choice(served: Served, answer: Completion) -> Choice:
 class _Streamed:
     """The chunks of one answer, or of `n`: each begins with a role and ends with a chunk that has a reason and no text."""
 
-    def __init__(self, served: Served, params: SamplingParams, wants_usage: bool) -> None:
+    def __init__(self, served: Served, wants_usage: bool) -> None:
         self._tokenizer = served.llm.tokenizer
-        self._params = params
         self._wants_usage = wants_usage
         self._head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
         self._head["system_fingerprint"] = FINGERPRINT

@@ -70,6 +70,7 @@ class TextCompletion(TypedDict):
 async def create(call: Call, body: CompletionRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1, body.logprobs)
+    wants_usage = body.wants_usage()
     prompts = body.prompts(call.server.settings.limits.prompts)
     ids = [await encode_text(served, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     jobs = [
@@ -83,7 +84,7 @@ async def create(call: Call, body: CompletionRequest) -> ASGIApp:
         for number, (prompt, one) in enumerate(zip(prompts, ids, strict=True))
     ]
     if body.stream:
-        return sse.Stream(_streamed(jobs, body.wants_usage), failed=piece, limits=call.server.settings.limits)
+        return sse.Stream(_streamed(jobs, wants_usage), failed=piece, limits=call.server.settings.limits)
     answers = await sse.unless_gone(call.receive, together(job.answer() for job in jobs))
     usage = usage_of([job.usages for job in jobs])
     return JSONResponse(dict(_head(served), choices=[choice for of_job in answers for choice in of_job], usage=usage))
