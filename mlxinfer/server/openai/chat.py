@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from ...types import Completion, Usage
 from .. import sse
 from ..answering import Ask, chunks, collect, encode_chat
-from ..fields import Body, only
+from ..fields import Body, Only
 from ..models import Served
 from ..problems import invalid
 from ..routing import Call, Doc, Endpoint, Server
@@ -41,24 +41,24 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(why="only for requests with tools")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Annotated[Any, only()] = None
-    moderation: Annotated[Any, only()] = None
-    store: Annotated[Any, only(False, why="not possible: conversations are not kept")] = None
-    metadata: Annotated[Any, only({}, why="only for stored conversations, which there are none of")] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
-    prompt_cache_options: Annotated[Any, only({})] = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Only(why="only for requests with tools")] = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    audio: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only()] = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    web_search_options: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
+    store: Annotated[Any, Only(False, why="not possible: conversations are not kept")] = None
+    metadata: Annotated[Any, Only({}, why="only for stored conversations, which there are none of")] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Only({})] = None
     # The cache of prompts goes by their text, for everybody alike: these two, which say whose prompt it is, need no more than a place.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None

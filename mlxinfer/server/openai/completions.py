@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ...types import Chunk, Completion, TokenLogprob, Usage
 from .. import sse
 from ..answering import Ask, chunks, collect, encode_text, merged, score, together
-from ..fields import PromptOrPrompts, only
+from ..fields import Only, PromptOrPrompts
 from ..models import Served
 from ..problems import invalid
 from ..routing import Call, Doc, Endpoint, Server
@@ -35,8 +35,8 @@ class CompletionRequest(Sampling):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[Any, only(1)] = None
-    suffix: Annotated[Any, only("")] = None
+    best_of: Annotated[Any, Only(1)] = None
+    suffix: Annotated[Any, Only("")] = None
 
     def prompts(self, most: int) -> list[str | list[int]]:
         """Raises `Problem`."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from ..fields import FIRST_ERROR_ONLY, Body, only
+from ..fields import FIRST_ERROR_ONLY, Among, Body, Only, text_or_list
 from ..problems import invalid
 from .logprobs import ContentLogprob
 from .messages import MAX_MESSAGES
@@ -18,40 +17,29 @@ from .schema import MAX_TOP_LOGPROBS, Sampled
 LOGPROBS = "message.output_text.logprobs"
 
 
-def _among(*known: str) -> Any:
-    def check(value: str) -> str:
-        if value in known:
-            return value
-        raise PydanticCustomError("unsupported", "only {known} is supported yet", {"known": " or ".join(known)})
-
-    return Annotated[str, AfterValidator(check), WithJsonSchema({"enum": list(known)})]
-
-
 class Part(Body):
     """Of a message's content. What an answer said of its text may come back with it, and is not needed."""
 
-    type: Annotated[str, _among("input_text", "output_text")]
+    type: Annotated[str, Among("input_text", "output_text")]
     text: str
-    annotations: Annotated[Any, only([])] = None
+    annotations: Annotated[Any, Only([])] = None
     logprobs: list[Any] | None = None
 
 
-def _form(value: Any) -> str:
-    return "<items>" if isinstance(value, list) else "<text>"
-
-
-_Content = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[list[Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(_form)]
+_Content = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
 
 
 class Item(Body):
     """A message. Answers may be sent back as they came, with `id`, `status` and `phase`."""
 
-    type: Annotated[str, _among("message")] = "message"
+    type: Annotated[str, Among("message")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Annotated[Any, only("final_answer")] = None
+    phase: Annotated[Any, Only("final_answer")] = None
 
     def plain(self) -> dict[str, Any]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -64,30 +52,30 @@ _Items = Annotated[list[Item], FIRST_ERROR_ONLY, Field(min_length=1, max_length=
 class ResponseRequest(Sampled):
     """Nothing is kept: `store` is false where it is not given, and what needs an earlier response is refused."""
 
-    input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[_Items, Tag("<items>")]], Discriminator(_form)]
+    input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[_Items, Tag("<items>")]], Discriminator(text_or_list)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Annotated[str, _among(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
-    store: Annotated[Any, only(False, why="not possible: responses are not kept")] = None
-    previous_response_id: Annotated[Any, only(why="not possible: responses are not kept, send the conversation")] = None
-    conversation: Annotated[Any, only(why="not possible: conversations are not kept, send the messages")] = None
-    metadata: Annotated[Any, only({}, why="only for stored responses, which there are none of")] = None
-    background: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(True, False)] = None
-    max_tool_calls: Annotated[Any, only()] = None
-    reasoning: Annotated[Any, only({})] = None
-    text: Annotated[Any, only({}, {"format": {"type": "text"}})] = None
-    truncation: Annotated[Any, only("disabled")] = None
-    context_management: Annotated[Any, only([])] = None
-    prompt: Annotated[Any, only()] = None
-    moderation: Annotated[Any, only()] = None
-    stream_options: Annotated[Any, only({}, {"include_obfuscation": False})] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
-    prompt_cache_options: Annotated[Any, only({})] = None
+    include: Annotated[list[Annotated[str, Among(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
+    store: Annotated[Any, Only(False, why="not possible: responses are not kept")] = None
+    previous_response_id: Annotated[Any, Only(why="not possible: responses are not kept, send the conversation")] = None
+    conversation: Annotated[Any, Only(why="not possible: conversations are not kept, send the messages")] = None
+    metadata: Annotated[Any, Only({}, why="only for stored responses, which there are none of")] = None
+    background: Annotated[Any, Only(False)] = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Only(True, False)] = None
+    max_tool_calls: Annotated[Any, Only()] = None
+    reasoning: Annotated[Any, Only({})] = None
+    text: Annotated[Any, Only({}, {"format": {"type": "text"}})] = None
+    truncation: Annotated[Any, Only("disabled")] = None
+    context_management: Annotated[Any, Only([])] = None
+    prompt: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
+    stream_options: Annotated[Any, Only({}, {"include_obfuscation": False})] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Only({})] = None
     # As for chat completions: the cache goes by the text of prompts.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from ..._version import __version__
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
-from ..fields import Body, Ids, TextOrTexts, only
+from ..fields import Body, Ids, Only, TextOrTexts
 from ..models import Served
 from ..problems import invalid, of_error
 
@@ -26,7 +26,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, only(False)] = None
+    include_obfuscation: Annotated[Any, Only(False)] = None
 
 
 class Sampled(Body):
