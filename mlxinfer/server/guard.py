@@ -21,6 +21,7 @@ class Guard:
     an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        self._header_bytes = settings.limits.header_bytes
         self._key = (settings.api_key or "").encode()
         bound = [settings.host] if settings.host not in (None, "0.0.0.0", "::") else []
         names = ("localhost", "127.0.0.1", "[::1]", *bound, *settings.allowed_hosts)
@@ -28,6 +29,9 @@ class Guard:
 
     def check(self, scope: Scope) -> None:
         """Raises `Problem`."""
+        # The HTTP library counts only what has not come to its end yet.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
+            raise Problem(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
         if is_unix(scope):
             if b"origin" in headers:
