@@ -133,7 +133,6 @@ def test_openais_client_says_so(strict: LiveServer) -> None:
         (post(b'{"model":"tiny","prompt":"x","temperature":NaN}'), 400),
         (post(b'{"model":"tiny","prompt":"x","max_tokens":1e400}'), 400),
         (get(big="x" * 5000), 431),
-        (get(big="x" * 500_000), 400),
         (b"nonsense\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n", 400),
@@ -149,7 +148,7 @@ def test_bodies_and_heads(strict: LiveServer, raw: bytes, status: int) -> None:
 
 def test_a_chunked_body_is_counted_as_it_comes(strict: LiveServer) -> None:
     head = get("/v1/completions", transfer_encoding="chunked", content_type="application/json").replace(b"GET", b"POST", 1)
-    assert strict.exchange(head + b"200\r\n" + b"x" * 0x200 + b"\r\n" + b"800\r\n" + b"x" * 0x800, unix=True)[0] == 413
+    assert strict.exchange(head + b"200\r\n" + b"x" * 0x200 + b"\r\n" + b"800\r\n" + b"x" * 0x800 + b"\r\n0\r\n\r\n", unix=True)[0] == 413
     assert strict.exchange(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD), unix=True)[0] == 200
 
 
