@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -14,9 +15,10 @@ from .format import KVFormat
 from .matching import Match
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import Growth, PagePool, PoolUsage
+from .prefix import Node, Snapshot
 from .recurrent import RecurrentStore
 from .step import CacheStep
-from .store import LayerStore
+from .store import Filled, LayerStore
 
 
 class PagedCache:
@@ -57,6 +59,9 @@ class PagedCache:
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
             exact=bool(self._recurrent),
         )
+        self.on_page: Callable[[Node], None] | None = None
+        """Called with each node whose page a sequence has filled, before that can be dropped; it may have been known before."""
+        self.on_snapshot: Callable[[Snapshot], None] | None = None
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
         groups = {group.window: group for group in self.pool.groups}
         for index, store in self._stores.items():
@@ -68,6 +73,12 @@ class PagedCache:
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
         """Bytes that each further token of context costs, in the layers without a window."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
+        return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
+
+    @staticmethod
+    def reuse_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
+        """Bytes that each token kept for reuse costs in the layers with a window, which no running sequence needs for long."""
+        specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
@@ -139,12 +150,11 @@ class PagedCache:
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
         """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
+        self._tell(self.pool.keep(slot, tokens, partial(self._rows, slot)))
 
-        def take(count: int) -> tuple[snapshots.Rows, int]:
-            rows = snapshots.take(slot, count, self._stores, self._recurrent)
-            return rows, rows.nbytes
-
-        self.pool.keep(slot, tokens, take)
+    def _rows(self, slot: int, count: int) -> tuple[snapshots.Rows, int]:
+        rows = snapshots.take(slot, count, self._stores, self._recurrent)
+        return rows, rows.nbytes
 
     def state(self, slot: int) -> list[mx.array]:
         """Copies of its recurrent states, for `restore`: a sequence that takes tokens back. Empty where there are no such layers."""
@@ -181,13 +191,20 @@ class PagedCache:
             return
         for segment in step.segments:
             if segment.filled:
-                self._seal(segment, step, (tokens or {}).get(segment.slot))
+                full = {layer: step.full[layer, segment.slot] for layer in self._stores}
+                self._seal(segment, full, (tokens or {}).get(segment.slot))
+                self._tell_of_pages(segment)
                 self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
+        for segment in step.segments:
+            end = segment.past + segment.count
+            if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
+                self._tell(self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot)))
 
-    def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
-        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
+    def _seal(self, segment: Segment, full: Mapping[int, Filled], tokens: Sequence[int] | None) -> None:
+        missing = [group for group in self.pool.groups if not all(layer in full for layer in group.layers)]
+        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens, without=missing)
         for group, pages in zip(self.pool.groups, places, strict=True):
             if all(page is None for page in pages):
                 continue
@@ -196,18 +213,36 @@ class PagedCache:
             for layer in group.layers:
                 store = self._stores[layer]
                 store.grow(pages=room, first=first)
-                store.seal(pages, step.full[layer, segment.slot])
+                store.seal(pages, full[layer])
 
-    def state(self, slot: int) -> list[mx.array]:
-        """The states of a sequence's recurrent layers as they are now, whatever happens to the slot; empty if there are no such layers."""
-        return [mx.contiguous(array[slot]) for store in self._recurrent.values() for array in store.arrays]
+    # --- for what is kept elsewhere
 
-    def restore(self, slot: int, state: list[mx.array]) -> None:
-        """Put back what `state` gave."""
-        values = iter(state)
-        for store in self._recurrent.values():
-            for array in store.arrays:
-                array[slot] = next(values)
+    def page_arrays(self, node: Node) -> dict[int, Filled]:
+        """Copies of the pages of a node, by layer; a layer whose page is not there any more is missing."""
+        pages = zip(self.pool.groups, node.pages, strict=True)
+        return {layer: self._stores[layer].page(page) for group, page in pages if page is not None for layer in group.layers}
+
+    def put_page(self, slot: int, tokens: Sequence[int], full: Mapping[int, Filled]) -> None:
+        """Let a slot have computed all of `tokens`, whose last page lies in `full`, by layer. Layers of a window may be missing: the slot
+        has no past there. What is known already is not stored again. Ask for `room` first; the slot is of use for `keep_rows` only."""
+        segment = Segment(slot, 0, PAGE, len(tokens) - PAGE, len(tokens))
+        self._seal(segment, full, tokens)
+        self.pool.leave_behind(slot, len(tokens))
+
+    def keep_rows(self, slot: int, tokens: Sequence[int], rows: snapshots.Rows) -> None:
+        """`keep` with what has been kept elsewhere."""
+        self.pool.keep(slot, tokens, lambda count: (rows, rows.nbytes))
+
+    def _tell(self, kept: Snapshot | None) -> None:
+        if kept and self.on_snapshot:
+            self.on_snapshot(kept)
+
+    def _tell_of_pages(self, segment: Segment) -> None:
+        node = self.pool.slots[segment.slot].head
+        for _ in range(segment.filled if self.on_page else 0):
+            if node and self.on_page:
+                self.on_page(node)
+                node = node.parent
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""

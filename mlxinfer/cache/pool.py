@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from .matching import Match, find
 from .pages import PAGE, AttentionGroup, PageTable, pages_for
@@ -38,9 +38,10 @@ class PoolUsage:
 
 @dataclass(slots=True)
 class Slot:
-    """`head` is the node of its last full page; None if its tokens are not known."""
+    """`head` is the node of its last full page; None if its tokens are not known. `stations` are snapshots that were made on its way."""
 
     head: Node | None = None
+    stations: list[Snapshot] = field(default_factory=list)
 
 
 class PagePool:
@@ -177,15 +178,29 @@ class PagePool:
 
     # --- growing
 
-    def seal(self, slot: int, past: int, count: int, tokens: Sequence[int] | None) -> list[Places]:
+    def seal(
+        self, slot: int, past: int, count: int, tokens: Sequence[int] | None, *, without: Collection[AttentionGroup] = ()
+    ) -> list[Places]:
         """Give a sequence the pages that it has filled, by group. `tokens` are its own, at least those of these pages; from None on,
-        nothing of it is kept."""
+        nothing of it is kept. In the groups of `without` there is nothing to store: the sequence has no past there but what is known."""
         start, filled = past // PAGE, (past + count) // PAGE - past // PAGE
         nodes = self._nodes(slot, start, filled, tokens)
         known: list[Places] = [[n.pages[i] for n in nodes] if nodes else [None] * filled for i in range(len(self.groups))]
         for group, pages in zip(self.groups, known, strict=True):
             group.share([page for page in pages if page is not None])
+        for group, pages in zip(self.groups, known, strict=True):
+            if group in without and None in pages:
+                self._skip(group, slot, pages)
         return [self._seal(number, slot, nodes, pages) for number, pages in enumerate(known)]
+
+    @staticmethod
+    def _skip(group: AttentionGroup, slot: int, known: Places) -> None:
+        """Let the table begin behind the last page that is not known, and `known` with it."""
+        assert group.window is not None
+        table, last = group.tables[slot], max(i for i, page in enumerate(known) if page is None)
+        group.release([*table.pages, *(page for page in known[:last] if page is not None)])
+        group.tables[slot] = PageTable(table.end // PAGE + last + 1)
+        del known[: last + 1]
 
     def _seal(self, number: int, slot: int, nodes: list[Node], known: Places) -> Places:
         group, table = self.groups[number], self.groups[number].tables[slot]
@@ -253,6 +268,24 @@ class PagePool:
             self.index.touch(there)
             return None
         return self.index.put_snapshot(head, tail, *take(len(tokens) % PAGE))
+
+    def keep_on_the_way(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
+        """`keep` for a sequence that goes on. Of all those of a slot, the further back the fewer stay: the oldest within each
+        doubling of the distance, so that a long prompt does not drive out what others have left."""
+        kept = self.keep(slot, tokens, take)
+        if kept is not None and self.index:
+            seen, left = set(), []
+            for old in [*self.slots[slot].stations, kept]:
+                distance = (len(tokens) - old.position).bit_length()
+                if old not in self.index.snapshots or old.used:
+                    continue
+                if distance in seen:
+                    self.index.drop_snapshot(old)
+                else:
+                    seen.add(distance)
+                    left.append(old)
+            self.slots[slot].stations = left
+        return kept
 
     def clear(self) -> None:
         """Forget everything that is only kept for reuse."""

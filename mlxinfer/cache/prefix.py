@@ -58,6 +58,8 @@ class Snapshot:
     tail: bytes
     content: object
     nbytes: int
+    used: bool = False
+    """Whether anybody has asked for it since."""
 
     @property
     def position(self) -> int:
@@ -168,6 +170,7 @@ class PrefixIndex:
         return snapshot
 
     def touch(self, snapshot: Snapshot) -> None:
+        snapshot.used = True
         self.snapshots[snapshot] = self.snapshots.pop(snapshot)
 
     def pin(self, node: Node) -> None:

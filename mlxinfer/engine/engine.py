@@ -21,6 +21,7 @@ from .pace import Pace
 from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
+from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
 from .timing import StepTimes
 from .totals import Totals
@@ -59,8 +60,18 @@ Event = Token | Logits | Ended
 class Engine:
     """Runs sequences to their end. Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None, identity: str = "") -> None:
-        """`identity` names the weights, so that what is cached of one model is never used for another."""
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        dtype: mx.Dtype,
+        kv: KVFormat | None = None,
+        identity: str = "",
+        drafter: Drafter | None = None,
+    ) -> None:
+        """`identity` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it."""
+        self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
@@ -95,7 +106,8 @@ class Engine:
             deterministic=config.deterministic,
         )
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
-        self.speculator = Speculator(drafts, boundary=self.model.recompute_at)
+        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -212,6 +224,7 @@ class Engine:
         self._keep(sequence)
         assert sequence.slot is not None
         self.cache.release(sequence.slot)
+        self.speculator.forget(sequence)
         sequence.slot, sequence.unread, sequence.num_computed = None, None, 0
         sequence.drafts = []
         sequence.preemptions += 1

@@ -47,6 +47,12 @@ class Acceptance:
         self._right: list[float] = []
         self._seen: list[float] = []
 
+    def copy(self) -> Acceptance:
+        other = Acceptance(self._prior)
+        other._right = [_PRIOR_WEIGHT * right / seen for right, seen in zip(self._right, self._seen, strict=True)]
+        other._seen = [_PRIOR_WEIGHT] * len(self._seen)
+        return other
+
     def learn(self, drafted: int, accepted: int) -> None:
         while len(self._seen) < drafted:
             self._seen.append(_PRIOR_WEIGHT)
@@ -114,23 +120,32 @@ _SLOPE = 0.1
 """What a row more adds to a step, as long as it is not known."""
 
 
-def best_lengths(chances: Sequence[Sequence[float]], rows: int, times: RoundTimes, *, extra: float = 0.0) -> tuple[list[int], float]:
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """`chances[i]` is that the first i + 1 drafts of a sequence hold; `turn` is the seconds that a draft model needs for each of them, for
+    all sequences together."""
+
+    chances: Sequence[float]
+    turn: float = 0.0
+
+
+def best_lengths(prospects: Sequence[Prospect], rows: int, times: RoundTimes) -> tuple[list[int], float]:
     """How many drafts of each sequence make the next step yield most tokens a second, and how much more that is than without (1 is as
-    much). `chances[s][i]` is that the first i + 1 drafts of s hold; `rows` is what the step has without drafts, a token for each; `extra`
-    seconds are added to a step with drafts."""
-    lengths = [0] * len(chances)
+    much). `rows` is what the step has without drafts, a token for each."""
+    lengths = [0] * len(prospects)
     plain = rows / (times.step(rows) or 1.0)
     best, most = list(lengths), 1.0
-    tokens, size = float(rows), rows
+    tokens, size, turns = float(rows), rows, 0.0
     while True:
-        ahead = [(c[n], s) for s, (c, n) in enumerate(zip(chances, lengths, strict=True)) if n < len(c)]
+        ahead = [(p.chances[n], s) for s, (p, n) in enumerate(zip(prospects, lengths, strict=True)) if n < len(p.chances)]
         if not ahead:
             return best, most
         chance, s = max(ahead)
         lengths[s] += 1
         tokens += chance
         size += 1
-        gain = tokens / ((times.round(size) or 1.0) + extra) / plain
+        turns = max(turns, lengths[s] * prospects[s].turn)
+        gain = tokens / ((times.round(size) or 1.0) + turns) / plain
         if gain > most:
             best, most = list(lengths), gain
 
