@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -15,10 +16,13 @@ from .format import KVFormat
 from .matching import Match
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import Growth, PagePool, PoolUsage
-from .prefix import Node, Snapshot
 from .recurrent import RecurrentStore
 from .step import CacheStep
-from .store import Filled, LayerStore
+from .store import LayerStore
+
+if TYPE_CHECKING:
+    from .disk.prefixes import PrefixesOnDisk
+    from .disk.tier import DiskTier
 
 
 class PagedCache:
@@ -40,10 +44,11 @@ class PagedCache:
         identity: str = "",
         reuse_tokens: int = 0,
         snapshot_bytes: int = 0,
+        disk: DiskTier | None = None,
     ) -> None:
         """`capacity_tokens` bounds the tokens of all sequences together, and of what is kept for reuse; `chunk` is the most that one step
         computes of a sequence; `backend` says how a layer attends. `identity` names the weights; at most `reuse_tokens` are kept for reuse
-        only, and `snapshot_bytes` of open pages and states: nothing where both are 0."""
+        only, and `snapshot_bytes` of open pages and states: nothing where both are 0. `disk` is where that is found after a restart."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
@@ -59,15 +64,22 @@ class PagedCache:
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
             exact=bool(self._recurrent),
         )
-        self.on_page: Callable[[Node], None] | None = None
-        """Called with each node whose page a sequence has filled, before that can be dropped; it may have been known before."""
-        self.on_snapshot: Callable[[Snapshot], None] | None = None
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
         groups = {group.window: group for group in self.pool.groups}
         for index, store in self._stores.items():
             group = groups[store.spec.window]
             group.layers.append(index)
             self._backends.setdefault((group, backend(store)), []).append(index)
+        self._disk = self._on_disk(disk) if disk else None
+
+    def _on_disk(self, tier: DiskTier) -> PrefixesOnDisk | None:
+        from .disk.entries import Entries
+        from .disk.prefixes import PrefixesOnDisk
+
+        if self.pool.index is None:
+            return None
+        entries = Entries(self.pool.groups, self._stores, self._recurrent)
+        return PrefixesOnDisk(self.pool.index, tier, entries, self._reserve)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
@@ -113,6 +125,8 @@ class PagedCache:
     def open(self, match: Match | None = None, adapter: str | None = "") -> int:
         """A slot for a new sequence, which has the first `match.reused` of its tokens. Where `adapter` is None, nothing is kept of it."""
         slot = self.pool.open(match, adapter)
+        if self._disk and match:
+            self._disk.used(match)
         self._grow_slots()
         rows = match.snapshot.content if match and match.snapshot else None
         if rows is None:
@@ -150,7 +164,7 @@ class PagedCache:
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
         """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
-        self._tell(self.pool.keep(slot, tokens, partial(self._rows, slot)))
+        self.pool.keep(slot, tokens, partial(self._rows, slot))
 
     def _rows(self, slot: int, count: int) -> tuple[snapshots.Rows, int]:
         rows = snapshots.take(slot, count, self._stores, self._recurrent)
@@ -174,6 +188,32 @@ class PagedCache:
         """Forget everything that is only kept for reuse."""
         self.pool.clear()
 
+    def prefetch(self, tokens: Sequence[int], adapter: str = "", *, store: bool = True) -> bool:
+        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
+        never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
+        return self._disk is not None and self._disk.prefetch(tokens, adapter, store=store)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `prefetch` has something to store, so that the step in flight should be landed."""
+        return self._disk is not None and self._disk.arrived
+
+    def wait(self, timeout_s: float) -> None:
+        """For something to arrive from disk, where there is nothing else to do."""
+        if self._disk:
+            self._disk.wait(timeout_s)
+
+    def tidy(self, *, idle: bool = True) -> bool:
+        """Copy some of what is kept for reuse, for the disk: True while there is more. It takes a millisecond or some; where it is not
+        `idle`, most calls do nothing, so that it is a small part of the time. Between two steps."""
+        return self._disk is not None and self._disk.tidy(idle=idle)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is kept for reuse to disk, as far as that is done in this time."""
+        if self._disk:
+            self._disk.close(timeout_s)
+            self._disk = None
+
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
         segments = tuple(segments)
@@ -191,20 +231,17 @@ class PagedCache:
             return
         for segment in step.segments:
             if segment.filled:
-                full = {layer: step.full[layer, segment.slot] for layer in self._stores}
-                self._seal(segment, full, (tokens or {}).get(segment.slot))
-                self._tell_of_pages(segment)
+                self._seal(segment, step, (tokens or {}).get(segment.slot))
                 self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
         for segment in step.segments:
             end = segment.past + segment.count
             if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
-                self._tell(self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot)))
+                self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
 
-    def _seal(self, segment: Segment, full: Mapping[int, Filled], tokens: Sequence[int] | None) -> None:
-        missing = [group for group in self.pool.groups if not all(layer in full for layer in group.layers)]
-        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens, without=missing)
+    def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
+        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
         for group, pages in zip(self.pool.groups, places, strict=True):
             if all(page is None for page in pages):
                 continue
@@ -213,36 +250,15 @@ class PagedCache:
             for layer in group.layers:
                 store = self._stores[layer]
                 store.grow(pages=room, first=first)
-                store.seal(pages, full[layer])
+                store.seal(pages, step.full[layer, segment.slot])
 
-    # --- for what is kept elsewhere
-
-    def page_arrays(self, node: Node) -> dict[int, Filled]:
-        """Copies of the pages of a node, by layer; a layer whose page is not there any more is missing."""
-        pages = zip(self.pool.groups, node.pages, strict=True)
-        return {layer: self._stores[layer].page(page) for group, page in pages if page is not None for layer in group.layers}
-
-    def put_page(self, slot: int, tokens: Sequence[int], full: Mapping[int, Filled]) -> None:
-        """Let a slot have computed all of `tokens`, whose last page lies in `full`, by layer. Layers of a window may be missing: the slot
-        has no past there. What is known already is not stored again. Ask for `room` first; the slot is of use for `keep_rows` only."""
-        segment = Segment(slot, 0, PAGE, len(tokens) - PAGE, len(tokens))
-        self._seal(segment, full, tokens)
-        self.pool.leave_behind(slot, len(tokens))
-
-    def keep_rows(self, slot: int, tokens: Sequence[int], rows: snapshots.Rows) -> None:
-        """`keep` with what has been kept elsewhere."""
-        self.pool.keep(slot, tokens, lambda count: (rows, rows.nbytes))
-
-    def _tell(self, kept: Snapshot | None) -> None:
-        if kept and self.on_snapshot:
-            self.on_snapshot(kept)
-
-    def _tell_of_pages(self, segment: Segment) -> None:
-        node = self.pool.slots[segment.slot].head
-        for _ in range(segment.filled if self.on_page else 0):
-            if node and self.on_page:
-                self.on_page(node)
-                node = node.parent
+    def _reserve(self, number: int, more: int) -> None:
+        """Room for the pages of a group, and for more of them."""
+        group = self.pool.groups[number]
+        room = _room(group.allocator, group.allocator.extent + more)
+        first = _room(group.first, 1, least=1) if group.first else 0
+        for layer in group.layers:
+            self._stores[layer].grow(pages=room, first=first)
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""

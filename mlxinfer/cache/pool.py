@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .matching import Match, find
@@ -178,29 +178,15 @@ class PagePool:
 
     # --- growing
 
-    def seal(
-        self, slot: int, past: int, count: int, tokens: Sequence[int] | None, *, without: Collection[AttentionGroup] = ()
-    ) -> list[Places]:
+    def seal(self, slot: int, past: int, count: int, tokens: Sequence[int] | None) -> list[Places]:
         """Give a sequence the pages that it has filled, by group. `tokens` are its own, at least those of these pages; from None on,
-        nothing of it is kept. In the groups of `without` there is nothing to store: the sequence has no past there but what is known."""
+        nothing of it is kept."""
         start, filled = past // PAGE, (past + count) // PAGE - past // PAGE
         nodes = self._nodes(slot, start, filled, tokens)
         known: list[Places] = [[n.pages[i] for n in nodes] if nodes else [None] * filled for i in range(len(self.groups))]
         for group, pages in zip(self.groups, known, strict=True):
             group.share([page for page in pages if page is not None])
-        for group, pages in zip(self.groups, known, strict=True):
-            if group in without and None in pages:
-                self._skip(group, slot, pages)
         return [self._seal(number, slot, nodes, pages) for number, pages in enumerate(known)]
-
-    @staticmethod
-    def _skip(group: AttentionGroup, slot: int, known: Places) -> None:
-        """Let the table begin behind the last page that is not known, and `known` with it."""
-        assert group.window is not None
-        table, last = group.tables[slot], max(i for i, page in enumerate(known) if page is None)
-        group.release([*table.pages, *(page for page in known[:last] if page is not None)])
-        group.tables[slot] = PageTable(table.end // PAGE + last + 1)
-        del known[: last + 1]
 
     def _seal(self, number: int, slot: int, nodes: list[Node], known: Places) -> Places:
         group, table = self.groups[number], self.groups[number].tables[slot]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -15,12 +17,18 @@ from ..config import MAX_DRAFT, EngineConfig
 from ..errors import MLXInferError
 from ..loading.identity import identity
 from ..loading.load import LoadedModel, load
+from ..loading.paths import prefix_dir
 from ..loading.weights import Progress
 from .defaults import default_params
 from .engine import Engine
 from .intake import Intake
 from .plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
 from .speculation.draft_model import Drafter
+
+if TYPE_CHECKING:
+    from ..cache.disk.tier import DiskTier
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class Opened:
     drafter: Drafter | None = None
     plan: MemoryPlan | None = None
     """None where the caller made the config."""
+    settings: Settings | None = None
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress | None = None) -> Opened:
@@ -93,7 +102,7 @@ class Opened:
         )
         plan.apply()
         config = engine_config(plan, prefix_cache=s.prefix_cache, deterministic=s.deterministic, max_draft=max_draft)
-        return cls.of(loaded, config, form, drafter, plan)
+        return replace(cls.of(loaded, replace(config, ngrams=s.speculate), form, drafter, plan), settings=s)
 
     @classmethod
     def of(
@@ -104,8 +113,17 @@ class Opened:
 
     def engine(self) -> Engine:
         """A new one, with an empty cache."""
-        loaded = self.loaded
-        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, identity=identity(loaded.path), drafter=self.drafter)
+        loaded, s = self.loaded, self.settings
+        name = identity(loaded.path, *((s.bits, s.group_size) if s else ()))
+        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, identity=name, disk=self._disk(), drafter=self.drafter)
+
+    def _disk(self) -> DiskTier | None:
+        s = self.settings
+        if s is None or not s.prefix_disk_gb or not s.prefix_cache:
+            return None
+        from ..cache.disk.tier import DiskTier
+
+        return DiskTier(Path(s.prefix_dir or prefix_dir()), int(s.prefix_disk_gb * 2**30), note=_log.warning)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import PAGE, Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.pool import Growth, Match, PoolUsage
+from mlxinfer.cache.pool import Match, PoolUsage
 
 TOKENS, OTHERS = random_tokens(600), random_tokens(900)[600:]
 FULL, SLIDING, SINKS, SOFTCAP, EXPERTS, HYBRID, GATED = "llama", "gemma3_text", "gpt_oss", "gemma2", "mixtral", "qwen3_next", "qwen3_5_text"
@@ -192,26 +192,6 @@ def test_what_depends_on_more_than_tokens_is_kept_apart():
     reader.keep(private)
     reader.cache.release(private)
     assert reader.cache.find(OTHERS).reused == 0
-
-
-@every_kind
-def test_pages_and_snapshots_can_be_kept_elsewhere(name, kv):
-    """What another cache has is copied, page by page."""
-    source, target = Reader(name, kv), Reader(name, kv)
-    told, kept = [], []
-    source.cache.on_page, source.cache.on_snapshot = told.append, kept.append
-    source.leave(TOKENS[:300], 128)
-    assert [node.depth for node in sorted(set(told), key=lambda n: n.depth)] == [1, 2, 3, 4]
-    slot = target.cache.open()
-    for node in kept[-1].node.chain()[1:]:
-        assert target.cache.room([Growth(slot, node.depth * PAGE - PAGE, PAGE)])
-        pages = source.cache.page_arrays(node)
-        windows = [i for i, s in enumerate(target.model.layers) if getattr(s, "window", None)]
-        target.cache.put_page(slot, TOKENS[: node.depth * PAGE], {i: p for i, p in pages.items() if node.depth > 2 or i not in windows})
-    target.cache.keep_rows(slot, TOKENS[:300], kept[-1].content)
-    target.cache.release(slot)
-    assert not target.cache.usage().used
-    check(name, kv, TOKENS, target.resume(TOKENS), 300)
 
 
 def test_states_on_the_way_get_fewer_with_distance():

@@ -10,6 +10,7 @@ import mlx.core as mx
 from ...cache.base import PAGE, AttentionSpec, Segment
 from ...cache.format import KVFormat
 from ...cache.paged import PagedCache
+from ...cache.pool import Growth
 from ...cache.step import CacheStep
 from ...config import EngineConfig
 from ...errors import DraftError
@@ -118,13 +119,17 @@ class DraftModel:
         """Compute what is missing of these, all but the last token, as much as fits in a step."""
         segments: list[Segment] = []
         tokens: list[int] = []
+        growth: list[Growth] = []
+        self._seal()
         for s in sequences:
             end = min(len(s.tokens) - 1, self.model.max_context)
             place = self._places.get(s) or self._open(s)
             behind = end - place.computed
             due = behind >= _BEHIND or (behind > 0 and len(s.tokens) // PAGE != place.computed // PAGE)
             count = min(behind, self.max_step_tokens - len(tokens)) if due else 0
-            if count:
+            growth = [*growth, Growth(place.slot, place.computed, count)] if count else growth
+            # Pages that the model's own cache shares may lie here more than once: whom there is no room for does without drafts.
+            if count and self.cache.room(growth):
                 segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.total, end)))
                 tokens += s.tokens[place.computed : place.computed + count]
                 place.computed += count

@@ -20,6 +20,8 @@ _WORTH = 1.05
 """Gain from which a step is made to wait for the one before it."""
 _AT_ONCE = 512
 """Tokens of a prompt that are indexed between two steps."""
+_PATIENCE = 32
+"""Steps without the draft model after which it is tried again."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Speculator:
         self._landed_at = 0.0
         self._waits = False
         self._waited = 0.0
+        self._quiet, self._patience = 0, _PATIENCE
 
     @property
     def _idle(self) -> bool:
@@ -86,6 +89,9 @@ class Speculator:
         if not plans or not self.account.open:
             return
         lengths, _ = best_lengths([p.prospect for p in plans], rows, self.times)
+        self._fill(plans, self._probed(plans, lengths))
+
+    def _fill(self, plans: list[_Plan], lengths: list[int]) -> None:
         modelled = []
         for plan, count in zip(plans, lengths, strict=True):
             if count and plan.prospect.turn:
@@ -94,6 +100,16 @@ class Speculator:
                 plan.sequence.drafts = plan.past.index.continuation(count)
         if modelled and self.draft:
             self.draft.propose(modelled)
+
+    def _probed(self, plans: list[_Plan], lengths: list[int]) -> list[int]:
+        """Try the draft model again where it has not paid for a while; ever more rarely."""
+        can = [i for i, plan in enumerate(plans) if plan.prospect.turn]
+        if any(lengths[i] for i in can):
+            self._quiet, self._patience = 0, _PATIENCE
+        elif can and self._quiet >= self._patience:
+            self._quiet, self._patience = 0, min(2 * self._patience, 64 * _PATIENCE)
+            lengths[can[0]] = 1
+        return lengths
 
     def landed(self, flight: Flight, drawn: Iterable[Drawn], now: float) -> None:
         """Learn from a step that has been read."""
@@ -113,6 +129,7 @@ class Speculator:
             self._turn += 0.2 * (max(seconds - self.times.round(flight.rows), 0.0) / turns - self._turn)
         else:
             self.times.observe(flight.rows, seconds, drained=drained)
+        self._quiet += 1
         if drafted or waited:
             tokens = sum(len(d.tokens) for d in got)
             self.account.round(seconds, (self.times.step(len(got)) or seconds) * tokens / len(got))
@@ -148,7 +165,7 @@ class Speculator:
             rows += 1
             past = self._follow(s)
             room = self._room(s)
-            if past is None or not room or (s.unread is not None) != ahead:
+            if past is None or not room or s.remaining != 1 or (s.unread is not None) != ahead:
                 continue
             prospect = self._prospect(s, past, room, ahead)
             if prospect is not None:
@@ -161,8 +178,9 @@ class Speculator:
             # The first of what is foretold may be in flight: it is no draft, but drafts are of use only if it is as foretold.
             found = past.foresight.chances(past.index.run, room + ahead)[int(ahead) :]
         if self.draft:
-            modelled = past.acceptance.chances(min(room, self.draft.room(s) - ahead))
-            if sum(modelled) > sum(found):
+            can = min(room, self.draft.room(s) - ahead)
+            modelled = past.acceptance.chances(can) or [0.0] * min(can, 1)
+            if modelled and sum(modelled) >= sum(found):
                 turn = self._turn or self.draft.cost * (self.times.step(1) or 1.0)
                 return Prospect(modelled, turn)
         return Prospect(found) if found else None
