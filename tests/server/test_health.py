@@ -46,6 +46,7 @@ def test_metrics_count_what_was_done(live: LiveServer, unix_client: OpenAI) -> N
     unix_client.completions.create(model="tiny", prompt="Hello", max_tokens=7, n=2)
     with unix_client.completions.create(model="tiny", prompt="Hello", max_tokens=3000, stream=True) as stream:
         next(stream)
+        live.until(lambda s: s.running == 1)
     live.until(lambda s: s.running == 0)
     after = samples(live)
 
