@@ -10,9 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import openai_client
 from openai import OpenAI
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, openai_client
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
