@@ -40,7 +40,7 @@ ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, COMMAND_LINES = 400, 60, 15
 HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}
-HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio"}
+HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 
 
 @cache
@@ -235,7 +235,9 @@ def test_no_broad_except_unless_it_raises_again() -> None:
     _report(problems)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["chat", "--help"], ["completion", "bash"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["chat", "--help"], ["serve", "--help"], ["completion", "bash"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = "import sys\nfrom mlxinfer.cli import main\nmain()"
     report = "import atexit, sys\natexit.register(lambda: print('LOADED', *{m.split('.')[0] for m in sys.modules}, file=sys.stderr))\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..errors import MLXInferError
+from ..errors import EngineError, MLXInferError
 from ..tokenizer.tokenizer import Tokenizer
-from ..types import Chunk, Completion, EngineStats, SamplingParams
+from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Progress
-from .intake import Intake, Messages, Prompt, Terms, as_prompts, one_answer
+from .intake import Intake, Messages, Prompt, Terms, as_prompts
 from .request import Request
 from .sequence import Sequence
 from .settings import Opened, Settings
@@ -74,6 +74,11 @@ class AsyncLLM:
     def default_params(self) -> SamplingParams:
         return self._now.intake.default_params
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, or failed for good: nothing runs any more."""
+        return self._thread.ended.done()
+
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now, at most a few steps ago."""
         return self._thread.stats
@@ -87,7 +92,8 @@ class AsyncLLM:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """The answer in pieces. `n` must be 1. Raises `MLXInferError`s, also in the middle of an answer."""
+        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
+        `MLXInferError`s, also in the middle of an answer."""
         return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
 
     async def generate(
@@ -113,6 +119,29 @@ class AsyncLLM:
             for task in tasks:
                 task.cancel()
         return [completion for answer in answers for completion in answer]
+
+    async def score(
+        self, prompt: Prompt, top: int = 0, *, client_id: str = "", priority: int = 0, timeout_s: float | None = None
+    ) -> list[TokenLogprob]:
+        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises
+        `MLXInferError`s."""
+        terms = Terms.of(client_id, priority, timeout_s)
+        intake = (await self._opened()).intake
+        ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
+        request = Request([intake.scored(ids, top, terms)], streams=True)
+        self._thread.send(request)
+        try:
+            found: list[TokenLogprob] = []
+            while True:
+                chunk = await request.next()
+                assert isinstance(chunk, Chunk)
+                found += chunk.logprobs or ()
+                if chunk.finish_reason == "stop":
+                    return found
+                if chunk.finish_reason:
+                    raise EngineError(f"the prompt was not read to its end: {chunk.finish_reason}")
+        finally:
+            self._thread.cancel(request)
 
     async def chat(
         self,
@@ -174,17 +203,16 @@ class AsyncLLM:
         self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
     ) -> AsyncGenerator[Chunk, None]:
         intake = (await self._opened()).intake
-        one_answer(params or intake.default_params)
         sequences = intake.sequences(await token_ids(intake), params, terms)
         request = Request(sequences, streams=True)
         self._thread.send(request)
         try:
-            while True:
+            running = len(sequences)
+            while running:
                 chunk = await request.next()
                 assert isinstance(chunk, Chunk)
+                running -= chunk.finish_reason is not None
                 yield chunk
-                if chunk.finish_reason:
-                    return
         finally:
             self._thread.cancel(request)
 

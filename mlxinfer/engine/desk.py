@@ -13,6 +13,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk
 from .answer import Answer
 from .engine import Engine, Event, Logits, Token
+from .scoring import Score
 from .sequence import Sequence
 
 
@@ -38,7 +39,7 @@ class Desk:
                 self.engine.scheduler.remove(sequence)
             sequences[0].followers = followers
             raise
-        answers = [Answer(s, self.tokenizer) for s in sequences]
+        answers = [(Score if s.wants_logits else Answer)(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)
         return answers
 
@@ -46,14 +47,12 @@ class Desk:
         """One step of the engine, and what the answers got from it."""
         pieces = []
         for event in self._events():
-            if isinstance(event, Logits):
-                if event.sequence in self.rows:
-                    self.rows[event.sequence].append(event.rows)
-                continue
+            if isinstance(event, Logits) and event.sequence in self.rows:
+                self.rows[event.sequence].append(event.rows)
             answer = self.answers.get(event.sequence)
             if answer is None:
                 continue
-            chunk = answer.add(event) if isinstance(event, Token) else answer.end()
+            chunk = _chunk(answer, event)
             pieces.append((answer, chunk))
             if chunk.finish_reason:
                 del self.answers[answer.sequence]
@@ -74,3 +73,12 @@ class Desk:
         for answer in answers:
             if self.answers.pop(answer.sequence, None) is not None:
                 self.engine.abort(answer.sequence)
+
+
+def _chunk(answer: Answer, event: Event) -> Chunk:
+    if isinstance(event, Token):
+        return answer.add(event)
+    if isinstance(event, Logits):
+        assert isinstance(answer, Score)
+        return answer.add_rows(event.past, event.rows)
+    return answer.end()

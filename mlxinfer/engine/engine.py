@@ -46,10 +46,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits `[rows, vocab]` float32 of the next rows of a sequence that wants them."""
+    """Logits `[rows, vocab]` float32 of the rows from `past` on of a sequence that wants them; the same again if it had to start anew."""
 
     sequence: Sequence
     rows: mx.array
+    past: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ class Engine:
             self._commit(flight)
         for step in flight.steps:
             step.close()
-        events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
+        events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in flight.logits.items() if s.finish_reason is None]
         for one in drawn:
             events += self._take(one, now)
         for sequence in flight.logits:

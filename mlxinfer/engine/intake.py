@@ -68,6 +68,10 @@ class Intake:
             )
         return ids
 
+    def scored_ids(self, prompt: Prompt) -> list[int]:
+        """`token_ids` of a prompt that no answer needs room behind."""
+        return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
     def chat_ids(self, messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any]) -> list[int]:
         """Raises `TemplateError` too."""
         return self.token_ids(self.tokenizer.encode_chat(messages, tools=tools, **template_vars))
@@ -108,6 +112,12 @@ class Intake:
         ]
         sequences[0].followers = sequences[1:]
         return sequences
+
+    def scored(self, ids: list[int], top: int, terms: Terms) -> Sequence:
+        """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
+        sequence = Sequence(ids, SamplingParams(logprobs=top), seed=0, limit=len(ids), wants_logits=True, client_id=terms.client_id)
+        sequence.priority, sequence.deadline = terms.priority, terms.deadline
+        return sequence
 
 
 def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:

@@ -53,8 +53,8 @@ class Flight:
     steps: list[CacheStep]
     draws: list[Draw]
     sampled: Sampled | None
-    logits: dict[Sequence, mx.array]
-    """All rows' logits, `[count, vocab]`, of the sequences that want them."""
+    logits: dict[Sequence, tuple[int, mx.array]]
+    """Of the sequences that want them: the position of their first row, and all rows' logits, `[count, vocab]`."""
     launched: float = field(default_factory=perf_counter)
 
     @property
@@ -118,7 +118,7 @@ class Runner:
         tokens = self._tokens(work)
         draws = list(self._draws(work))
         steps: list[CacheStep] = []
-        logits: dict[Sequence, mx.array] = {}
+        logits: dict[Sequence, tuple[int, mx.array]] = {}
         sampled_rows: list[mx.array] = []
         start = 0
         for part in [[w] for w in work] if self._deterministic else [work]:
@@ -135,13 +135,13 @@ class Runner:
         self._last = ([d.sequence for d in draws], sampled.tokens) if sampled is not None and plain else None
         flight = Flight(work, steps, draws, sampled, logits)
         mx.async_eval(  # type: ignore[no-untyped-call]
-            flight.state, list(logits.values()), [] if sampled is None else sampled.arrays, [d.state for d in draws]
+            flight.state, [rows for _, rows in logits.values()], [] if sampled is None else sampled.arrays, [d.state for d in draws]
         )
         return flight
 
-    def _wanted_logits(self, work: list[Work], step: CacheStep, hidden: mx.array) -> dict[Sequence, mx.array]:
+    def _wanted_logits(self, work: list[Work], step: CacheStep, hidden: mx.array) -> dict[Sequence, tuple[int, mx.array]]:
         return {
-            w.sequence: self.model.logits(hidden[segment.start : segment.start + segment.count])
+            w.sequence: (segment.past, self.model.logits(hidden[segment.start : segment.start + segment.count]))
             for w, segment in zip(work, step.segments, strict=True)
             if w.sequence.wants_logits
         }

@@ -1,0 +1,14 @@
+"""OpenAI's API: chat completions, completions, responses, models, and embeddings, which are refused."""
+
+from __future__ import annotations
+
+from ..routing import Dialect, Endpoint, Server
+from . import chat, completions, embeddings, models, responses
+from .errors import render
+
+
+def _routes(server: Server) -> list[Endpoint]:
+    return [route for part in (chat, completions, responses, models, embeddings) for route in part.routes(server)]
+
+
+DIALECT = Dialect(name="openai", prefixes=("",), routes=_routes, render=render)
