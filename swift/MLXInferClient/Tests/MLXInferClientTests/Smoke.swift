@@ -1,5 +1,0 @@
-import Testing
-
-@testable import MLXInferClient
-
-@Test func smoke() { #expect(System.pathLimit == 107) }
