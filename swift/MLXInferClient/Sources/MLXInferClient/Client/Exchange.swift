@@ -49,6 +49,7 @@ struct Exchange {
     private func attempt<Reader: AnswerReader>(
         _ bytes: [UInt8], _ reader: Reader, _ deadline: ContinuousClock.Instant?, _ emit: (Reader.Output) -> Void
     ) throws {
+        try waker.check()
         let connection = try connect(deadline)
         var reader = reader
         var received = 0

@@ -32,6 +32,9 @@ final class Waker: Sendable {
         _ = write(writeEnd, &byte, 1)
     }
 
+    /// Throws ``MLXInferError/cancelled`` if it has been woken.
+    func check() throws { _ = try wait(until: .now) }
+
     /// Waits until the descriptor is ready for `events`; without a descriptor, until the deadline.
     ///
     /// - Returns: False where the deadline has passed first.

@@ -34,8 +34,11 @@ struct CancellationTests {
 
     @Test func aStreamThatNobodyReadsIsClosed() async throws {
         let server = try FaultServer(Self.begun)
-        _ = server.client.chat([.user("Hi")])
-        #expect(await eventually { server.requests.isEmpty || server.departures.count == 1 })
+        var events: AsyncThrowingStream<ChatEvent, any Error>? = server.client.chat([.user("Hi")])
+        #expect(await eventually { server.requests.count == 1 })
+        #expect(events != nil)
+        events = nil
+        #expect(await eventually { server.departures.count == 1 })
     }
 
     @Test func wholeAnswersAreCancelled() async throws {

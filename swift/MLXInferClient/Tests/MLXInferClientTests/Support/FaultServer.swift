@@ -36,19 +36,30 @@ final class FaultServer: @unchecked Sendable {
         listener = socket(AF_UNIX, System.stream, 0)
         let address = try SocketAddress(path: path)
         guard address.withPointer({ bind(listener, $0, $1) }) == 0, listen(listener, 128) == 0 else { throw POSIXError(.EADDRINUSE) }
-        let thread = Thread { [listener, weak self] in
+        Thread { [listener, weak self] in
             while case let descriptor = accept(listener, nil, nil), descriptor >= 0 {
-                guard let self else { return System.closeDescriptor(descriptor) }
-                let script = nextScript()
+                guard let self, let script = nextScript() else {
+                    System.closeDescriptor(descriptor)
+                    break
+                }
                 Thread { self.serve(descriptor, script) }.start()
             }
-        }
-        thread.start()
+            System.closeDescriptor(listener)
+        }.start()
     }
 
     deinit { stop() }
 
     static func freshPath() -> String { "/tmp/mlx-\(UUID().uuidString.prefix(18)).sock" }
+
+    /// The path of a socket whose server is gone.
+    static func stalePath() throws -> String {
+        let path = freshPath()
+        let descriptor = socket(AF_UNIX, System.stream, 0)
+        defer { System.closeDescriptor(descriptor) }
+        guard try SocketAddress(path: path).withPointer({ bind(descriptor, $0, $1) }) == 0 else { throw POSIXError(.EADDRINUSE) }
+        return path
+    }
 
     var client: Client {
         Client(.unix(path: path), model: "tiny", timeouts: Timeouts(silence: .seconds(10)), reconnect: Reconnect(upTo: .zero))
@@ -60,13 +71,14 @@ final class FaultServer: @unchecked Sendable {
     /// When clients closed connections that were on hold.
     var departures: [ContinuousClock.Instant] { lock.withLock { leftAt } }
 
-    /// Listens no more; connections that exist go on.
-    func stop() {
+    /// Listens no more; connections that exist go on. The last connection is what wakes the thread that accepts them.
+    private func stop() {
+        lock.withLock { scripts = [] }
+        _ = try? Waker().connection(to: path)
         unlink(path)
-        shutdown(listener, Int32(SHUT_RDWR))
     }
 
-    private func nextScript() -> [Step] { lock.withLock { scripts.count > 1 ? scripts.removeFirst() : scripts[0] } }
+    private func nextScript() -> [Step]? { lock.withLock { scripts.count > 1 ? scripts.removeFirst() : scripts.first } }
 
     private func serve(_ descriptor: Int32, _ script: [Step]) {
         defer { System.closeDescriptor(descriptor) }
@@ -110,5 +122,11 @@ final class FaultServer: @unchecked Sendable {
             guard count > 0 else { return text }
             bytes += buffer[..<count]
         }
+    }
+}
+
+extension Waker {
+    fileprivate func connection(to path: String) throws -> Connection {
+        try Connection(to: .unix(path: path), waker: self, deadline: .now + .seconds(1))
     }
 }
