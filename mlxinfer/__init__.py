@@ -15,15 +15,20 @@ from .errors import MLXInferError
 from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
+    from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
 
-__all__ = ["LLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` brings MLX with it, so it is imported when first asked for: `mlxinfer --help` must not wait for it."""
+    """`LLM` and `AsyncLLM` bring MLX with them, so they are imported when first asked for: `mlxinfer --help` must not wait for it."""
     if name == "LLM":
         from .engine.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from .engine.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")

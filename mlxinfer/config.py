@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_DRAFT = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -24,5 +26,5 @@ class EngineConfig:
     snapshot_bytes: int = 256 * 2**20
     decode_share: float = 0.75
     max_step_s: float = 0.1
-    max_draft: int = 8
+    max_draft: int = MAX_DRAFT
     deterministic: bool = False

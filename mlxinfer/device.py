@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import mlx.core as mx
 
+from .limits import memory_limit
 from .metrics import peak_rss
+
+_WIRED_SHARE = 0.6
+"""Of a Mac's memory. Kernels have panicked where three quarters of it and more were wired, which the recommended working set allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """`total` bytes there are, and `usable` bytes that a model and its cache may take without harm to the rest of the machine."""
+    """`total` bytes there are, and `usable` bytes that a model and its cache may take without harm to the rest of the machine. `source`
+    says what the total is the limit of. `buffers` is how many of them there can be (Metal's limit), None where nobody counts."""
 
     total: int
     usable: int
+    source: str = "physical memory"
+    buffers: int | None = None
 
 
 def is_gpu() -> bool:
@@ -24,13 +29,31 @@ def is_gpu() -> bool:
 
 
 def device_memory() -> DeviceMemory:
-    """On a GPU what MLX recommends as working set; elsewhere four fifths of the machine's (or the container's) memory."""
+    """On a GPU at most what MLX recommends as working set; at most four fifths of the memory that this process is allowed."""
+    total, source = memory_limit()
+    if not is_gpu():
+        return DeviceMemory(total, total * 4 // 5, source)
     info = mx.device_info()
-    recommended = info.get("max_recommended_working_set_size") if is_gpu() else None
-    total = _total_memory()
-    if isinstance(recommended, int) and recommended > 0:
-        return DeviceMemory(int(info.get("memory_size", total)), recommended)
-    return DeviceMemory(total, total * 4 // 5)
+    buffers = info.get("resource_limit")
+    limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
+    recommended = info.get("max_recommended_working_set_size")
+    if not isinstance(recommended, int) or recommended <= 0:
+        return DeviceMemory(total, total * 4 // 5, source, limit)
+    return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
+
+
+def limit_memory(wanted: int, spare: int) -> None:
+    """Tell MLX, for the whole process, what was planned: `wanted` bytes are in use at most, and at most `spare` bytes of buffers that
+    are not in use are kept for the next ones. On a Mac what is in use stays in memory, up to three fifths of it."""
+    mx.set_cache_limit(spare)
+    if mx.metal.is_available():
+        mx.set_wired_limit(min(wanted, wired_limit()))
+
+
+def wired_limit() -> int:
+    """The most bytes that are ever wired."""
+    recommended = mx.device_info().get("max_recommended_working_set_size", 0)
+    return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
 
 
 def peak_memory() -> int:
@@ -42,13 +65,3 @@ def peak_memory() -> int:
 def default_dtype() -> mx.Dtype:
     """bfloat16 on a GPU; float32 on the CPU, where MLX's 16-bit paths are several times slower."""
     return mx.bfloat16 if is_gpu() else mx.float32
-
-
-def _total_memory() -> int:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    try:
-        text = limit.read_text().strip()
-    except OSError:
-        return physical
-    return min(physical, int(text)) if text.isdigit() else physical

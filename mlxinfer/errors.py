@@ -71,5 +71,9 @@ class EngineError(MLXInferError):
     """The engine stopped; the request was not finished."""
 
 
+class ServerError(MLXInferError):
+    """The server cannot be set up as asked: a socket in use, a path too long, an address that needs a key."""
+
+
 class MemoryPlanError(MLXInferError):
     """The model, or a request, does not fit in the memory of this device."""

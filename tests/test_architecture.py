@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
 FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKED}}
 
-PLAIN = {"errors", "types", "config", "device", "metrics", "_version"}
+PLAIN = {"errors", "types", "config", "device", "metrics", "limits", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
 BELOW_ENGINE = BELOW_LOADING | {"loading"}
@@ -40,7 +40,7 @@ ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, COMMAND_LINES = 400, 60, 15
 HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}
-HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio"}
+HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 
 
 @cache

@@ -13,9 +13,7 @@ from typing import Protocol, Union
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-
-PAGE = 64
-"""Tokens in a page."""
+from .pages import PAGE as PAGE
 
 
 @dataclass(frozen=True, slots=True)

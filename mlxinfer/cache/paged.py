@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
+from . import snapshots
 from .attention import AttentionBackend
 from .backend import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
 from .format import KVFormat
-from .pages import AttentionGroup, PageAllocator, PageTable, pages_for
+from .matching import Match
+from .pages import AttentionGroup, PageAllocator, pages_for
+from .pool import Growth, PagePool, PoolUsage
 from .recurrent import RecurrentStore
 from .step import CacheStep
 from .store import LayerStore
-
-
-@dataclass(slots=True)
-class _Slots:
-    free: list[int] = field(default_factory=list)
-    count: int = 0
-
-    def take(self) -> int:
-        if self.free:
-            return self.free.pop()
-        self.count += 1
-        return self.count - 1
 
 
 class PagedCache:
     """Keys, values and states of every running sequence.
 
     `open` gives a sequence a slot, `begin` lays out a step, `commit` seals the pages that a finished step filled, and `release`
-    takes everything back. Sequences share sealed pages after `fork`.
+    takes everything back. What sequences with the same beginning have in common is computed and kept once; see `PagePool`.
     """
 
     def __init__(
@@ -45,27 +35,34 @@ class PagedCache:
         chunk: int,
         kv: KVFormat | None = None,
         backend: Callable[[LayerStore], AttentionBackend] = attention_backend,
+        identity: str = "",
+        reuse_tokens: int = 0,
+        snapshot_bytes: int = 0,
     ) -> None:
-        """`capacity_tokens` bounds the tokens of all sequences together; `chunk` is the most that one step computes of a sequence;
-        `backend` says how a layer attends."""
+        """`capacity_tokens` bounds the tokens of all sequences together, and of what is kept for reuse; `chunk` is the most that one step
+        computes of a sequence; `backend` says how a layer attends. `identity` names the weights; at most `reuse_tokens` are kept for reuse
+        only, and `snapshot_bytes` of open pages and states: nothing where both are 0."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
-        self.chunk = chunk
-        self._slots = _Slots()
         self._opaque: dict[int, OpaqueState] = {}
-        self._stores: dict[int, LayerStore] = {}
-        self._recurrent: dict[int, RecurrentStore] = {}
-        self._groups: dict[int | None, AttentionGroup] = {}
+        self._recurrent = {i: RecurrentStore(s) for i, s in enumerate(self.layers) if isinstance(s, RecurrentSpec)}
+        self._stores = {i: LayerStore(s, dtype, kv) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
+        self.pool = PagePool(
+            [store.spec.window for store in self._stores.values()],
+            capacity_tokens=capacity_tokens,
+            chunk=chunk,
+            first=kv.first16,
+            identity=repr((identity, kv, str(dtype), [s for s in self.layers if not isinstance(s, OpaqueSpec)])),
+            reuse_tokens=reuse_tokens if self.can_fork else 0,
+            snapshot_bytes=snapshot_bytes if self.can_fork else 0,
+            exact=bool(self._recurrent),
+        )
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
-        capacity = max(capacity_tokens // PAGE, 1)
-        for index, spec in enumerate(self.layers):
-            if isinstance(spec, AttentionSpec):
-                self._stores[index] = store = LayerStore(spec, dtype, kv)
-                group = self._groups.setdefault(spec.window, AttentionGroup(spec.window, capacity, first=kv.first16))
-                group.layers.append(index)
-                self._backends.setdefault((group, backend(store)), []).append(index)
-            elif isinstance(spec, RecurrentSpec):
-                self._recurrent[index] = RecurrentStore(spec)
+        groups = {group.window: group for group in self.pool.groups}
+        for index, store in self._stores.items():
+            group = groups[store.spec.window]
+            group.layers.append(index)
+            self._backends.setdefault((group, backend(store)), []).append(index)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
@@ -83,37 +80,53 @@ class PagedCache:
     def can_fork(self) -> bool:
         return not any(isinstance(s, OpaqueSpec) for s in self.layers)
 
-    def fits(self, tokens: int, reserved: Sequence[int]) -> bool:
-        """Whether a sequence that grows to `tokens` fits beside others that may grow to `reserved` each."""
-        for window, group in self._groups.items():
-            wanted = sum(pages_for(t, window, self.chunk) for t in (*reserved, tokens))
-            if wanted > group.allocator.capacity:
-                return False
-        return True
+    def fits(self, tokens: int, reserved: Sequence[int] = ()) -> bool:
+        """Whether a sequence that grows to `tokens` could run, alone in an empty cache. With `reserved`: beside others of so many."""
+        if not reserved:
+            return self.pool.fits(tokens)
+        return all(
+            sum(pages_for(t, g.window, self.pool.chunk) for t in (*reserved, tokens)) <= g.allocator.capacity for g in self.pool.groups
+        )
 
-    def open(self) -> int:
-        """A slot for a new sequence, empty."""
-        slot = self._slots.take()
-        for recurrent in self._recurrent.values():
-            recurrent.grow(self._slots.count)
-            recurrent.reset(slot)
-        for store in self._stores.values():
-            store.grow(slots=self._slots.count)
-        for group in self._groups.values():
-            group.tables[slot] = PageTable()
+    def room(self, growth: Sequence[Growth]) -> bool:
+        """Whether there are pages, free or only kept for reuse, for all of this in the next step."""
+        return self.pool.room(growth)
+
+    def find(self, tokens: Sequence[int], adapter: str = "") -> Match:
+        """How many of `tokens` are there already, the last one excluded, and why not more. `adapter` names whatever pages depend on beside
+        the model. Valid until the next call that changes anything."""
+        if not self.can_fork:
+            return Match(0, "this model keeps a state of its own, which cannot be shared", adapter)
+        return self.pool.find(tokens, adapter)
+
+    def open(self, match: Match | None = None, adapter: str | None = "") -> int:
+        """A slot for a new sequence, which has the first `match.reused` of its tokens. Where `adapter` is None, nothing is kept of it."""
+        slot = self.pool.open(match, adapter)
+        self._grow_slots()
+        rows = match.snapshot.content if match and match.snapshot else None
+        if rows is None:
+            for recurrent in self._recurrent.values():
+                recurrent.reset(slot)
+        else:
+            assert match
+            assert isinstance(rows, snapshots.Rows)
+            snapshots.put(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
             self._opaque[slot] = opaque[0].make()
         return slot
 
+    def _grow_slots(self) -> None:
+        for recurrent in self._recurrent.values():
+            recurrent.grow(self.pool.slot_count)
+        for store in self._stores.values():
+            store.grow(slots=self.pool.slot_count)
+
     def fork(self, slot: int) -> int:
         """A slot with the same past: sealed pages are shared, the open page and states copied."""
         assert self.can_fork
-        new = self.open()
-        for group in self._groups.values():
-            table = group.tables[slot]
-            group.share(table.pages)
-            group.tables[new] = PageTable(table.first, list(table.pages))
+        new = self.pool.fork(slot)
+        self._grow_slots()
         for store in self._stores.values():
             store.copy_open(slot, new)
         for recurrent in self._recurrent.values():
@@ -121,10 +134,35 @@ class PagedCache:
         return new
 
     def release(self, slot: int) -> None:
-        for group in self._groups.values():
-            group.release(group.tables.pop(slot).pages)
+        self.pool.release(slot)
         self._opaque.pop(slot, None)
-        self._slots.free.append(slot)
+
+    def keep(self, slot: int, tokens: Sequence[int]) -> None:
+        """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
+
+        def take(count: int) -> tuple[snapshots.Rows, int]:
+            rows = snapshots.take(slot, count, self._stores, self._recurrent)
+            return rows, rows.nbytes
+
+        self.pool.keep(slot, tokens, take)
+
+    def state(self, slot: int) -> list[mx.array]:
+        """Copies of its recurrent states, for `restore`: a sequence that takes tokens back. Empty where there are no such layers."""
+        states = [a for store in self._recurrent.values() for a in store.of(slot)]
+        mx.async_eval(states)  # type: ignore[no-untyped-call]
+        return states
+
+    def restore(self, slot: int, state: Sequence[mx.array]) -> None:
+        left = iter(state)
+        for store in self._recurrent.values():
+            store.put(slot, [next(left) for _ in store.states])
+
+    def usage(self) -> PoolUsage:
+        return self.pool.usage()
+
+    def clear(self) -> None:
+        """Forget everything that is only kept for reuse."""
+        self.pool.clear()
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
@@ -135,27 +173,41 @@ class PagedCache:
             attention.update({layer: (self._stores[layer], attend) for layer in layers})
         return CacheStep(segments, attention, self._recurrent, self._opaque)
 
-    def commit(self, step: CacheStep) -> None:
-        """Seal the pages that the step filled, and free those that have left their window. The step must have been evaluated."""
-        for window, group in self._groups.items():
-            for segment in step.segments:
-                self._seal(group, segment, step)
-                if window is not None:
-                    table = group.tables[segment.slot]
-                    group.release(table.drop_before(segment.past + segment.count - window + 1))
+    def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Seal the pages that the step filled, and give back those that have left their window. The step must have been evaluated.
+
+        `tokens`, by slot, are those that a sequence consists of so far: its pages are kept for reuse, unless it is missing here."""
+        if not step.needs_commit:
+            return
+        for segment in step.segments:
+            if segment.filled:
+                self._seal(segment, step, (tokens or {}).get(segment.slot))
+                self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
 
-    def _seal(self, group: AttentionGroup, segment: Segment, step: CacheStep) -> None:
-        if not segment.filled:
-            return
-        pages = group.extend(group.tables[segment.slot], segment.filled)
-        room = _room(group.allocator, pages_for(segment.total, group.window, self.chunk))
-        first = _room(group.first, 1, least=1) if group.first else 0
-        for layer in group.layers:
-            store = self._stores[layer]
-            store.grow(pages=room, first=first)
-            store.seal(pages, step.full[layer, segment.slot])
+    def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
+        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
+        for group, pages in zip(self.pool.groups, places, strict=True):
+            if all(page is None for page in pages):
+                continue
+            room = _room(group.allocator, pages_for(segment.total, group.window, self.pool.chunk))
+            first = _room(group.first, 1, least=1) if group.first else 0
+            for layer in group.layers:
+                store = self._stores[layer]
+                store.grow(pages=room, first=first)
+                store.seal(pages, step.full[layer, segment.slot])
+
+    def state(self, slot: int) -> list[mx.array]:
+        """The states of a sequence's recurrent layers as they are now, whatever happens to the slot; empty if there are no such layers."""
+        return [mx.contiguous(array[slot]) for store in self._recurrent.values() for array in store.arrays]
+
+    def restore(self, slot: int, state: list[mx.array]) -> None:
+        """Put back what `state` gave."""
+        values = iter(state)
+        for store in self._recurrent.values():
+            for array in store.arrays:
+                array[slot] = next(values)
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""

@@ -7,32 +7,57 @@ counted references: sequences that share a prefix share its sealed pages.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .base import PAGE
+PAGE = 64
+"""Tokens in a page."""
 
 
 class PageAllocator:
-    """Hands out page ids below `capacity`, lowest first, so that a lone sequence gets a contiguous run."""
+    """Hands out page ids below `capacity`, lowest first, so that a lone sequence gets a contiguous run.
 
-    def __init__(self, capacity: int) -> None:
+    A page is used by sequences, which are counted, or kept for reuse, or both. One that is kept and no longer used is `idle`; of those
+    there are at most `most_idle`, and they make room, the longest idle first, when `allocate` is short. To that end `reclaim(count)` is
+    called, which has to `forget` at least so many of them.
+    """
+
+    def __init__(self, capacity: int, *, most_idle: int | None = None) -> None:
         self.capacity = capacity
+        self.most_idle = capacity if most_idle is None else most_idle
+        self.reclaim: Callable[[int], None] | None = None
+        self.idle: dict[int, None] = {}
+        """In the order in which they were left."""
         self._fresh = 0
         self._returned: list[int] = []
-        self._references: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+        self._kept: set[int] = set()
 
     @property
     def free(self) -> int:
-        return self.capacity - len(self._references)
+        return self.capacity - len(self._users) - len(self.idle)
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` can give."""
+        return self.capacity - len(self._users)
+
+    @property
+    def used(self) -> int:
+        return len(self._users)
 
     @property
     def extent(self) -> int:
         """One more than the highest id ever handed out: the pages that storage must have room for."""
         return self._fresh
 
+    def in_use(self, page: int) -> bool:
+        return page in self._users
+
     def allocate(self, count: int) -> list[int]:
-        """`count` new pages with one reference each. The scheduler reserves before it runs: running out is our bug."""
+        """`count` new pages with one user each. The scheduler asks for room before it runs: running out is our bug."""
+        if count > self.free and self.reclaim is not None:
+            self.reclaim(count - self.free)
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
         ids = []
         for _ in range(count):
@@ -40,20 +65,41 @@ class PageAllocator:
                 page = heapq.heappop(self._returned)
             else:
                 page, self._fresh = self._fresh, self._fresh + 1
-            self._references[page] = 1
+            self._users[page] = 1
             ids.append(page)
         return ids
 
-    def share(self, pages: list[int]) -> None:
+    def share(self, pages: Sequence[int]) -> None:
+        """One more user of each, of whom there may be none yet."""
         for page in pages:
-            self._references[page] += 1
+            if page in self.idle:
+                del self.idle[page]
+                self._users[page] = 0
+            self._users[page] += 1
 
-    def release(self, pages: list[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         for page in pages:
-            self._references[page] -= 1
-            if not self._references[page]:
-                del self._references[page]
-                heapq.heappush(self._returned, page)
+            self._users[page] -= 1
+            if not self._users[page]:
+                del self._users[page]
+                if page in self._kept:
+                    self.idle[page] = None
+                else:
+                    heapq.heappush(self._returned, page)
+        if len(self.idle) > self.most_idle and self.reclaim is not None:
+            self.reclaim(len(self.idle) - self.most_idle)
+
+    def keep(self, page: int) -> None:
+        """Do not give the page back when its last user leaves."""
+        assert page in self._users
+        self._kept.add(page)
+
+    def forget(self, page: int) -> None:
+        """The opposite of `keep`."""
+        self._kept.remove(page)
+        if page in self.idle:
+            del self.idle[page]
+            heapq.heappush(self._returned, page)
 
 
 @dataclass(slots=True)
@@ -90,31 +136,50 @@ class AttentionGroup:
     Where first pages have a pool of their own (`first`), the id of one in a table is `~place` in that pool.
     """
 
-    def __init__(self, window: int | None, capacity: int, *, first: bool = False) -> None:
+    def __init__(self, window: int | None, capacity: int, *, first: bool = False, most_idle: int | None = None) -> None:
         self.window = window
-        self.allocator = PageAllocator(capacity)
-        self.first = PageAllocator(capacity) if first else None
+        self.allocator = PageAllocator(capacity, most_idle=most_idle)
+        self.first = PageAllocator(capacity, most_idle=most_idle) if first else None
         self.layers: list[int] = []
         self.tables: dict[int, PageTable] = {}
 
+    @property
+    def allocators(self) -> list[PageAllocator]:
+        return [self.allocator, *([self.first] if self.first else [])]
+
+    def oldest(self, position: int) -> int:
+        """The first page that a sequence which goes on at `position` attends to."""
+        return 0 if self.window is None else max(position - self.window + 1, 0) // PAGE
+
+    def allocate(self, start: int, count: int) -> list[int]:
+        """`count` new pages, the first of which is page `start` of its sequence."""
+        ids: list[int] = []
+        if self.first and count and not start:
+            ids = [~page for page in self.first.allocate(1)]
+        return ids + self.allocator.allocate(count - len(ids))
+
     def extend(self, table: PageTable, count: int) -> list[int]:
         """`count` new pages at the end of a table; returns their ids."""
-        ids: list[int] = []
-        if self.first and count and not table.end:
-            ids = [~page for page in self.first.allocate(1)]
-        ids += self.allocator.allocate(count - len(ids))
+        ids = self.allocate(table.end // PAGE, count)
         table.pages.extend(ids)
         return ids
 
-    def share(self, pages: list[int]) -> None:
+    def share(self, pages: Sequence[int]) -> None:
         for allocator, ids in self._owners(pages):
             allocator.share(ids)
 
-    def release(self, pages: list[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         for allocator, ids in self._owners(pages):
             allocator.release(ids)
 
-    def _owners(self, pages: list[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
+    def owner(self, page: int) -> tuple[PageAllocator, int]:
+        """The allocator of a page of a table, and its id there."""
+        if page >= 0:
+            return self.allocator, page
+        assert self.first
+        return self.first, ~page
+
+    def _owners(self, pages: Sequence[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
         yield self.allocator, [page for page in pages if page >= 0]
         if self.first:
             yield self.first, [~page for page in pages if page < 0]

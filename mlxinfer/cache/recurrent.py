@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from .base import RecurrentSpec, RecurrentUpdate, Segment
@@ -31,6 +33,15 @@ class RecurrentStore:
     def copy(self, source: int, target: int) -> None:
         for state in self.states:
             state[target] = state[source]
+
+    def of(self, slot: int) -> list[mx.array]:
+        """Copies of one sequence's states."""
+        return [mx.take(state, mx.array([slot]), axis=0) for state in self.states]
+
+    def put(self, slot: int, states: Sequence[mx.array]) -> None:
+        """What `of` gave."""
+        for state, kept in zip(self.states, states, strict=True):
+            state[mx.array([slot])] = kept
 
     def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         """Advance the segments' states over their rows of `inputs` `[T, C]`, equal lengths together. Returns `[T, D]`."""

@@ -110,12 +110,26 @@ class LayerStore:
         """The same for pages that have just become full."""
         return [*([self._from_first(full.first)] if full.first else []), self._from_sealed(full.pages)]
 
-    def seal(self, pages: list[int], full: Filled) -> None:
-        """Store full pages under these ids."""
+    def seal(self, pages: Sequence[int | None], full: Filled) -> None:
+        """Store full pages under these ids, but for those whose id is None."""
         if full.first:
-            self.first = _stored(self.first, [~pages[0]], full.first)
+            if pages[0] is not None:
+                self.first = _stored(self.first, [~pages[0]], full.first)
             pages = pages[1:]
         self.sealed = _stored(self.sealed, pages, full.pages)
+
+    def page(self, page: int) -> Filled:
+        """A copy of one sealed page, as `seal` takes it."""
+        if page < 0:
+            return Filled([], [_copied(a[:, ~page : ~page + 1]) for a in self.first])
+        return Filled([_copied(a[:, page : page + 1]) for a in self.sealed], [])
+
+    def open_rows(self, slot: int, count: int) -> list[mx.array]:
+        """Copies of the first keys and values of an open page, `[Hkv, count, D]`."""
+        return [_copied(a[slot, :, :count]) for a in self.open]
+
+    def put_open(self, slot: int, rows: Sequence[mx.array]) -> None:
+        self.open = [_write(a, slot, 0, new) for a, new in zip(self.open, rows, strict=True)]
 
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
         keys, values = arrays[: self._key_arrays], arrays[self._key_arrays :]
@@ -146,7 +160,12 @@ def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
     return mx.take(pool, mx.array(pages), axis=1)
 
 
-def _stored(pool: list[mx.array], pages: list[int], new: list[mx.array]) -> list[mx.array]:
+def _copied(view: mx.array) -> mx.array:
+    """Of its own memory: pools are written in place, whoever else looks at them."""
+    return mx.slice_update(mx.zeros(view.shape, view.dtype), view, mx.array([0]), axes=(0,))
+
+
+def _stored(pool: list[mx.array], pages: Sequence[int | None], new: list[mx.array]) -> list[mx.array]:
     for start, stop in _runs(pages):
         place = mx.array([pages[start]])
         pool = [mx.slice_update(a, full[:, start:stop], place, axes=(1,)) for a, full in zip(pool, new, strict=True)]
@@ -157,12 +176,14 @@ def _write(pages: mx.array, slot: int, offset: int, values: mx.array) -> mx.arra
     return mx.slice_update(pages, values[None], mx.array([slot, offset]), axes=(0, 2))
 
 
-def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
+def _runs(pages: Sequence[int | None]) -> Iterator[tuple[int, int]]:
     """Where runs of consecutive ids begin and end."""
     start = 0
     for i in range(1, len(pages) + 1):
-        if i == len(pages) or pages[i] != pages[i - 1] + 1:
-            yield start, i
+        last = pages[i - 1]
+        if i == len(pages) or last is None or pages[i] != last + 1:
+            if last is not None:
+                yield start, i
             start = i
 
 

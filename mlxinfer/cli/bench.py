@@ -78,7 +78,8 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
 
     # These bring all that loading needs with them, so it is timed without its import.
     plan, rows, start = Plan(**chosen), [], perf_counter()
-    with opened(model, settings) as llm, _progress() as (tell, done):
+    plain = {"speculate": False, "prefix_cache": False}  # what is measured is what every token costs
+    with opened(model, settings | plain) as llm, _progress() as (tell, done):
         loaded = perf_counter() - start
         Bench(llm.engine).prefill(_SHORT_PROMPT)
         first_token = perf_counter() - start

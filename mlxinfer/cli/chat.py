@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .opening import opened
-from .options import model_argument, model_options, sampling, sampling_options, split
+from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
 
 
 @click.command(short_help="Talk with a model.")
@@ -15,6 +15,7 @@ from .options import model_argument, model_options, sampling, sampling_options, 
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @model_options
+@engine_options
 def chat(model: str, system: str | None, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.
 

@@ -14,14 +14,10 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from .._version import __version__
-from ..cache.backend import attention_lines, gpu_status
-from ..cache.format import KVFormat
-from ..cache.paged import PagedCache
-from ..cache.report import layer_lines
+from ..cache.backend import gpu_status
 from ..device import default_dtype, device_memory, is_gpu
 from ..loading.aliases import ALIASES
 from ..loading.catalog import local_models
-from ..loading.outline import outline
 from ..loading.packed import directory, kept_bytes, limit_bytes
 from .text import human_bytes
 
@@ -40,6 +36,8 @@ class Diagnosis:
     """The same where it computes on a GPU."""
     compute_dtype: str
     memory_bytes: int
+    memory_source: str
+    """What that is the limit of."""
     usable_bytes: int
     largest_model: dict[str, int]
     """Parameters, by how the weights are stored."""
@@ -56,7 +54,7 @@ class Diagnosis:
         yield (
             "memory",
             [
-                f"{human_bytes(self.memory_bytes)} in all, {human_bytes(self.usable_bytes)} for weights and cache together",
+                f"{human_bytes(self.memory_bytes)} in all ({self.memory_source}), {human_bytes(self.usable_bytes)} for weights and cache",
                 f"parameters that fit beside a cache: {sizes}",
                 *([self.packed_copies] if self.packed_copies else []),
             ],
@@ -64,38 +62,6 @@ class Diagnosis:
         yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
         yield "models", [f"{name:<16} {path or 'not here'}" for name, path in self.models.items()]
         yield "missing", self.missing or ["nothing"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDiagnosis:
-    name: str
-    model_type: str
-    dtype: str
-    kv: str
-    token_bytes: float
-    """Of cache, for each further token of context; 0 where it is not known."""
-    layers: list[str]
-    attention: list[str]
-
-    def sections(self) -> Iterator[tuple[str, list[str]]]:
-        yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}"]
-        cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
-        yield f"cache, kv {self.kv}", [*self.layers, *cost]
-        yield "attention", self.attention
-
-
-def diagnose_model(model: str, kv: str, first16: bool) -> ModelDiagnosis:
-    """From the headers of its checkpoint. Raises `MLXInferError`."""
-    form = KVFormat.parse(kv, first16=first16)
-    found = outline(model)
-    dtype = found.dtype
-    name = str(dtype).rpartition(".")[2]
-    if found.layers is None:
-        lines = ["all layers: mlx-lm's own cache, unquantized"]
-        return ModelDiagnosis(found.name, found.model_type, name, form.name, 0, lines, ["mlx-lm's, one sequence at a time"])
-    per_token = PagedCache.token_bytes(found.layers, dtype, form)
-    layers, attention = layer_lines(found.layers, form, dtype), attention_lines(found.layers, form, dtype)
-    return ModelDiagnosis(found.name, found.model_type, name, form.name, per_token, layers, attention)
 
 
 def diagnose() -> Diagnosis:
@@ -113,6 +79,7 @@ def diagnose() -> Diagnosis:
         gpu_kernels=gpu_status(),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         memory_bytes=memory.total,
+        memory_source=memory.source,
         usable_bytes=memory.usable,
         largest_model={stored: int(room / size) for stored, size in _BYTES_PER_WEIGHT.items()},
         versions=own | {name: _version(name) for name in _PACKAGES},

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from .options import complete_model
+from .options import ABOVE_ZERO, complete_model
+
+if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
+    from .model_diagnosis import ModelDiagnosis
 
 
 @click.command(short_help="What this machine has, and what it lacks.")
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--kv", default="16", show_default=True, help="With MODEL: the format of its cache to describe.")
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
+@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most so much.")
+@click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: a draft model beside it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str | None, kv: str, kv_first16: bool, as_json: bool) -> None:
+def doctor(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool) -> None:
     """Show the device, how its memory will be used, versions, models, and what is missing; with MODEL, what each of its layers keeps
-    in the cache."""
-    from .diagnosis import diagnose, diagnose_model
-
-    found = diagnose_model(model, kv, kv_first16) if model else diagnose()
+    in the cache, and what the memory is used for."""
+    found = _diagnose(model, kv, kv_first16, memory_gb, draft)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
     for title, lines in found.sections():
         click.secho(title, bold=True)
         click.echo("\n".join(f"  {line}" for line in lines))
+
+
+def _diagnose(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None) -> Diagnosis | ModelDiagnosis:
+    if model is None:
+        from .diagnosis import diagnose
+
+        return diagnose()
+    from .model_diagnosis import diagnose_model
+
+    return diagnose_model(model, kv, kv_first16, memory_gb, draft)

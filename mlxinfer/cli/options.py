@@ -34,6 +34,9 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return biases or None
 
 
+ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+AT_LEAST_ZERO = click.FloatRange(min=0)
+
 _SAMPLING = [
     click.option("--temperature", type=float, help="0 is greedy."),
     click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
@@ -55,6 +58,14 @@ _MODEL = [
     click.option("--bits", type=int, help="Quantize the weights while loading."),
     click.option("--group-size", type=int, default=64, show_default=True, help="Weights that share a scale, with --bits."),
     click.option("--max-context", type=int, help="Tokens of prompt and answer together.  [default: what the model allows]"),
+    click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most so much.  [default: what the device has]"),
+    click.option("--deterministic", is_flag=True, help="Answers never depend on what runs beside them, on a GPU too."),
+]
+_ENGINE = [
+    click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="A smaller model of the same vocabulary, to be quicker."),
+    click.option("--speculate/--no-speculate", default=True, help="Let text that repeats itself propose tokens; answers are the same."),
+    click.option("--prefix-cache/--no-prefix-cache", default=True, help="Keep what was computed for prompts that begin alike."),
+    click.option("--prefix-disk", "prefix_disk_gb", type=AT_LEAST_ZERO, default=0.0, metavar="GB", help="Keep so much of it on disk too."),
 ]
 
 
@@ -73,12 +84,22 @@ def model_options(command: Command) -> Command:
     return _all(_MODEL, command)
 
 
+def engine_options(command: Command) -> Command:
+    """How it is run: further keyword arguments of `LLM`."""
+    return _all(_ENGINE, command)
+
+
 def sampling_options(command: Command) -> Command:
     """The fields of `SamplingParams`; None or empty where not given."""
     return _all(_SAMPLING, command)
 
 
-MODEL_FIELDS = ("dtype", "kv", "kv_first16", "bits", "group_size", "max_context")
+MODEL_FIELDS = frozenset(
+    {
+        *("dtype", "kv", "kv_first16", "bits", "group_size", "max_context", "memory_gb", "draft", "speculate", "deterministic"),
+        *("prefix_cache", "prefix_disk_gb"),
+    }
+)
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

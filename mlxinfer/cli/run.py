@@ -14,7 +14,7 @@ import click
 from ..errors import PromptError
 from ..types import Completion, SamplingParams, Usage
 from .opening import opened
-from .options import model_argument, model_options, sampling, sampling_options, split
+from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
 from .text import logprob_table, printable, usage_line
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _PATIENCE_S = 2.0
 @click.option("--n", type=int, help="Answers to the same prompt.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
 @model_options
+@engine_options
 def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 

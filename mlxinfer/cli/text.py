@@ -25,10 +25,14 @@ def printable(text: str) -> str:
 
 def usage_line(usage: Usage) -> str:
     parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", f"ttft {usage.ttft_s:.2f} s"]
+    if usage.stats.reused_tokens:
+        parts.append(f"{usage.stats.reused_tokens} of {usage.prompt_tokens} prompt tokens reused")
     if usage.prefill_tps:
         parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
     if usage.decode_tps:
         parts.append(f"decode {usage.decode_tps:.1f} tok/s")
+    if usage.stats.drafted_tokens:
+        parts.append(f"{usage.stats.accepted_tokens} of {usage.stats.drafted_tokens} drafts right")
     if usage.peak_memory_bytes:
         parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
     return " · ".join(parts)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..device import peak_memory
 from ..tokenizer.stop import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from .engine import Token
+from .intake import with_message
 from .sequence import Sequence
+from .totals import request_stats
 
 
 class Answer:
@@ -45,6 +49,12 @@ class Answer:
         logprobs = None if logprob is None else [logprob]
         return Chunk(text, [token.token_id], logprobs, self.finish_reason, usage, self.sequence.index)
 
+    def end(self) -> Chunk:
+        """The last chunk of an answer that ended without a further token."""
+        text = self._rest()
+        self._pieces.append(text)
+        return Chunk(text, [], None if self._logprobs is None else [], self.finish_reason, self.usage, self.sequence.index)
+
     def _rest(self) -> str:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
         return text if self._stopped else text + self._stops.finish()
@@ -58,17 +68,17 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        times = self.sequence.times
+        times, stats = self.sequence.times, request_stats(self.sequence)
         prompt, answer = len(self.sequence.prompt), len(self._token_ids)
-        reading = times.first_token - times.started
-        writing = times.last_token - times.first_token
+        computed = prompt - stats.reused_tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=answer,
             ttft_s=max(times.first_token - times.added, 0.0),
-            prefill_tps=prompt / reading if reading > 0 else 0.0,
-            decode_tps=(answer - 1) / writing if writing > 0 else 0.0,
+            prefill_tps=computed / stats.prefill_s if stats.prefill_s > 0 else 0.0,
+            decode_tps=(answer - 1) / stats.decode_s if stats.decode_s > 0 else 0.0,
             peak_memory_bytes=peak_memory(),
+            stats=replace(stats, miss=with_message(stats.miss, self.sequence.prompt, self._tokenizer.eos_token_ids)),
         )
 
     def completion(self) -> Completion:

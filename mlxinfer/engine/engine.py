@@ -6,18 +6,25 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import cast
 
 import mlx.core as mx
 
+from ..cache.base import PAGE
 from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
+from ..cache.pool import Growth
 from ..config import EngineConfig
+from ..errors import MemoryPlanError
 from ..models.base import Model
-from ..types import FinishReason
-from .runner import Flight, Runner
-from .scheduler import Scheduler
+from ..types import EngineStats, FinishReason
+from .pace import Pace
+from .runner import Drawn, Flight, Runner
+from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
+from .speculation.speculator import Speculator
+from .timing import StepTimes
+from .totals import Totals
+from .waiting import WaitingList
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +39,85 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits `[rows, vocab]` float32 of the next rows of a sequence that wants them."""
+    """Logits `[rows, vocab]` float32 of the rows from `past` on of a sequence that wants them; the same again if it had to start anew."""
 
     sequence: Sequence
     rows: mx.array
+    past: int = 0
 
 
-Event = Token | Logits
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence that ended without a token: its time was up."""
+
+    sequence: Sequence
+
+
+Event = Token | Logits | Ended
 
 
 class Engine:
     """Runs sequences to their end. Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None) -> None:
+    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None, identity: str = "") -> None:
+        """`identity` names the weights, so that what is cached of one model is never used for another."""
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
+        self.identity = identity
         self._dtype = dtype
+        self._totals = Totals()
         self._start()
 
     def _start(self) -> None:
+        config = self.config
+        # Chunks of whole pages must have room beside an answer's row for everyone else.
+        rows = max(config.max_step_tokens, config.max_sequences + PAGE - 1) if config.deterministic else config.max_step_tokens
         self.cache = PagedCache(
             self.model.layers,
             dtype=self._dtype,
-            capacity_tokens=self.config.capacity_tokens,
-            chunk=self.config.max_step_tokens,
+            capacity_tokens=config.capacity_tokens,
+            chunk=rows,
             kv=self.kv,
+            identity=self.identity,
+            reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
+            snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
         )
-        self.runner = Runner(self.model, self.cache)
+        self.runner = Runner(self.model, self.cache, deterministic=config.deterministic)
+        self.times = StepTimes()
         self.scheduler = Scheduler(
-            max_step_tokens=self.config.max_step_tokens, max_sequences=self.config.max_sequences, fits=self.cache.fits
+            max_step_tokens=rows,
+            max_sequences=config.max_sequences,
+            room=self.cache,
+            start=self._open,
+            pace=Pace(self.times, share=config.decode_share, max_step_s=config.max_step_s),
+            waiting=WaitingList(config.max_waiting),
+            deterministic=config.deterministic,
         )
+        drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at)
         self._flights: deque[Flight] = deque()
+        self._landed_at = 0.0
 
     @property
     def idle(self) -> bool:
         return self.scheduler.idle and not self._flights
 
+    def stats(self) -> EngineStats:
+        return self._totals.stats(self.cache.usage(), len(self.scheduler.running), len(self.scheduler.waiting))
+
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit."""
+        """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`."""
         forks = self.cache.can_fork and len(sequence.prompt) > 1
         followers = sequence.followers
         if not forks:
             sequence.followers = []
+        for s in (sequence, *followers):
+            s.one_by_one = self.model.recompute_at is None and self.model.rotation(s.limit) != self.model.rotation(s.total)
+        if not self.cache.fits(sequence.limit):
+            raise MemoryPlanError(
+                f"a sequence of up to {sequence.limit} tokens does not fit in the cache's memory: lower max_tokens or the context length"
+            )
         for s in (sequence, *([] if forks else followers)):
             self.scheduler.add(s)
 
@@ -82,7 +125,7 @@ class Engine:
         """End a sequence now; what it holds goes back as soon as no step in flight uses it."""
         for s in (sequence, *sequence.followers):
             if s.finish_reason is None:
-                s.finish_reason = reason
+                self._finish(s, reason)
             self.scheduler.remove(s)
             self._release_if_landed(s)
 
@@ -90,18 +133,35 @@ class Engine:
         """Submit the next step and read the one before it. After any exception, all sequences are cancelled and the engine is fresh."""
         try:
             events = self._land_if(self._must_land)
+            events += self._expire()
             self._admit()
-            work = self.scheduler.schedule()
-            if work:
-                self._flights.append(self.runner.launch(work))
-            return events + self._land_if(lambda: len(self._flights) > (1 if work else 0))
+            self.speculator.propose(self.scheduler.running)
+            schedule = self._scheduled(events)
+            if schedule.work:
+                self._flights.append(self.runner.launch(schedule.work))
+            return events + self._land_if(lambda: len(self._flights) > (1 if schedule.work else 0))
         except BaseException:
             self._cancel_all()
             raise
 
+    def _scheduled(self, events: list[Event]) -> Schedule:
+        """The next step's work. Where pages run out, the sequences that have to give theirs back do so first."""
+        while True:
+            schedule = self.scheduler.schedule()
+            if not schedule.preempt:
+                return schedule
+            events += self._land_if(lambda: bool(self._flights))
+            for sequence in schedule.preempt:
+                if sequence in self.scheduler.running:
+                    self._preempt(sequence)
+
     def _must_land(self) -> bool:
-        """Whether the step in flight has to be finished first: it fills pages, or a sequence has to be computed anew."""
-        return bool(self._flights) and (self._flights[-1].step.needs_commit or any(map(self._outgrown, self.scheduler.running)))
+        """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
+        sequence has to be computed anew."""
+        if not self._flights:
+            return False
+        flight, running = self._flights[-1], self.scheduler.running
+        return flight.needs_commit or flight.drafted or any(map(self._outgrown, running)) or self.speculator.promising(running)
 
     def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
         events: list[Event] = []
@@ -109,15 +169,53 @@ class Engine:
             events += self._land(self._flights.popleft())
         return events
 
+    def _expire(self) -> list[Event]:
+        expired = self.scheduler.expired(perf_counter())
+        for sequence in expired:
+            self.abort(sequence, "timeout")
+        return [Ended(sequence) for sequence in expired]
+
     def _admit(self) -> None:
         for sequence in filter(self._outgrown, self.scheduler.running):
             self._restart(sequence)
         for leader in self.scheduler.running:
             if leader.followers and leader.num_computed == leader.fork_point:
                 self._fork(leader)
-        for sequence in self.scheduler.admit():
-            sequence.slot = self.cache.open()
+        self.scheduler.admit()
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""
+        key = self._cache_key(sequence)
+        match = None if key is None else self.cache.find(sequence.tokens, key)
+        reused = match.reused if match else 0
+        if self.scheduler.running and not self._room_for(Growth(None, reused, len(sequence.tokens) - reused + PAGE, match)):
+            return False
+        sequence.slot, sequence.num_computed = self.cache.open(match, key), reused
+        if not sequence.preemptions:
+            sequence.reused, sequence.miss = reused, match.note if match else ""
             sequence.times.started = perf_counter()
+        return True
+
+    def _room_for(self, newcomer: Growth) -> bool:
+        """Whether it can run beside the others for a while: a page more for each, so that nobody has to leave at once."""
+        return self.cache.room([*(Growth(s.slot, s.num_computed, s.remaining + PAGE) for s in self.scheduler.running), newcomer])
+
+    def _cache_key(self, sequence: Sequence) -> str | None:
+        """What else its keys and values depend on, beside its tokens; None if they are not to be shared."""
+        if not self.config.prefix_cache or sequence.one_by_one or sequence.wants_logits:
+            return None
+        rotation = self.model.rotation(sequence.total)
+        return f"{sequence.adapter} {rotation}" if any(rotation) else sequence.adapter
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its pages go to others, or are kept as long as nobody needs them. It comes back and recomputes what is gone by then."""
+        self._keep(sequence)
+        assert sequence.slot is not None
+        self.cache.release(sequence.slot)
+        sequence.slot, sequence.unread, sequence.num_computed = None, None, 0
+        sequence.drafts = []
+        sequence.preemptions += 1
+        self.scheduler.requeue(sequence)
 
     def _outgrown(self, sequence: Sequence) -> bool:
         """Whether the sequence has crossed the length at which the model rotates every position differently (longrope)."""
@@ -127,62 +225,94 @@ class Engine:
     def _restart(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.cache.release(sequence.slot)
-        sequence.slot = self.cache.open()
-        sequence.num_computed, sequence.total, sequence.unread = 0, sequence.num_tokens, None
+        sequence.total = sequence.num_tokens
+        sequence.slot = self.cache.open(None, self._cache_key(sequence))
+        sequence.num_computed, sequence.unread = 0, None
 
     def _fork(self, leader: Sequence) -> None:
         """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
         assert leader.slot is not None
-        for follower in list(leader.followers):
-            if len(self.scheduler.running) >= self.config.max_sequences or not self.cache.fits(
-                follower.limit, [s.limit for s in self.scheduler.running]
-            ):
-                self.scheduler.waiting.appendleft(follower)
+        for follower in reversed(leader.followers):
+            fits = self._room_for(Growth(leader.slot, leader.num_computed, 1 + PAGE))
+            if len(self.scheduler.running) >= self.config.max_sequences or not fits:
+                self.scheduler.requeue(follower)
                 continue
             follower.slot = self.cache.fork(leader.slot)
-            follower.num_computed = leader.num_computed
+            follower.num_computed = follower.reused = leader.num_computed
             follower.times.started = leader.times.started
-            self.scheduler.running.append(follower)
+            self.scheduler.run(follower)
         leader.followers = []
 
     def _land(self, flight: Flight) -> list[Event]:
-        tokens = cast("list[int]", flight.sampled.tokens.tolist()) if flight.sampled else []
+        drawn = flight.read()
         now = perf_counter()
-        if flight.step.needs_commit:
-            mx.eval(flight.step.state)
-            self.cache.commit(flight.step)
-        events: list[Event] = [Logits(s, rows) for s, rows in flight.logits.items() if s.finish_reason is None]
-        for row, (sequence, token) in enumerate(zip(flight.sampling, tokens, strict=True)):
-            if sequence.finish_reason is None:
-                events.append(self._take(flight, row, sequence, token, now))
+        self._observe(flight, now)
+        self.speculator.landed(flight, drawn, now)
+        if flight.needs_commit:
+            mx.eval(flight.state)
+            self._commit(flight)
+        events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in flight.logits.items() if s.finish_reason is None]
+        for one in drawn:
+            events += self._take(one, now)
         for sequence in flight.logits:
             if sequence.num_computed == sequence.num_tokens and not self._flying(sequence):
                 self.abort(sequence, "stop")
         for work in flight.work:
             if work.sequence.finish_reason:
                 self._release_if_landed(work.sequence)
+            elif work.sequence.num_computed in work.sequence.marks and not self._flying(work.sequence):
+                self._keep(work.sequence)
         return events
 
-    def _take(self, flight: Flight, row: int, sequence: Sequence, token: int, now: float) -> Token:
-        """Append a token to its sequence, and end the sequence if that was its last."""
-        sequence.tokens.append(token)
-        if len(sequence.tokens) == sequence.num_tokens:
-            sequence.unread = None
+    def _observe(self, flight: Flight, now: float) -> None:
+        """A step takes from the landing of the one before it, or from its own launch if the device was idle."""
+        self.scheduler.pace.observe(flight.decode_rows, flight.rows - flight.decode_rows, now - max(flight.launched, self._landed_at))
+        self._landed_at = now
+        self._totals.steps += 1
+
+    def _commit(self, flight: Flight) -> None:
+        tokens = {w.sequence.slot: w.sequence.tokens for w in flight.work if w.sequence.slot is not None}
+        for step in flight.steps:
+            self.cache.commit(step, tokens)
+
+    def _take(self, drawn: Drawn, now: float) -> list[Event]:
+        """Append what a sequence got, and end it where one of the tokens is its last."""
+        sequence = drawn.draw.sequence
         times = sequence.times
         times.first_token = times.first_token or now
         times.last_token = now
-        if token in sequence.stop_ids:
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) >= sequence.limit:
-            sequence.finish_reason = "length"
+        events: list[Event] = []
+        for i, token in enumerate(drawn.tokens):
+            if sequence.finish_reason:
+                break
+            sequence.tokens.append(token)
+            events.append(_token(drawn, i))
+            if token in sequence.stop_ids:
+                self._finish(sequence, "stop")
+            elif len(sequence.tokens) >= sequence.limit:
+                self._finish(sequence, "length")
         if sequence.finish_reason:
             self.scheduler.remove(sequence)
-        return _with_logprobs(flight, row, sequence, token)
+        self.runner.settle(drawn, len(events))
+        if len(sequence.tokens) == sequence.num_tokens:
+            sequence.unread = None
+        return events
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        self._totals.add(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Remember where a sequence stands, for those that begin alike."""
+        if sequence.slot is not None and self._cache_key(sequence) is not None:
+            self.cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed])
 
     def _release_if_landed(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._flying(sequence):
+            self._keep(sequence)
             self.cache.release(sequence.slot)
             sequence.slot = None
+            self.speculator.forget(sequence)
 
     def _flying(self, sequence: Sequence) -> bool:
         return any(w.sequence is sequence for f in self._flights for w in f.work)
@@ -195,11 +325,10 @@ class Engine:
         self._start()
 
 
-def _with_logprobs(flight: Flight, row: int, sequence: Sequence, token: int) -> Token:
+def _token(drawn: Drawn, i: int) -> Token:
+    sequence = drawn.draw.sequence
     wanted = sequence.params.logprobs
-    arrays = flight.sampled.logprobs if flight.sampled else None
-    if wanted is None or arrays is None:
-        return Token(sequence, token)
-    ids = cast("list[int]", arrays.top_ids[row, :wanted].tolist())
-    values = cast("list[float]", arrays.top[row, :wanted].tolist())
-    return Token(sequence, token, cast("float", arrays.chosen[row].item()), tuple(zip(ids, values, strict=True)))
+    if wanted is None or drawn.logprobs is None:
+        return Token(sequence, drawn.tokens[i])
+    chosen, top = drawn.logprobs[i]
+    return Token(sequence, drawn.tokens[i], chosen, top[:wanted])

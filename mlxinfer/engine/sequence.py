@@ -43,13 +43,15 @@ class Sequence:
     total: int = field(init=False)
     """Length that length-dependent rope variants go by: that of the prompt when it was admitted."""
     unread: mx.array | None = None
-    drafts: list[int] = field(default_factory=list)
-    """Tokens proposed behind the last known one, for the next step to verify."""
+    drafts: list[int] | mx.array = field(default_factory=list)
+    """Tokens proposed behind the last known one, for the next step to verify; a draft model's are on the device, uint32 `[k]`."""
     arrival: int = 0
     """Its place in the order of arrival, which it keeps when it is preempted."""
     slot: int | None = None
     finish_reason: FinishReason | None = None
     times: Times = field(init=False)
+    one_by_one: bool = False
+    """Tokens of its answer have to be recomputed one at a time: their rotation depends on how long the sequence was."""
     reused: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -7,31 +7,37 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec
-from ..models import build, supports
+from ..models import Model, build, supports
+from ..nn.weights import Format
 from .dtypes import compute_dtype
 from .load import model_type, open_checkpoint
+from .memory import tensor_bytes
 from .planned import PlannedWeights
 from .resolve import resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """`layers` is None for a model that runs on mlx-lm's graph and cache."""
+    """`model` has no weights, and takes `weight_bytes` once it has; it is None where it runs on mlx-lm's graph and cache."""
 
     name: str
     model_type: str
     dtype: mx.Dtype
-    layers: tuple[LayerSpec, ...] | None
+    model: Model | None
+    weight_bytes: int = 0
 
 
-def outline(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> Outline:
+def outline(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> Outline:
     """Raises `MLXInferError`."""
     found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path)
+    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
     try:
         compute, kind = compute_dtype(checkpoint, dtype), model_type(checkpoint)
-        layers = build(checkpoint.config, PlannedWeights(checkpoint, compute)).layers if supports(kind) else None
-        return Outline(found.name, kind, compute, layers)
+        if not supports(kind):
+            return Outline(found.name, kind, compute, None)
+        planned = PlannedWeights(checkpoint, compute)
+        model = build(checkpoint.config, planned)
+        weights = sum(tensor_bytes(tensor, compute, quantize) for tensor in planned.tensors.values())
+        return Outline(found.name, kind, compute, model, weights)
     finally:
         checkpoint.close()

@@ -23,6 +23,10 @@ class Model(Protocol):
     notes: tuple[str, ...]
     """What the user should be told at load."""
 
+    def rotation(self, length: int) -> tuple[int, ...]:
+        """Equal for lengths of a sequence at which its tokens are rotated alike."""
+        ...
+
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
         """int32 `[T]` to the last layer's normed states `[T, hidden]`, keys and values appended to the cache."""
         ...

@@ -67,6 +67,9 @@ class Decoder:
         ready([self.norm, self.head])
         self.runs = runs(self.blocks, self.embedding.dtype)
 
+    def rotation(self, length: int) -> tuple[int, ...]:
+        return tuple(rope.regime(length) for rope in self.ropes.values())
+
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
         """int32 `[T]` to the last block's normed states `[T, hidden]`; keys, values and states go to the cache."""
         rotations = {name: rope.at(step) for name, rope in self.ropes.items()}

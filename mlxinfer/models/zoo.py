@@ -84,6 +84,9 @@ class ZooModel:
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
         self.notes = (f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache",)
 
+    def rotation(self, length: int) -> tuple[int, ...]:
+        return ()
+
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
         """int32 `[T]` to logits `[T, vocab]`."""
         rows = []

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
+
+_BLOCK = 256
+
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""That of the chosen token, and (id, log-probability) of the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +25,39 @@ class LogprobArrays:
     def arrays(self) -> list[mx.array]:
         return [self.chosen, self.top_ids, self.top]
 
+    def read(self) -> list[TokenLogprobs]:
+        """All rows, on the host."""
+        chosen = cast("list[float]", self.chosen.tolist())
+        ids, values = cast("list[list[int]]", self.top_ids.tolist()), cast("list[list[float]]", self.top.tolist())
+        return [(own, tuple(zip(i, v, strict=True))) for own, i, v in zip(chosen, ids, values, strict=True)]
+
 
 def logprobs_of(logits: mx.array, tokens: mx.array, k: int) -> LogprobArrays:
     """Of float32 logits `[R, vocab]` and the tokens `[R]` chosen from them."""
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if k == 0:
         empty = mx.zeros((logits.shape[0], 0))
-        return LogprobArrays(chosen, empty.astype(mx.uint32), empty)
-    ids = mx.argsort(-logprobs, axis=-1)[:, :k] if k >= logits.shape[-1] else mx.argpartition(-logprobs, k - 1, axis=-1)[:, :k]
-    top = mx.take_along_axis(logprobs, ids, axis=-1)
+        return LogprobArrays(chosen[:, 0], empty.astype(mx.uint32), empty)
+    ids = _highest(logits, k)
+    top = mx.take_along_axis(logits, ids, axis=-1)
     order = mx.argsort(-top, axis=-1)
-    return LogprobArrays(chosen, mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(top, order, axis=-1))
+    return LogprobArrays(chosen[:, 0], mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(top, order, axis=-1) - total)
+
+
+def _highest(logits: mx.array, k: int) -> mx.array:
+    """Where the k highest of each row are, `[R, k]` in any order. They lie in the k blocks whose highest are highest, so that only those
+    are looked through."""
+    rows, size = logits.shape
+    blocks = -(-size // _BLOCK)
+    if k >= blocks:
+        return _partitioned(logits, k)
+    padded = mx.pad(logits, [(0, 0), (0, blocks * _BLOCK - size)], constant_values=-mx.inf).reshape(rows, blocks, _BLOCK)
+    chosen = _partitioned(mx.max(padded, axis=-1), k)
+    values = mx.take_along_axis(padded, chosen[:, :, None], axis=1).reshape(rows, -1)
+    ids = (chosen[:, :, None] * _BLOCK + mx.arange(_BLOCK, dtype=mx.uint32)).reshape(rows, -1)
+    return mx.take_along_axis(ids, _partitioned(values, k), axis=-1)
+
+
+def _partitioned(values: mx.array, k: int) -> mx.array:
+    return mx.argsort(-values, axis=-1)[:, :k] if k >= values.shape[-1] else mx.argpartition(-values, k - 1, axis=-1)[:, :k]

@@ -8,45 +8,78 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from .spread import Spread
+
 if TYPE_CHECKING:
     from .sampler import Row
 
 
 class Penalties:
-    """What each row has said. `repetition_penalty` (Keskar et al., 2019) looks at prompt and answer, as Hugging Face and vLLM do;
+    """What each sequence has said. `repetition_penalty` (Keskar et al., 2019) looks at prompt and answer, as Hugging Face and vLLM do;
     presence and frequency (OpenAI's) at the answer alone."""
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
-        counts = np.zeros((len(rows), vocab_size), dtype=np.float32)
-        prompts = np.zeros((len(rows), vocab_size), dtype=np.bool_)
-        for i, row in enumerate(rows):
-            np.add.at(counts[i], np.asarray(row.answer, dtype=np.int64), 1)
-            prompts[i, np.asarray(row.prompt, dtype=np.int64)] = True
-        self._counts = mx.array(counts)
+        params = [row.params for row in rows]
+        self._repeats = any(p.repetition_penalty != 1 for p in params)
+        self._subtracts = any(p.presence_penalty or p.frequency_penalty for p in params)
+        self._counts = _counts([row.answer for row in rows], vocab_size)
         for i, row in enumerate(rows):
             if row.unread is not None:
                 self._counts = self._counts.at[mx.array([i]), row.unread].add(1)
-        self._prompts = mx.array(prompts)
+        self._prompts = _counts([row.prompt for row in rows], vocab_size) > 0 if self._repeats else None
         self._rows = mx.arange(len(rows))
-        self._repetition = _column([row.params.repetition_penalty for row in rows])
-        self._presence = _column([row.params.presence_penalty for row in rows])
-        self._frequency = _column([row.params.frequency_penalty for row in rows])
+        self._repetition = _column([p.repetition_penalty for p in params])
+        self._presence = _column([p.presence_penalty for p in params])
+        self._frequency = _column([p.frequency_penalty for p in params])
 
     @staticmethod
     def of(rows: Sequence[Row], vocab_size: int) -> Penalties | None:
         wanted = any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in (row.params for row in rows))
         return Penalties(rows, vocab_size) if wanted else None
 
-    def count(self, tokens: mx.array) -> None:
-        """Add one token per row, `[R]`, to what has been said."""
-        self._counts = self._counts.at[self._rows, tokens].add(1)
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self._counts]
 
-    def apply(self, logits: mx.array) -> mx.array:
-        """Penalized float32 logits `[R, vocab]`."""
-        said = self._counts > 0
-        factor = mx.where(said | self._prompts, self._repetition, 1.0)
-        logits = mx.where(logits > 0, logits / factor, logits * factor)
-        return logits - self._frequency * self._counts - self._presence * said
+    def count(self, tokens: mx.array, spread: Spread | None = None) -> None:
+        """Add what has just been chosen for the rows `[R]`; what was drafted is added with `say`, once it is known what holds."""
+        rows = self._rows
+        if spread is not None:
+            if not spread.plain:
+                return
+            rows = mx.array([spread.sequences[row] for row in spread.plain])
+            tokens = tokens[mx.array(spread.plain)]
+        self._counts = self._counts.at[rows, tokens].add(1)
+
+    def say(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Add tokens to what a sequence has said."""
+        ids = mx.array(np.asarray(tokens, dtype=np.int32))
+        self._counts = self._counts.at[mx.full(ids.shape, sequence, mx.int32), ids].add(1)
+
+    def apply(self, logits: mx.array, spread: Spread | None = None) -> mx.array:
+        """Penalized float32 logits `[R, vocab]`: a row for each sequence, or as `spread` says."""
+        counts = self._counts
+        if spread is not None:
+            counts = counts[spread.rows].at[spread.said()].add(1)
+        said = counts > 0
+        if self._prompts is not None:
+            factor = mx.where(said | _take(self._prompts, spread), _take(self._repetition, spread), 1.0)
+            logits = mx.where(logits > 0, logits / factor, logits * factor)
+        if self._subtracts:
+            logits = logits - _take(self._frequency, spread) * counts - _take(self._presence, spread) * said
+        return logits
+
+
+def _take(array: mx.array, spread: Spread | None) -> mx.array:
+    return array if spread is None else array[spread.rows]
+
+
+def _counts(tokens: Sequence[Sequence[int]], vocab_size: int) -> mx.array:
+    """How often each row's tokens occur, float32 `[R, vocab]`."""
+    rows = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
+    flat = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in tokens])
+    counts = mx.zeros((len(tokens), vocab_size))
+    return counts.at[mx.array(rows), mx.array(flat)].add(1) if flat.size else counts
 
 
 def _column(values: Sequence[float]) -> mx.array:

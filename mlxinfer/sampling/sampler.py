@@ -7,16 +7,18 @@ needs it. The order is vLLM's: log-probabilities of the plain logits, bias, pena
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
 from ..types import SamplingParams
-from .logprobs import LogprobArrays, logprobs_of
+from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
 from .noise import gumbel, row_keys
 from .penalties import Penalties
+from .spread import Drafts, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +44,93 @@ class Sampled:
     def arrays(self) -> list[mx.array]:
         return [self.tokens] + ([] if self.logprobs is None else self.logprobs.arrays)
 
+    def read(self) -> tuple[list[int], list[TokenLogprobs] | None]:
+        """All rows, on the host: waits for the step."""
+        mx.eval(self.arrays)
+        return cast("list[int]", self.tokens.tolist()), None if self.logprobs is None else self.logprobs.read()
+
 
 class SamplingBatch:
-    """The settings of R rows as arrays. Rebuild it when the rows change; `sample` advances it by one token per row."""
+    """The settings of sequences as arrays. Rebuild it when the sequences change; `sample` advances each of them by one token, or verifies
+    what was drafted for it."""
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
         params = [row.params for row in rows]
         self._seeds = [row.seed for row in rows]
-        self._all_greedy = all(p.greedy for p in params)
-        self._any_greedy = any(p.greedy for p in params)
-        self._greedy = mx.array([p.greedy for p in params])[:, None]
-        self._temperature = _column([p.temperature or 1.0 for p in params])
-        self._cuts = Cuts.of(params, vocab_size)
-        self._bias = _bias(params, vocab_size)
+        self._settings = Settings.of(params, vocab_size)
         self._penalties = Penalties.of(rows, vocab_size)
+        self._counted = [len(row.prompt) + len(row.answer) + (row.unread is not None) for row in rows]
         wanted = [p.logprobs for p in params if p.logprobs is not None]
-        self._argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
         self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
 
-    def sample(self, logits: mx.array, positions: Sequence[int]) -> Sampled:
-        """Choose from float32 logits `[R, vocab]`. `positions[r]` is where row r's new token will stand: with the seed it makes
-        the row's noise."""
-        plain = logits
-        if self._bias is not None:
-            logits = logits + self._bias
+    def catch_up(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Tell what is known of each sequence, prompt and answer: what holds of drafts is counted from there."""
         if self._penalties is not None:
-            logits = self._penalties.apply(logits)
-        tokens = self._choose(logits, positions)
+            for i, (known, counted) in enumerate(zip(tokens, self._counted, strict=True)):
+                if counted < len(known):
+                    self._penalties.say(i, known[counted:])
+                    self._counted[i] = len(known)
+
+    def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None) -> Sampled:
+        """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
+        the row's noise. A row for each sequence; with drafts, one more for each of them (`Spread`), chosen as if the drafts held."""
+        spread = None if drafts is None else Spread(drafts)
+        settings, seeds, plain = self._settings, self._seeds, logits
+        if spread is not None:
+            settings = settings.spread(spread)
+            seeds = [seeds[s] for s in spread.sequences]
+            positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
+        if settings.bias is not None:
+            logits = logits + settings.bias
         if self._penalties is not None:
-            self._penalties.count(tokens)
+            logits = self._penalties.apply(logits, spread)
+        tokens = settings.choose(logits, seeds, positions)
+        if self._penalties is not None:
+            self._penalties.count(tokens, spread)
+            self._counted = [n + (drafts is None or not drafts.counts[s]) for s, n in enumerate(self._counted)]
         top = self._top_logprobs
         return Sampled(tokens, None if top is None else logprobs_of(plain, tokens, top))
 
-    def _choose(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        if self._all_greedy:
-            return self._argmax(logits)
-        scaled = logits / self._temperature
-        if self._cuts is not None:
-            scaled = self._cuts.apply(scaled)
-        noisy = scaled + gumbel(row_keys(self._seeds, positions), logits.shape[-1])
-        if self._any_greedy:
-            noisy = mx.where(self._greedy, logits, noisy)
-        return self._argmax(noisy)
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What rows are sampled with: columns `[R, 1]`, and `bias` `[R, vocab]`."""
+
+    greedy: mx.array
+    all_greedy: bool
+    any_greedy: bool
+    temperature: mx.array
+    cuts: Cuts | None
+    bias: mx.array | None
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:
+        greedy = [p.greedy for p in params]
+        temperature = _column([p.temperature or 1.0 for p in params])
+        return Settings(
+            mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, Cuts.of(params, vocab_size), _bias(params, vocab_size)
+        )
+
+    def spread(self, spread: Spread) -> Settings:
+        bias = None if self.bias is None else self.bias[spread.rows]
+        if self.all_greedy:
+            return replace(self, bias=bias)
+        rows = spread.rows
+        cuts = None if self.cuts is None else self.cuts.spread(rows)
+        return replace(self, greedy=self.greedy[rows], temperature=self.temperature[rows], cuts=cuts, bias=bias)
+
+    def choose(self, logits: mx.array, seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
+        """A token for each row, uint32 `[R]`."""
+        argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
+        if self.all_greedy:
+            return argmax(logits)
+        scaled = logits / self.temperature
+        if self.cuts is not None:
+            scaled = self.cuts.apply(scaled)
+        noisy = scaled + gumbel(row_keys(seeds, positions), logits.shape[-1])
+        if self.any_greedy:
+            noisy = mx.where(self.greedy, logits, noisy)
+        return argmax(noisy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +150,10 @@ class Cuts:
         if any(p.min_p > 0 for p in params):
             min_p = _column([np.log(p.min_p) if p.min_p > 0 else -np.inf for p in params])
         return None if top_k is None and top_p is None and min_p is None else Cuts(top_k, top_p, min_p)
+
+    def spread(self, rows: mx.array) -> Cuts:
+        top_k, top_p, log_min_p = (None if c is None else c[rows] for c in (self.top_k, self.top_p, self.log_min_p))
+        return Cuts(top_k, top_p, log_min_p)
 
     def apply(self, logits: mx.array) -> mx.array:
         """Logits `[R, vocab]` with everything below the cuts at minus infinity. Tokens tied at a cut stay together."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import PromptError
 from .chat_template import ChatTemplates
+from .control import ControlTokens
 from .detokenizer import Detokenizer
 from .gguf import read_gguf
 from .huggingface import read_directory
@@ -31,6 +32,7 @@ class Tokenizer:
             self._pieces = Pieces(parts.backend)
         self._parts = parts
         self._backend = parts.backend
+        self._control = ControlTokens(filter(None, map(parts.backend.token, parts.backend.special)))
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
@@ -58,9 +60,13 @@ class Tokenizer:
         detokenizer = Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token by itself, which need not be whole characters; none for an id that the vocabulary has not."""
+        return self._pieces.piece(token_id) or b""
+
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
-        return (self._pieces.piece(token_id) or b"").decode("utf-8", "replace")
+        return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
@@ -85,9 +91,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The token ids of a conversation, with the special tokens of the template and no others."""
+        """The token ids of a conversation, with the special tokens of the template and no others: one that a message spells is text."""
+        (messages, tools), mark = self._control.broken((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
-        return self.encode(text, add_special_tokens=False)
+        parts = text.split(mark) if mark else [text]
+        return [token_id for part in parts for token_id in self.encode(part, add_special_tokens=False)]
 
     def save(self, directory: Path) -> None:
         """Write the files from which transformers' and mlx-lm's AutoTokenizer load this tokenizer."""

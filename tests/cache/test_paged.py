@@ -60,7 +60,7 @@ def test_slots_and_pages_are_reused_without_leaking(kv):
         run_step(cache, [(second, slots[1], 80), (third, slot, 100)])
         cache.release(slots[1])
         cache.release(slot)
-    for group in cache._groups.values():
+    for group in cache.pool.groups:
         assert group.allocator.free == PAGE
         assert group.first is None or group.first.free == PAGE
 
@@ -85,11 +85,11 @@ def test_window_pages_are_freed(kv):
     slot = cache.open()
     while sequence.done < 1000:
         run_step(cache, [(sequence, slot, min(64, 1000 - sequence.done))])
-    held = {window: len(group.tables[slot].pages) for window, group in cache._groups.items()}
+    held = {group.window: len(group.tables[slot].pages) for group in cache.pool.groups}
     assert held[None] == 1000 // PAGE
     assert held[70] <= 3
     assert held[10] <= 1
-    first = {window: group.first.capacity - group.first.free for window, group in cache._groups.items() if group.first}
+    first = {group.window: group.first.capacity - group.first.free for group in cache.pool.groups if group.first}
     assert first == ({None: 1, 70: 0, 10: 0} if kv.first16 else {})
 
 

@@ -60,8 +60,8 @@ def test_closing_a_stream_frees_its_place(llm):
     stream.close()
     while not llm.engine.idle:
         llm.engine.step()
-    assert not llm._answers
-    groups = llm.engine.cache._groups.values()
+    assert not llm._desk.answers
+    groups = llm.engine.cache.pool.groups
     assert all(g.allocator.free == g.allocator.capacity for g in groups)
 
 

@@ -44,7 +44,7 @@ def borrowed(tmp_path: Path) -> Iterator[LLM]:
 
 
 def pages_in_use(engine: Engine) -> int:
-    return sum(group.allocator.capacity - group.allocator.free for group in engine.cache._groups.values())
+    return sum(group.allocator.capacity - group.allocator.free for group in engine.cache.pool.groups)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 63, 64, 100])

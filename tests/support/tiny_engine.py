@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +32,7 @@ def tiny_model(name: str = "llama") -> Model:
     return build(config, PlainWeights.open(folder / "model.safetensors"))
 
 
-def tiny_engine(name: str = "llama", kv: KVFormat | None = None, **settings: int) -> Engine:
+def tiny_engine(name: str = "llama", kv: KVFormat | None = None, **settings: Any) -> Engine:
     values = {"max_context": 256, "capacity_tokens": 4096, "max_step_tokens": 64, "max_sequences": 8} | settings
     return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv)
 

@@ -1,0 +1,265 @@
+"""Slots and pages of all running sequences, and of what is kept for reuse: everything about the cache but its arrays. Without MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .matching import Match, find
+from .pages import PAGE, AttentionGroup, PageTable, pages_for
+from .prefix import Node, PrefixIndex, Snapshot, token_bytes
+
+Places = list["int | None"]
+"""Where pages that became full are to be stored; None for those that are there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A sequence that has computed `past` tokens is to compute `count` more. One without a slot is still to be opened, with what `match`
+    found; without that, its past counts as pages that are needed too."""
+
+    slot: int | None
+    past: int
+    count: int
+    match: Match | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUsage:
+    """Pages in the layers without a window (in the others, where there are no such): all there can be, those that sequences use, and those
+    kept for reuse only. `snapshots` are counted, and their bytes."""
+
+    pages: int = 0
+    used: int = 0
+    cached: int = 0
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Slot:
+    """`head` is the node of its last full page; None if its tokens are not known."""
+
+    head: Node | None = None
+
+
+class PagePool:
+    """Which pages each running sequence has, and which are kept for reuse.
+
+    Sequences share sealed pages only: after `fork`, when `open` finds what another has computed, and when two have filled a page with
+    the same tokens behind the same tokens.
+    """
+
+    def __init__(
+        self,
+        windows: Iterable[int | None],
+        *,
+        capacity_tokens: int,
+        chunk: int,
+        first: bool = False,
+        identity: str = "",
+        reuse_tokens: int = 0,
+        snapshot_bytes: int = 0,
+        exact: bool = False,
+    ) -> None:
+        """`capacity_tokens` bounds what each group (the layers of one window) holds, `reuse_tokens` what is kept in it for reuse only.
+        `first`: first pages have a pool of their own. Nothing is reused where both `reuse_tokens` and `snapshot_bytes` are 0."""
+        capacity = max(capacity_tokens // PAGE, 1)
+        most_idle = min(reuse_tokens // PAGE, capacity)
+        self.chunk = chunk
+        self.groups = [AttentionGroup(w, capacity, first=first, most_idle=most_idle) for w in dict.fromkeys(windows)]
+        self.index: PrefixIndex | None = None
+        if reuse_tokens or snapshot_bytes:
+            self.index = PrefixIndex(self.groups, identity=identity, snapshot_bytes=snapshot_bytes, exact=exact)
+        self.slots: dict[int, Slot] = {}
+        self._free_slots: list[int] = []
+        self._last_slots = 0
+
+    @property
+    def slot_count(self) -> int:
+        """One more than the highest slot ever given."""
+        return self._last_slots
+
+    # --- asking
+
+    def find(self, tokens: Sequence[int], adapter: str = "") -> Match:
+        """What of `tokens` need not be computed. `adapter` names everything beside the model that pages depend on."""
+        if self.index is None:
+            return Match(0, "nothing is kept for reuse", adapter)
+        return find(self.index, tokens, adapter)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence could grow to `tokens`, alone."""
+        return all(pages_for(tokens, g.window, self.chunk) <= g.allocator.capacity for g in self.groups)
+
+    def room(self, growth: Sequence[Growth]) -> bool:
+        """Whether there are pages, free or to be had from what is only kept, for all of this in one step."""
+        return all(self._has_room(number, growth) for number in range(len(self.groups)))
+
+    def _has_room(self, number: int, growth: Sequence[Growth]) -> bool:
+        group, wanted, first = self.groups[number], 0, 0
+        for g in growth:
+            filled = (g.past + g.count) // PAGE - g.past // PAGE
+            if g.slot is None and g.match is not None:
+                pages = g.match.tables[number][1] if g.match.tables else ()
+                idle = [group.owner(page)[0] for page in pages if not _in_use(group, page)]
+                filled += sum(allocator is group.allocator for allocator in idle)
+                first += sum(allocator is group.first for allocator in idle)
+            elif g.slot is None:
+                filled += g.past // PAGE
+            if group.first and g.past < PAGE <= g.past + g.count:
+                first += 1
+                filled -= 1
+            wanted += filled
+        return wanted <= group.allocator.available and (group.first is None or first <= group.first.available)
+
+    def usage(self) -> PoolUsage:
+        group = next((g for g in self.groups if g.window is None), self.groups[0] if self.groups else None)
+        allocators = group.allocators if group else []
+        index = self.index
+        return PoolUsage(
+            pages=group.allocator.capacity if group else 0,
+            used=sum(a.used for a in allocators),
+            cached=sum(len(a.idle) for a in allocators),
+            snapshots=len(index.snapshots) if index else 0,
+            snapshot_bytes=index.nbytes if index else 0,
+        )
+
+    # --- slots
+
+    def open(self, match: Match | None = None, adapter: str | None = "") -> int:
+        """A slot for a sequence that has `match.reused` tokens. Where `adapter` is None, nothing of it is kept."""
+        slot = self._take_slot()
+        head = None
+        if self.index and match and match.node:
+            assert match.version == self.index.version, "the cache has changed since it was searched"
+            head = match.node
+            if match.snapshot:
+                self.index.touch(match.snapshot)
+        elif self.index and adapter is not None:
+            head = self.index.root(match.adapter if match else adapter)
+        if self.index and head:
+            self.index.pin(head)
+        self.slots[slot] = Slot(head)
+        tables = match.tables if match else ()
+        for number, group in enumerate(self.groups):
+            first, pages = tables[number] if tables else (0, ())
+            group.share(pages)
+            group.tables[slot] = PageTable(first, list(pages))
+        return slot
+
+    def fork(self, slot: int) -> int:
+        """A slot with the same past."""
+        new = self._take_slot()
+        head = self.slots[slot].head
+        if self.index and head:
+            self.index.pin(head)
+        self.slots[new] = Slot(head)
+        for group in self.groups:
+            table = group.tables[slot]
+            group.share(table.pages)
+            group.tables[new] = PageTable(table.first, list(table.pages))
+        return new
+
+    def release(self, slot: int) -> None:
+        self._leave_index(slot)
+        for group in self.groups:
+            # The last page becomes idle first: a page is of no use without those before it.
+            group.release(group.tables.pop(slot).pages[::-1])
+        del self.slots[slot]
+        self._free_slots.append(slot)
+
+    def _take_slot(self) -> int:
+        if self._free_slots:
+            return self._free_slots.pop()
+        self._last_slots += 1
+        return self._last_slots - 1
+
+    # --- growing
+
+    def seal(self, slot: int, past: int, count: int, tokens: Sequence[int] | None) -> list[Places]:
+        """Give a sequence the pages that it has filled, by group. `tokens` are its own, at least those of these pages; from None on,
+        nothing of it is kept."""
+        start, filled = past // PAGE, (past + count) // PAGE - past // PAGE
+        nodes = self._nodes(slot, start, filled, tokens)
+        known: list[Places] = [[n.pages[i] for n in nodes] if nodes else [None] * filled for i in range(len(self.groups))]
+        for group, pages in zip(self.groups, known, strict=True):
+            group.share([page for page in pages if page is not None])
+        return [self._seal(number, slot, nodes, pages) for number, pages in enumerate(known)]
+
+    def _seal(self, number: int, slot: int, nodes: list[Node], known: Places) -> Places:
+        group, table = self.groups[number], self.groups[number].tables[slot]
+        missing = [i for i, page in enumerate(known) if page is None]
+        places: Places = [None] * len(known)
+        if missing:
+            new = group.allocate(table.end // PAGE + missing[0], len(missing))
+            for i, page in zip(missing, new, strict=True):
+                places[i] = page
+                if nodes and self.index:
+                    self.index.put_page(nodes[i], number, page)
+        table.pages += [page for pair in zip(known, places, strict=True) for page in pair if page is not None]
+        return places
+
+    def _nodes(self, slot: int, start: int, count: int, tokens: Sequence[int] | None) -> list[Node]:
+        """Of pages that a slot has filled; nothing if they are not to be kept. Its head goes on to the last."""
+        head = self.slots[slot].head
+        if self.index is None or head is None:
+            return []
+        if tokens is None or head.depth != start:
+            self._leave_index(slot)
+            return []
+        nodes = []
+        for page in range(start, start + count):
+            head = self.index.child(head, token_bytes(tokens[page * PAGE : (page + 1) * PAGE]))
+            nodes.append(head)
+        self.index.pin(head)
+        self._leave_index(slot)
+        self.slots[slot].head = head
+        return nodes
+
+    def _leave_index(self, slot: int) -> None:
+        head, self.slots[slot].head = self.slots[slot].head, None
+        if self.index and head:
+            self.index.unpin(head)
+
+    def leave_behind(self, slot: int, position: int) -> None:
+        """Give back what a sequence that goes on at `position` does not see any more."""
+        for group in self.groups:
+            if group.window is not None:
+                group.release(group.tables[slot].drop_before(position - group.window + 1))
+
+    def head(self, slot: int, tokens: Sequence[int]) -> Node | None:
+        """Where a snapshot belongs of a slot that has computed these tokens; None if nothing of it is kept."""
+        head = self.slots[slot].head
+        if head is None or self.index is None or not tokens:
+            return None
+        if not self.groups and head.depth < len(tokens) // PAGE:
+            # Nothing is sealed, so nobody has told of the tokens of full pages.
+            self._nodes(slot, head.depth, len(tokens) // PAGE - head.depth, tokens)
+            head = self.slots[slot].head
+        return head if head and head.depth == len(tokens) // PAGE else None
+
+    def keep(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
+        """Keep a snapshot of a slot that has computed exactly `tokens`. `take` copies so many tokens of the open page, and the states: it
+        returns that and its bytes. None if there is nothing new to keep."""
+        head = self.head(slot, tokens)
+        if head is None or self.index is None or not self.index.snapshot_bytes:
+            return None
+        tail = token_bytes(tokens[head.depth * PAGE :])
+        if not tail and not self.index.exact:
+            return None
+        there = self.index.covers(head, tail)
+        if there:
+            self.index.touch(there)
+            return None
+        return self.index.put_snapshot(head, tail, *take(len(tokens) % PAGE))
+
+    def clear(self) -> None:
+        """Forget everything that is only kept for reuse."""
+        if self.index:
+            self.index.clear()
+
+
+def _in_use(group: AttentionGroup, page: int) -> bool:
+    allocator, place = group.owner(page)
+    return allocator.in_use(place)

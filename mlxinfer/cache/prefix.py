@@ -1,0 +1,253 @@
+"""What is kept for reuse: a tree of the pages that sequences have filled, found again by their tokens. Without MLX."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+
+from .pages import PAGE, AttentionGroup, PageAllocator
+
+FORMAT_VERSION = 1
+"""Of what pages and snapshots contain. One that was written under another version is not to be used."""
+ITEM = array("i").itemsize
+BLOCK = PAGE * ITEM
+"""Bytes of the tokens of a page."""
+
+
+def token_bytes(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Node:
+    """The tokens of a page behind all those of its parents. `pages` are by group, None where one is not kept (any more)."""
+
+    parent: Node | None
+    block: bytes
+    digest: bytes
+    pages: list[int | None]
+    depth: int = 0
+    """Pages up to here, this one included."""
+    children: dict[bytes, Node] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    pins: int = 0
+    """Running sequences that go on from here."""
+
+    @property
+    def bare(self) -> bool:
+        return not (self.pins or self.children or self.snapshots) and all(page is None for page in self.pages)
+
+    def chain(self) -> list[Node]:
+        """From the root to here, both included."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Snapshot:
+    """What a sequence had in its open page, and its recurrent states, `tail` tokens behind a node."""
+
+    node: Node
+    tail: bytes
+    content: object
+    nbytes: int
+
+    @property
+    def position(self) -> int:
+        return self.node.depth * PAGE + len(self.tail) // ITEM
+
+
+class PrefixIndex:
+    """Nodes by their tokens, and by digest: blake2b of the parent's digest and the tokens. A root's digest tells everything else that the
+    content of pages depends on.
+
+    The index keeps pages that no sequence uses any more until `PageAllocator` wants them back, and snapshots up to `snapshot_bytes`; what
+    was used last stays longest. Without its page in a layer without a window nothing behind a node could be used: it all goes together.
+    """
+
+    def __init__(self, groups: Sequence[AttentionGroup], *, identity: str, snapshot_bytes: int, exact: bool) -> None:
+        """`exact`: snapshots hold recurrent states, and count for all of their tokens only."""
+        self.groups = groups
+        self.exact = exact
+        self.snapshot_bytes = snapshot_bytes
+        self.snapshots: dict[Snapshot, None] = {}
+        """The one that was not used for longest comes first."""
+        self.nbytes = 0
+        """Of all snapshots."""
+        self.version = 0
+        """Changes when something is gone."""
+        self._identity = identity
+        self._roots: dict[str, Node] = {}
+        self._nodes: dict[bytes, Node] = {}
+        self._owners: list[dict[int, Node]] = [{} for _ in groups]
+        for number, group in enumerate(groups):
+            for allocator in group.allocators:
+                allocator.reclaim = partial(self._reclaim, number, allocator)
+
+    # --- finding
+
+    def root_digest(self, adapter: str = "") -> bytes:
+        return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, adapter)).encode(), digest_size=32).digest()
+
+    def digests(self, tokens: Sequence[int], adapter: str = "") -> Iterator[bytes]:
+        """Of the nodes for the full pages of these tokens, whether there are such nodes or not."""
+        data, digest = token_bytes(tokens), self.root_digest(adapter)
+        for start in range(0, len(data) - BLOCK + 1, BLOCK):
+            digest = _digest(digest, data[start : start + BLOCK])
+            yield digest
+
+    def root(self, adapter: str = "") -> Node:
+        """Made where there is none yet; it stays while something is behind it or pins it."""
+        if adapter not in self._roots:
+            self._roots[adapter] = root = Node(None, b"", self.root_digest(adapter), [None] * len(self.groups))
+            self._nodes[root.digest] = root
+        return self._roots[adapter]
+
+    def known_root(self, adapter: str = "") -> Node | None:
+        return self._roots.get(adapter)
+
+    def node(self, digest: bytes) -> Node | None:
+        return self._nodes.get(digest)
+
+    def nodes(self) -> Iterator[Node]:
+        """Parents come before their children."""
+        waiting = list(self._roots.values())
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())
+
+    # --- keeping
+
+    def child(self, parent: Node, block: bytes) -> Node:
+        """Made, without pages, where there is none yet."""
+        assert len(block) == BLOCK
+        node = parent.children.get(block)
+        if node is None:
+            node = Node(parent, block, _digest(parent.digest, block), [None] * len(self.groups), parent.depth + 1)
+            parent.children[block] = self._nodes[node.digest] = node
+        return node
+
+    def put_page(self, node: Node, group: int, page: int) -> None:
+        """Keep a page that a sequence has just sealed for the tokens of the node."""
+        assert node.pages[group] is None
+        allocator, place = self.groups[group].owner(page)
+        allocator.keep(place)
+        node.pages[group] = page
+        self._owners[group][page] = node
+
+    def covers(self, node: Node, tail: bytes) -> Snapshot | None:
+        """The snapshot that makes one for these tokens needless."""
+        for kept in node.snapshots:
+            if kept.tail == tail or (not self.exact and kept.tail.startswith(tail)):
+                return kept
+        return None
+
+    def put_snapshot(self, node: Node, tail: bytes, content: object, nbytes: int) -> Snapshot | None:
+        """None where it would be too large."""
+        if nbytes > self.snapshot_bytes:
+            return None
+        if not self.exact:
+            for shorter in [kept for kept in node.snapshots if tail.startswith(kept.tail)]:
+                self._forget_snapshot(shorter)
+        node.pins += 1
+        while self.nbytes + nbytes > self.snapshot_bytes:
+            self.drop_snapshot(next(iter(self.snapshots)))
+        node.pins -= 1
+        snapshot = Snapshot(node, tail, content, nbytes)
+        node.snapshots.append(snapshot)
+        self.snapshots[snapshot] = None
+        self.nbytes += nbytes
+        return snapshot
+
+    def touch(self, snapshot: Snapshot) -> None:
+        self.snapshots[snapshot] = self.snapshots.pop(snapshot)
+
+    def pin(self, node: Node) -> None:
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        self._prune(node)
+
+    # --- losing
+
+    def drop_snapshot(self, snapshot: Snapshot) -> None:
+        self._forget_snapshot(snapshot)
+        self._prune(snapshot.node)
+
+    def clear(self) -> None:
+        """Forget everything that no running sequence uses."""
+        for snapshot in list(self.snapshots):
+            self.drop_snapshot(snapshot)
+        for group in self.groups:
+            for allocator in group.allocators:
+                if allocator.idle and allocator.reclaim:
+                    allocator.reclaim(len(allocator.idle))
+
+    def _reclaim(self, number: int, allocator: PageAllocator, count: int) -> None:
+        group, left = self.groups[number], len(allocator.idle) - count
+        while len(allocator.idle) > left:
+            place = next(iter(allocator.idle))
+            node = self._owners[number][place if allocator is group.allocator else ~place]
+            if group.window is None:
+                self._drop_all_behind(node)
+            else:
+                self._drop_page(node, number)
+                self._prune(node)
+
+    def _drop_all_behind(self, node: Node) -> None:
+        found = [node]
+        for gone in found:
+            found.extend(gone.children.values())
+        for gone in reversed(found):
+            assert not gone.pins
+            for snapshot in list(gone.snapshots):
+                self._forget_snapshot(snapshot)
+            for number in range(len(self.groups)):
+                self._drop_page(gone, number)
+            self._unlink(gone)
+        if node.parent:
+            self._prune(node.parent)
+
+    def _drop_page(self, node: Node, number: int) -> None:
+        page = node.pages[number]
+        if page is not None:
+            node.pages[number] = None
+            del self._owners[number][page]
+            allocator, place = self.groups[number].owner(page)
+            allocator.forget(place)
+            self.version += 1
+
+    def _forget_snapshot(self, snapshot: Snapshot) -> None:
+        del self.snapshots[snapshot]
+        snapshot.node.snapshots.remove(snapshot)
+        self.nbytes -= snapshot.nbytes
+        self.version += 1
+
+    def _prune(self, node: Node) -> None:
+        """Take away nodes that nothing hangs on."""
+        while node.bare:
+            self._unlink(node)
+            if node.parent is None:
+                return
+            node = node.parent
+
+    def _unlink(self, node: Node) -> None:
+        self._nodes.pop(node.digest, None)
+        if node.parent is not None:
+            node.parent.children.pop(node.block, None)
+        else:
+            for adapter in [a for a, root in self._roots.items() if root is node]:
+                del self._roots[adapter]
+
+
+def _digest(parent: bytes, block: bytes) -> bytes:
+    return blake2b(parent + block, digest_size=32).digest()

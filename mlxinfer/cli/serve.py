@@ -1,0 +1,116 @@
+"""Serve models over HTTP: on a Unix socket of the user's own, and on TCP if asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ServerError
+from .options import complete_model, engine_options, model_options, split
+
+if TYPE_CHECKING:
+    from ..server.settings import ServerSettings
+
+
+@click.command(short_help="Serve models over HTTP.")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete_model)
+@click.option("--socket", type=click.Path(path_type=Path), help="The Unix socket.  [default: $MLXINFER_SOCKET or ~/.mlxinfer/api.sock]")
+@click.option("--no-socket", is_flag=True, help="No Unix socket, only TCP.")
+@click.option("--host", help="Listen on TCP too, at this address.  [default with --port: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on TCP too, at this port; 0: a free one.  [default with --host: 8080]")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
+@click.option("--alias", "aliases", multiple=True, metavar="OTHER=NAME", help="Another name of a model; may end in *; repeatable.")
+@click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
+@click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
+@model_options
+@engine_options
+def serve(models: tuple[str, ...], install: bool, aliases: tuple[str, ...], **options: Any) -> None:
+    """Serve MODELs to programs that speak OpenAI's API.
+
+    A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. The socket can be opened by you alone and
+    needs no key; TCP beyond this machine needs one.
+    """
+    model_settings, given = split(options)
+    settings, names = _settings(**given), dict(_pair(alias) for alias in aliases)
+    if install:
+        _print_plist(models, aliases, settings, model_settings)
+    else:
+        _run(models, names, settings, model_settings)
+
+
+def _settings(
+    *,
+    socket: Path | None,
+    no_socket: bool,
+    host: str | None,
+    port: int | None,
+    api_key_file: Path | None,
+    allowed_hosts: tuple[str, ...],
+    activated: bool,
+) -> ServerSettings:
+    from ..server.settings import DEFAULT_PORT, LOOPBACK, ServerSettings, default_socket, read_api_key
+
+    if socket is not None and no_socket:
+        raise click.UsageError("--socket and --no-socket exclude each other")
+    own = None if no_socket or (activated and socket is None) else (socket or default_socket()).expanduser()
+    return ServerSettings(
+        socket=own,
+        host=host if host is not None or port is None else LOOPBACK,
+        port=DEFAULT_PORT if port is None else port,
+        activated=activated,
+        api_key=read_api_key(api_key_file),
+        allowed_hosts=allowed_hosts,
+    )
+
+
+def _pair(alias: str) -> tuple[str, str]:
+    other, separator, name = alias.partition("=")
+    if not separator:
+        raise click.BadParameter(f"{alias!r} is not OTHER=NAME", param_hint="--alias")
+    return other, name
+
+
+def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSettings, options: dict[str, Any]) -> None:
+    from ..engine.async_llm import AsyncLLM
+    from ..server.models import public_name
+    from ..server.serve import run
+
+    loads = {}
+    for name, target in map(public_name, models):
+        if name in loads:
+            raise ServerError(f"two models are called {name!r}: name one of them otherwise, with NAME=MODEL")
+        loads[name] = partial(AsyncLLM, target, **options)
+    run(loads, settings, aliases=aliases, tell=click.echo)
+
+
+def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: ServerSettings, options: dict[str, Any]) -> None:
+    from ..server.launchd import LABEL, property_list
+
+    arguments = [*map(_absolute, models), *(part for alias in aliases for part in ("--alias", alias)), *_spelled(options)]
+    click.echo(property_list(arguments, settings), nl=False)
+    place = f"~/Library/LaunchAgents/{LABEL}.plist"
+    click.secho(f"Save this as {place}, then: launchctl bootstrap gui/$(id -u) {place}", err=True, dim=True)
+
+
+def _absolute(model: str) -> str:
+    """A path, as it is from anywhere; anything else as it is."""
+    name, separator, target = model.rpartition("=")
+    path = Path(target).expanduser()
+    return f"{name}{separator}{path.absolute()}" if path.exists() else model
+
+
+def _spelled(options: dict[str, Any]) -> list[str]:
+    """The options as they would be typed, those that differ from their defaults."""
+    context = click.get_current_context()
+    spelled = []
+    for parameter in context.command.params:
+        value = options.get(parameter.name or "")
+        if parameter.name not in options or value == parameter.get_default(context):
+            continue
+        switch = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
+        spelled += [switch] if isinstance(value, bool) else [switch, str(value)]
+    return spelled

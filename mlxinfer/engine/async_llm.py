@@ -1,0 +1,240 @@
+"""The front door for asyncio: many tasks ask, one thread computes."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Sequence as Many
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..errors import EngineError, MLXInferError
+from ..tokenizer.tokenizer import Tokenizer
+from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .engine_thread import EngineThread, Progress
+from .intake import Intake, Messages, Prompt, Terms, as_prompts
+from .request import Request
+from .sequence import Sequence
+from .settings import Opened, Settings
+
+Result = TypeVar("Result")
+
+_SHORT = 2000
+"""Characters or token ids that are prepared where they are: going through another thread would take longer."""
+_FEED = 4
+"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so the waiting list keeps room for others."""
+
+
+class AsyncLLM:
+    """A model that answers the tasks of event loops, as many as there are, in any thread.
+
+        async with AsyncLLM("smollm2") as llm:
+            async for chunk in llm.stream("Once upon a time", SamplingParams(max_tokens=20)):
+                print(chunk.text, end="")
+
+    Takes what `LLM` takes. One thread of its own loads the model, which `ready` waits for, and computes. Cancelling a task, or closing a
+    stream, ends its request before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once.
+    """
+
+    def __init__(
+        self, path_or_id: str | Path, dtype: str | None = None, kv: str = "16", *, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        """`progress` is called in the thread."""
+        self._start(partial(Opened.open, Settings(path_or_id, dtype, kv, **settings)), progress)
+
+    def _start(self, open_model: Callable[[Progress], Opened], progress: Progress | None) -> None:
+        self._thread = EngineThread(open_model, progress)
+        weakref.finalize(self, self._thread.close).atexit = False  # at the interpreter's end the thread is waited for as well
+
+    async def ready(self) -> None:
+        """Until the model is loaded. Raises the `MLXInferError` that it could not be loaded for."""
+        await self._opened()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._now.loaded.tokenizer
+
+    @property
+    def name(self) -> str:
+        return self._now.loaded.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should be told."""
+        return self._now.notes
+
+    @property
+    def max_context(self) -> int:
+        return self._now.config.max_context
+
+    @property
+    def default_params(self) -> SamplingParams:
+        return self._now.intake.default_params
+
+    def stats(self) -> EngineStats:
+        """What all requests took so far, and what there is now, at most a few steps ago."""
+        return self._thread.stats
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        client_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
+        `MLXInferError`s, also in the middle of an answer."""
+        return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
+
+    async def generate(
+        self,
+        prompts: Prompt | Many[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        client_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> list[Completion]:
+        """Answers to one prompt or any number of them: `n` completions for each prompt, in order. Raises `MLXInferError`s."""
+        terms = Terms.of(client_id, priority, timeout_s)
+        opened = await self._opened()
+        items = as_prompts(prompts)
+        all_ids = await _prepared(sum(map(len, items)), partial(_all_ids, opened.intake, items))
+        free = asyncio.Semaphore(_FEED * opened.config.max_sequences)
+        requests = [opened.intake.sequences(ids, params, terms) for ids in all_ids]
+        tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [completion for answer in answers for completion in answer]
+
+    async def score(
+        self, prompt: Prompt, top: int = 0, *, client_id: str = "", priority: int = 0, timeout_s: float | None = None
+    ) -> list[TokenLogprob]:
+        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises `MLXInferError`s."""
+        terms = Terms.of(client_id, priority, timeout_s)
+        intake = (await self._opened()).intake
+        ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
+        request = Request([intake.scored(ids, top, terms)], streams=True)
+        self._thread.send(request)
+        try:
+            found: list[TokenLogprob] = []
+            while True:
+                chunk = await request.next()
+                assert isinstance(chunk, Chunk)
+                found += chunk.logprobs or ()
+                if chunk.finish_reason == "stop":
+                    return found
+                if chunk.finish_reason:
+                    raise EngineError(f"the prompt was not read to its end: {chunk.finish_reason}")
+        finally:
+            self._thread.cancel(request)
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Many[Mapping[str, Any]] | None = None,
+        client_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+        **template_vars: Any,
+    ) -> Completion:
+        """The assistant's next turn. `messages` are dicts with `role` and `content`, rendered by the model's own chat template."""
+        ids = await _chat_ids(messages, tools, template_vars, (await self._opened()).intake)
+        return (await self.generate([ids], params, client_id=client_id, priority=priority, timeout_s=timeout_s))[0]
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Many[Mapping[str, Any]] | None = None,
+        client_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+        **template_vars: Any,
+    ) -> AsyncGenerator[Chunk, None]:
+        """`chat` in pieces."""
+        ids = partial(_chat_ids, messages, tools, template_vars)
+        return self._stream(ids, params, Terms.of(client_id, priority, timeout_s))
+
+    async def close(self) -> None:
+        """Give the memory back. Requests under way and later ones get `EngineError`."""
+        self._thread.close()
+        await asyncio.wrap_future(self._thread.ended)
+
+    async def __aenter__(self) -> AsyncLLM:
+        try:
+            await self.ready()
+        except BaseException:
+            self._thread.close()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @property
+    def _now(self) -> Opened:
+        if not self._thread.opened.done():
+            raise MLXInferError("the model is being loaded: await ready() first")
+        return self._thread.opened.result()
+
+    async def _opened(self) -> Opened:
+        opened = self._thread.opened
+        return opened.result() if opened.done() else await asyncio.wrap_future(opened)
+
+    async def _stream(
+        self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
+    ) -> AsyncGenerator[Chunk, None]:
+        intake = (await self._opened()).intake
+        sequences = intake.sequences(await token_ids(intake), params, terms)
+        request = Request(sequences, streams=True)
+        self._thread.send(request)
+        try:
+            running = len(sequences)
+            while running:
+                chunk = await request.next()
+                assert isinstance(chunk, Chunk)
+                running -= chunk.finish_reason is not None
+                yield chunk
+        finally:
+            self._thread.cancel(request)
+
+    async def _complete(self, sequences: list[Sequence], free: asyncio.Semaphore) -> list[Completion]:
+        async with free:
+            request = Request(sequences, streams=False)
+            self._thread.send(request)
+            try:
+                found = [await request.next() for _ in sequences]
+            finally:
+                self._thread.cancel(request)
+        return sorted((c for c in found if isinstance(c, Completion)), key=lambda completion: completion.index)
+
+
+async def _ids(prompt: Prompt, intake: Intake) -> list[int]:
+    return await _prepared(len(prompt), partial(intake.token_ids, prompt))
+
+
+async def _chat_ids(
+    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any], intake: Intake
+) -> list[int]:
+    return await asyncio.to_thread(intake.chat_ids, messages, tools, template_vars)
+
+
+def _all_ids(intake: Intake, prompts: list[Prompt]) -> list[list[int]]:
+    return [intake.token_ids(prompt) for prompt in prompts]
+
+
+async def _prepared(size: int, prepare: Callable[[], Result]) -> Result:
+    """What takes long is done in another thread, so that the loop goes on."""
+    return prepare() if size <= _SHORT else await asyncio.to_thread(prepare)

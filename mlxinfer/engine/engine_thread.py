@@ -1,0 +1,235 @@
+"""The one thread that owns MLX: it loads the model, runs the engine, and hands out what the answers get."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+
+import mlx.core as mx
+
+from ..errors import EngineError, MLXInferError
+from ..types import EngineStats
+from .desk import Desk
+from .request import Outbox, Request, stopped
+from .sequence import Sequence
+from .settings import Opened
+
+Command = Callable[[], None]
+Progress = Callable[[int, int], None]
+
+_RESTARTS = 1
+_STATS_EVERY_S = 0.05
+_EXIT_PATIENCE_S = 10.0
+"""The interpreter waits so long at its end for the step that is running."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Closed(BaseException):
+    """Loading is given up. No `Exception`, so that nobody on the way takes it for a fault of the checkpoint."""
+
+
+class EngineThread:
+    """`send` and `close` may be called from any thread; everything that begins with an underscore runs in the thread itself.
+
+    A fault (anything but a user's error) ends all requests with `EngineError`, and the engine begins anew, once; after a second one it
+    stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
+    """
+
+    def __init__(self, open_model: Callable[[Progress], Opened], progress: Progress | None) -> None:
+        self.opened: Future[Opened] = Future()
+        self.opened.set_running_or_notify_cancel()  # now nobody who waits for it can cancel it
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()
+        self.stats = EngineStats()
+        self._open_model = open_model
+        self._progress = progress
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._outbox = Outbox()
+        self._desk: Desk | None = None
+        self._requests: dict[Sequence, Request] = {}
+        """Of every sequence that has not ended."""
+        self._gate = Lock()
+        """Between a request that comes and the end, after which none may come."""
+        self._over = ""
+        self._closing = False
+        self._down = ""
+        self._restarts = 0
+        self._before = EngineStats()
+        self._stats_at = 0.0
+        self._thread = Thread(target=self._run, name="mlxinfer engine", daemon=True)
+        # A daemon, because the interpreter joins other threads before it calls `atexit`'s functions, which are what stops this one.
+        atexit.register(self.stop_at_exit)
+        self._thread.start()
+
+    def send(self, request: Request) -> None:
+        """Have it run. Its pieces come through its loop. Raises `EngineError` where nothing runs any more."""
+        with self._gate:
+            if self._over:
+                raise stopped(self._over)
+            self._commands.put(partial(self._submit, request))
+
+    def cancel(self, request: Request) -> None:
+        """End it between two steps. Harmless if it has ended."""
+        if not request.cancelled:
+            request.cancelled = True
+            self._commands.put(partial(self._cancel, request))
+
+    def close(self) -> None:
+        """End everything after the step that is running; `ended` tells when."""
+        self._closing = True
+        self._commands.put(lambda: None)
+
+    def stop_at_exit(self) -> None:
+        self.close()
+        self._thread.join(_EXIT_PATIENCE_S)
+
+    def _run(self) -> None:
+        try:
+            opened = self._open()
+            if opened is not None:
+                self._serve(opened)
+        finally:
+            opened = self._desk = None
+            self._end()
+
+    def _end(self) -> None:
+        reason = "it was closed" if self._closing else self._down or "it failed"
+        with self._gate:
+            self._over = reason
+        self._fail_all(reason)
+        self._take_commands()
+        self.opened = Future()
+        self.opened.set_exception(stopped(reason))
+        mx.clear_cache()
+        atexit.unregister(self.stop_at_exit)
+        self.ended.set_result(None)
+
+    def _open(self) -> Opened | None:
+        try:
+            opened = self._open_model(self._tell)
+        except MLXInferError as error:
+            self._down = str(error)
+            self.opened.set_exception(error)
+        except BaseException as error:
+            self._down = "it was closed" if self._closing else f"the model could not be loaded: {_one_line(error)}"
+            self.opened.set_exception(EngineError(self._down))
+            if not isinstance(error, _Closed):
+                raise
+        else:
+            self.opened.set_result(opened)
+            return opened
+        return None
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._closing:
+            raise _Closed
+        if self._progress:
+            self._progress(done, total)
+
+    def _serve(self, opened: Opened) -> None:
+        while not self._closing:
+            try:
+                self._desk = Desk(opened.engine(), opened.loaded.tokenizer)
+                self._loop(self._desk)
+            except Exception as error:
+                self._fail_all(_one_line(error))
+                self._before, self._restarts = self.stats, self._restarts + 1
+                if self._restarts > _RESTARTS:
+                    self._down = f"it failed again after a restart: {_one_line(error)}"
+                    self.stats = replace(self.stats, running=0, waiting=0)
+                    raise
+                _log.exception("the engine failed and starts again")
+                self._desk = None
+                mx.clear_cache()
+
+    def _loop(self, desk: Desk) -> None:
+        self._publish(desk)
+        while not self._closing:
+            if desk.engine.idle:
+                self._publish(desk)
+                self._commands.get()()
+            self._take_commands()
+            if not desk.engine.idle:
+                self._step(desk)
+
+    def _take_commands(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._commands.get_nowait()()
+
+    def _step(self, desk: Desk) -> None:
+        ended = False
+        for answer, chunk in desk.step():
+            request = self._requests.get(answer.sequence)
+            if request is None:
+                continue
+            if request.streams:
+                self._outbox.put(request, chunk)
+            if chunk.finish_reason:
+                del self._requests[answer.sequence]
+                ended = True
+                if not request.streams:
+                    self._outbox.put(request, answer.completion())
+        if ended or perf_counter() - self._stats_at > _STATS_EVERY_S:
+            self._publish(desk)
+        self._send()
+
+    def _send(self) -> None:
+        for request in self._outbox.send():
+            self._cancel(request)
+
+    def _submit(self, request: Request) -> None:
+        if request.cancelled:
+            return
+        self._requests.update((s, request) for s in request.sequences)
+        if self._over or self._desk is None:
+            self._fail_all(self._over or "it is starting again")
+            return
+        try:
+            request.answers = self._desk.submit(request.sequences)
+        except MLXInferError as error:
+            self._forget(request)
+            self._outbox.put(request, error)
+            self._send()
+
+    def _cancel(self, request: Request) -> None:
+        self._forget(request)
+        if self._desk is not None:
+            self._desk.cancel(request.answers)
+
+    def _forget(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self._requests.pop(sequence, None)
+
+    def _fail_all(self, reason: str) -> None:
+        for request in dict.fromkeys(self._requests.values()):
+            self._outbox.put(request, stopped(reason))
+        self._requests.clear()
+        self._outbox.send()
+
+    def _publish(self, desk: Desk) -> None:
+        self._stats_at = perf_counter()
+        self.stats = replace(_sum(self._before, desk.engine.stats()), restarts=self._restarts)
+
+
+_NOW = frozenset({"restarts", "running", "waiting", "pages", "pages_used", "pages_cached"})
+"""What is no sum over requests."""
+
+
+def _sum(before: EngineStats, now: EngineStats) -> EngineStats:
+    """Of an engine that failed and of the one that took its place."""
+    sums = {f.name: getattr(before, f.name) + getattr(now, f.name) for f in fields(EngineStats) if f.name not in _NOW}
+    return replace(now, **sums)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,135 @@
+"""How much of the prompts is read beside running answers, so that these keep their share of the speed they have alone."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..cache.pages import PAGE
+from .timing import StepTimes
+
+_NEARLY_BEST = 0.9
+"""The smallest chunk is taken that reads so much of what the best one reads in the same time: streams stay smooth."""
+_FIRST_ROWS = 16
+_MIXED_STEPS = 32
+"""After so many steps with prompts there is one without, so that it stays known how long one takes."""
+_RARE = 0.02
+"""What a chunk costs is not known more exactly than to this part of a step."""
+
+
+class Pace:
+    """An account of seconds. A step in which answers get a token each pays in what that may cost, `t / share` where `t` is its time
+    without prompts, and takes out what it did cost. Prompts are read from what is there, in chunks of the size that reads most for
+    its cost, which may have to be saved up for. A balance below zero, after a misjudged step or a short prompt, is paid back first.
+    """
+
+    def __init__(self, times: StepTimes, *, share: float, max_step_s: float) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, not {share}")
+        self.times = times
+        self.share = share
+        self.max_step_s = max_step_s
+        self.balance = 0.0
+        self._planned: deque[tuple[int, int, float]] = deque()
+        self._mixed = 0
+
+    def allowance(self, decode_rows: int, wanted: int, most: int, shortest: int = 0) -> int:
+        """Rows of prompts for a step with `decode_rows` rows of answers, of the `wanted` that are left to read and at most `most`. The
+        next prompt in line has `shortest` rows left: it may overdraw the account a little if that brings it to its end."""
+        most = min(wanted, most)
+        if not decode_rows or most <= 0:
+            return max(most, 0)
+        alone = self._alone(decode_rows)
+        if alone is None:
+            return 0
+        limit = max(self.max_step_s - alone, alone)
+        floor = alone * _RARE
+        if not self.times.extra.largest:
+            return self._first(alone, limit, most)
+        chunk, cost = self._chunk(most, limit, floor)
+        self.balance = min(self.balance, max(cost, 2 * alone * (1 / self.share - 1)))
+        if 0 < shortest <= most and self.balance >= 0:
+            spare = self.balance + self.max_step_s / 4
+            if self._cost(shortest, floor) <= min(spare, limit):
+                return max(self._affordable(chunk, cost, most, limit, floor), shortest)
+        return self._affordable(chunk, cost, most, limit, floor)
+
+    def commit(self, decode_rows: int, prefill_rows: int) -> None:
+        """The next step is so composed: book what it will probably cost."""
+        self._mixed = self._mixed + 1 if decode_rows and prefill_rows else 0
+        booked = 0.0
+        if decode_rows:
+            alone = self.times.alone.at(decode_rows)
+            if alone is not None:
+                extra = self.times.extra.at(prefill_rows) if prefill_rows else 0.0
+                booked = alone * (1 / self.share - 1) - (alone * prefill_rows if extra is None else extra)
+        self.balance += booked
+        self._planned.append((decode_rows, prefill_rows, booked))
+        if len(self._planned) > 4:
+            self._planned.popleft()
+
+    def observe(self, decode_rows: int, prefill_rows: int, seconds: float) -> None:
+        """What the oldest step took that was committed, in seconds from the end of the one before it."""
+        self.times.observe(decode_rows, prefill_rows, seconds)
+        booked = self._booked(decode_rows, prefill_rows)
+        if not decode_rows or booked is None:
+            return
+        alone = self.times.alone.at(decode_rows)
+        if alone is not None:
+            # A step without prompts is its own measure: its noise is no fault of the prompts.
+            took = seconds if prefill_rows else alone
+            self.balance += alone / self.share - min(took, alone + 4 * max(self.max_step_s, alone)) - booked
+        if not prefill_rows:
+            self.balance = min(self.balance, self.max_step_s)
+
+    def reset(self) -> None:
+        """Steps that were committed will not be observed."""
+        self._planned.clear()
+        self.balance = 0.0
+
+    def _booked(self, decode_rows: int, prefill_rows: int) -> float | None:
+        while self._planned:
+            decode, prefill, booked = self._planned.popleft()
+            if decode == decode_rows and prefill == prefill_rows:
+                return booked
+        return 0.0
+
+    def _alone(self, rows: int) -> float | None:
+        """Seconds of a step without prompts; None if one has to be measured first."""
+        alone = self.times.alone
+        if self._mixed >= _MIXED_STEPS or not (alone.knows(rows) or alone.smallest < rows < alone.largest):
+            return None
+        return alone.at(rows)
+
+    def _first(self, alone: float, limit: float, most: int) -> int:
+        """Nothing is known yet: a row costs at most what the whole step costs."""
+        if self.balance < 0:
+            return 0
+        return max(1, min(_FIRST_ROWS, most, int(limit / alone)))
+
+    def _cost(self, rows: int, floor: float) -> float:
+        seconds = self.times.extra.at(rows)
+        assert seconds is not None
+        return max(seconds, floor)
+
+    def _chunk(self, most: int, limit: float, floor: float) -> tuple[int, float]:
+        """The size to save up for, and its cost."""
+        known = min(2 * self.times.extra.largest, most)
+        sizes = [s for s in _SIZES if s < known] + [known]
+        costs = [self._cost(s, floor) for s in sizes]
+        within = [(s, c) for s, c in zip(sizes, costs, strict=True) if c <= limit] or [(sizes[0], costs[0])]
+        if within[-1][0] == known and known > self.times.extra.largest and not self.times.extra.knows(known):
+            return within[-1]
+        best = max(s / c for s, c in within)
+        return next((s, c) for s, c in within if s / c >= _NEARLY_BEST * best)
+
+    def _affordable(self, chunk: int, cost: float, most: int, limit: float, floor: float) -> int:
+        """Nothing until the chunk can be paid, then all that can be paid."""
+        if self.balance < cost:
+            return 0
+        budget = min(self.balance, limit)
+        known = min(2 * self.times.extra.largest, most)
+        larger = [s for s in (*_SIZES, known) if chunk < s <= known and self._cost(s, floor) <= budget]
+        return max(larger, default=chunk)
+
+
+_SIZES = sorted({1, 2, 4, 8, 12, 16, 24, 32, 48, *range(PAGE, 8 * PAGE, PAGE), *(PAGE * 2**i for i in range(3, 9))})

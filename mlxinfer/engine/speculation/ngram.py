@@ -1,0 +1,104 @@
+"""Drafts without a draft model: a sequence goes on as it went on before.
+
+Prompt lookup decoding (Saxena, 2023), with an index instead of a search, as in llama.cpp's lookup: where the last tokens stood before,
+what followed there is proposed. Nothing here knows MLX.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+_LENGTHS = (4, 3, 2)
+"""Of the n-grams that are looked up, longest first."""
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
+_LONGEST = 32
+"""Matches are measured up to here."""
+
+
+class NgramIndex:
+    """Where the n-grams of one sequence last stood, and the match that is being followed: it goes on at `tokens[pointer]`, and `run` tokens
+    before that agree with the last ones.
+
+    A table has a place for each hash and forgets on collision, so that it takes four bytes a token and a lookup is checked.
+    """
+
+    def __init__(self, tokens: list[int], limit: int) -> None:
+        """`tokens` is the sequence's own list, which grows up to `limit`."""
+        self.tokens = tokens
+        self.pointer = 0
+        self.run = 0
+        self._known = 0
+        size = 1 << max(limit, 64).bit_length()
+        self._mask = size - 1
+        self._tables = [array("i", bytes(4 * size)) for _ in _LENGTHS]
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are not indexed yet."""
+        return len(self.tokens) - self._known
+
+    def extend(self, count: int) -> None:
+        """Index the next `count` tokens, and look for what follows the last one."""
+        end = min(self._known + count, len(self.tokens))
+        for i in range(self._known, end - 1):
+            self._store(i)
+        if end > self._known:
+            self.run = 0
+            self._find(end - 1)
+        self._known = end
+
+    def add(self) -> bool | None:
+        """Index the next token. Whether the match had foretold it, None if there was none."""
+        i = self._known
+        self._known = i + 1
+        if not self.run:
+            self._find(i)
+            return None
+        if self.tokens[self.pointer] == self.tokens[i]:
+            self.pointer += 1
+            self.run += 1
+            self._store(i)
+            return True
+        self._find(i)
+        return False
+
+    def continuation(self, count: int, skip: int = 0) -> list[int]:
+        """The next `count` tokens as foretold, without the first `skip`; a match that reaches the end goes round."""
+        if not self.run:
+            return []
+        tokens, first = self.tokens, self.pointer + skip
+        if first + count <= len(tokens):
+            return tokens[first : first + count]
+        period = len(tokens) - self.pointer
+        return [tokens[self.pointer + i % period] for i in range(skip, skip + count)]
+
+    def _store(self, i: int) -> None:
+        tokens, mask = self.tokens, self._mask
+        if i < _LENGTHS[0] - 1:
+            return
+        key = tokens[i] * _FACTORS[0] + tokens[i - 1] * _FACTORS[1]
+        four, three, two = self._tables
+        two[(key ^ key >> 15) & mask] = i + 1
+        key += tokens[i - 2] * _FACTORS[2]
+        three[(key ^ key >> 15) & mask] = i + 1
+        key += tokens[i - 3] * _FACTORS[3]
+        four[(key ^ key >> 15) & mask] = i + 1
+
+    def _find(self, i: int) -> None:
+        """Follow the latest place where the longest n-gram that ends at i stood before; then store those that end at i."""
+        self.run = 0
+        tokens, mask = self.tokens, self._mask
+        if i >= _LENGTHS[0] - 1:
+            for n, table in zip(_LENGTHS, self._tables, strict=True):
+                key = sum(tokens[i - j] * _FACTORS[j] for j in range(n))
+                place = table[(key ^ key >> 15) & mask]
+                if place >= n and tokens[place - n : place] == tokens[i - n + 1 : i + 1]:
+                    self.pointer, self.run = place, self._length(place, i + 1, n)
+                    break
+        self._store(i)
+
+    def _length(self, place: int, end: int, known: int) -> int:
+        tokens = self.tokens
+        while known < min(_LONGEST, place) and tokens[place - 1 - known] == tokens[end - 1 - known]:
+            known += 1
+        return known

@@ -1,0 +1,167 @@
+"""Runs a request of any dialect on its model: counted, logged, and stopped when nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MLXInferError
+from ..types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
+from .models import Served
+from .problems import Problem, of_error, timed_out
+from .routing import Call
+
+_LONG_TEXT = 4096
+"""Characters; a longer text is tokenized beside the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt as token ids, and what to do with it."""
+
+    served: Served
+    prompt: list[int]
+    params: SamplingParams
+    client_id: str = ""
+
+
+async def encode_chat(served: Served, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    """The conversation through the model's template. Raises `Problem`."""
+    size = sum(len(str(message.get("content", ""))) for message in messages)
+    return await _encode(size, lambda: served.llm.tokenizer.encode_chat(messages, **variables))
+
+
+async def encode_text(served: Served, text: str) -> list[int]:
+    """Raises `Problem`."""
+    return await _encode(len(text), lambda: served.llm.tokenizer.encode(text))
+
+
+async def _encode(size: int, work: Any) -> list[int]:
+    try:
+        ids: list[int] = work() if size < _LONG_TEXT else await asyncio.to_thread(work)
+    except MLXInferError as error:
+        raise of_error(error) from error
+    return ids
+
+
+async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    """The pieces of all `n` answers. Closing the iterator cancels the request. Raises `Problem`."""
+    tally = call.server.metrics.begin(ask.served.name)
+    call.log["model"] = ask.served.name
+    open_answers = ask.params.n
+    try:
+        async with aclosing(ask.served.llm.stream(ask.prompt, ask.params, client_id=ask.client_id)) as stream:
+            async for chunk in stream:
+                tally.chunk(chunk)
+                if chunk.finish_reason:
+                    open_answers -= 1
+                    _check_end(chunk)
+                    _log_usage(call, chunk)
+                yield chunk
+    except MLXInferError as error:
+        raise of_error(error) from error
+    finally:
+        tally.end(whole=not open_answers)
+        if tally.first_s is not None:
+            call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
+
+
+def _check_end(chunk: Chunk) -> None:
+    if chunk.finish_reason == "timeout":
+        raise timed_out()
+    if chunk.finish_reason == "cancelled":
+        raise Problem(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
+
+
+def _log_usage(call: Call, chunk: Chunk) -> None:
+    if chunk.usage is None:
+        return
+    log, usage = call.log, chunk.usage
+    if chunk.index == 0:
+        log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.prompt_tokens
+        log["cached_tokens"] = log.get("cached_tokens", 0) + usage.stats.reused_tokens
+    log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
+    log["finish_reason"] = chunk.finish_reason
+
+
+class Collected:
+    """One answer, put together from its chunks."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._last: Chunk | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self._pieces.append(chunk.text)
+        self._token_ids += chunk.token_ids
+        if chunk.logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *chunk.logprobs]
+        self._last = chunk
+
+    def completion(self) -> Completion:
+        last = self._last
+        if last is None or last.finish_reason is None:
+            raise Problem(500, "internal", "The answer ended without a reason.", code="internal_error")
+        usage = last.usage or Usage(0, len(self._token_ids))
+        return Completion("".join(self._pieces), self._token_ids, last.finish_reason, usage, self._logprobs, self.index)
+
+
+async def collect(call: Call, ask: Ask) -> list[Completion]:
+    """All `n` answers, whole. Raises `Problem`."""
+    answers = [Collected(index) for index in range(ask.params.n)]
+    async with aclosing(chunks(call, ask)) as pieces:
+        async for chunk in pieces:
+            answers[chunk.index].add(chunk)
+    return [answer.completion() for answer in answers]
+
+
+async def collect_all(call: Call, asks: Sequence[Ask]) -> list[list[Completion]]:
+    """The answers to several prompts, computed together. If one fails, so do all."""
+    tasks = [asyncio.ensure_future(collect(call, ask)) for ask in asks]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def merged(call: Call, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """(number of the prompt, chunk) of several prompts, as they come. If one fails, so do all."""
+    queue: asyncio.Queue[tuple[int, Chunk] | Problem | None] = asyncio.Queue(maxsize=64)
+
+    async def feed(number: int, ask: Ask) -> None:
+        try:
+            async with aclosing(chunks(call, ask)) as pieces:
+                async for chunk in pieces:
+                    await queue.put((number, chunk))
+            await queue.put(None)
+        except Problem as problem:
+            await queue.put(problem)
+
+    if len(asks) == 1:
+        async with aclosing(chunks(call, asks[0])) as pieces:
+            async for chunk in pieces:
+                yield 0, chunk
+        return
+    tasks = [asyncio.ensure_future(feed(number, ask)) for number, ask in enumerate(asks)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Problem):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

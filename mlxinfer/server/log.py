@@ -1,0 +1,36 @@
+"""One JSON object per line on standard error. What people and models write is never among it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+_ACCESS = logging.getLogger("mlxinfer.access")
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def start_logging(level: int = logging.INFO) -> None:
+    """Send our lines, and the warnings of the HTTP server, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    for name, least in (("mlxinfer", level), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(least)
+
+
+def access(fields: dict[str, Any]) -> None:
+    """A request is over."""
+    _ACCESS.info("request", extra={"fields": fields})

@@ -1,0 +1,147 @@
+"""Counters for Prometheus: the names that vLLM's users know, under our prefix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..types import Chunk, EngineStats, Usage
+from .models import Registry
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_LABELS = ("model_name",)
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "From the request to its first token.", SECONDS),
+    ("inter_token_latency_seconds", "Between the tokens of an answer.", SECONDS),
+    ("e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS),
+    ("request_queue_time_seconds", "Waiting for a place in the batch.", SECONDS),
+    ("request_prefill_time_seconds", "Reading the prompt.", SECONDS),
+    ("request_decode_time_seconds", "Writing the answer.", SECONDS),
+    ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
+    ("request_generation_tokens", "Tokens of an answer.", TOKENS),
+)
+
+
+class Metrics:
+    """What one server has done; `registry` holds it for /metrics."""
+
+    def __init__(self, models: Registry) -> None:
+        self.registry = CollectorRegistry()
+        made = {name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS}
+        self._histograms = {served.name: {name: made[name].labels(served.name) for name in made} for served in models}
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
+        self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
+        self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
+        names = ("method", "path", "status")
+        self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
+        self.registry.register(_Engines(models))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
+
+    def begin(self, model: str) -> Tally:
+        return Tally(self, model, self._histograms[model])
+
+    def answered(self, method: str, path: str, status: int) -> None:
+        """An HTTP request is over. `path` is that of a route, so that there are not more of them than routes."""
+        self._http.labels(method, path, str(status)).inc()
+
+    def finished(self, model: str, reason: str) -> None:
+        self._success.labels(model, reason).inc()
+
+    def tokens(self, model: str, prompt: int, generated: int) -> None:
+        self._prompt_tokens.labels(model).inc(prompt)
+        self._generation_tokens.labels(model).inc(generated)
+
+    def cancelled(self, model: str) -> None:
+        self._cancelled.labels(model).inc()
+
+
+class Tally:
+    """Counts one request: every chunk, then its end."""
+
+    def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram]) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._of = histograms
+        self._between = histograms["inter_token_latency_seconds"].observe
+        self._began = time.monotonic()
+        self._last: dict[int, float] = {}
+        self.first_s: float | None = None
+
+    def chunk(self, chunk: Chunk) -> None:
+        now = time.monotonic()
+        last = self._last.get(chunk.index)
+        if last is not None:
+            self._between(now - last)
+        elif self.first_s is None:
+            self.first_s = now - self._began
+            self._of["time_to_first_token_seconds"].observe(self.first_s)
+        self._last[chunk.index] = now
+        if chunk.finish_reason and chunk.usage:
+            self._finished(chunk.finish_reason, chunk.usage, chunk.index)
+
+    def _finished(self, reason: str, usage: Usage, index: int) -> None:
+        stats = usage.stats
+        self._metrics.finished(self._model, reason)
+        self._metrics.tokens(self._model, usage.prompt_tokens if index == 0 else 0, usage.completion_tokens)
+        self._of["request_queue_time_seconds"].observe(stats.queued_s)
+        self._of["request_prefill_time_seconds"].observe(stats.prefill_s)
+        self._of["request_decode_time_seconds"].observe(stats.decode_s)
+        self._of["request_generation_tokens"].observe(usage.completion_tokens)
+        if index == 0:
+            self._of["request_prompt_tokens"].observe(usage.prompt_tokens)
+
+    def end(self, whole: bool) -> None:
+        self._of["e2e_request_latency_seconds"].observe(time.monotonic() - self._began)
+        if not whole:
+            self._metrics.cancelled(self._model)
+
+
+_Number = Callable[[EngineStats], float]
+_GAUGES: tuple[tuple[str, str, _Number], ...] = (
+    ("num_requests_running", "Requests in the batch.", lambda s: s.running),
+    ("num_requests_waiting", "Requests that wait for a place.", lambda s: s.waiting),
+    (
+        "kv_cache_usage_perc",
+        "Part of the pages that running requests hold, from 0 to 1.",
+        lambda s: s.pages_used / s.pages if s.pages else 0.0,
+    ),
+    ("kv_cache_pages_used", "Pages that running requests hold.", lambda s: s.pages_used),
+    ("kv_cache_pages_cached", "Pages kept for reuse only.", lambda s: s.pages_cached),
+)
+_COUNTERS: tuple[tuple[str, str, _Number], ...] = (
+    ("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", lambda s: s.prompt_tokens),
+    ("prefix_cache_hits", "Tokens of prompts found there.", lambda s: s.reused_tokens),
+    ("num_preemptions", "Times that a running request gave its pages to others.", lambda s: s.preemptions),
+    ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda s: s.drafted_tokens),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),
+    ("engine_steps", "Steps of the engine.", lambda s: s.steps),
+    ("engine_restarts", "Times that the engine was set up again after a failure.", lambda s: s.restarts),
+)
+
+
+class _Engines(Collector):
+    """What the engines say of themselves when asked."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        stats: list[tuple[str, EngineStats]] = [(served.name, served.llm.stats()) for served in self._models]
+        for name, text, value in _GAUGES:
+            yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
+        for name, text, value in _COUNTERS:
+            yield _filled(CounterMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:
+    for model, value in values:
+        family.add_metric([model], value)  # type: ignore[no-untyped-call]
+    return family

@@ -1,0 +1,80 @@
+"""The models that are served, by their public names. Over HTTP there are names only, never paths."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import ServerError
+from .problems import no_such_model
+
+if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)?")
+_MOST = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A loaded model. `name` is what answers call it, whatever alias was asked for; `created` is in seconds since 1970."""
+
+    name: str
+    llm: AsyncLLM
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Registry:
+    """`aliases`: other name to name; one that ends in `*` stands for every name that begins like it. Raises `ServerError`."""
+
+    def __init__(self, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> None:
+        self._models = {check_name(name): Served(name, llm) for name, llm in models.items()}
+        self._aliases = dict(aliases or {})
+        for alias, name in self._aliases.items():
+            check_name(alias.removesuffix("*"))
+            if name not in self._models:
+                raise ServerError(f"the alias {alias!r} is for {name!r}, which is not among the models: {', '.join(self._models)}")
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._models.values())
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+    def get(self, name: str) -> Served:
+        """Raises `Problem` (404)."""
+        served = self._models.get(name) or self._models.get(self._alias(name))
+        if served is None:
+            raise no_such_model(name)
+        return served
+
+    def _alias(self, name: str) -> str:
+        if name in self._aliases:
+            return self._aliases[name]
+        matching = [alias for alias in self._aliases if alias.endswith("*") and name.startswith(alias[:-1])]
+        return self._aliases[max(matching, key=len)] if matching else ""
+
+
+def check_name(name: str) -> str:
+    """Raises `ServerError` for what might be taken for a path, or for something else than a name."""
+    if len(name) > _MOST or ".." in name or not _NAME.fullmatch(name):
+        raise ServerError(
+            f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)"
+        )
+    return name
+
+
+def public_name(model: str) -> tuple[str, str]:
+    """A MODEL argument in two: its public name, and what to load. `NAME=MODEL` names it; else a path gives its last part, and an alias or
+    a hub id itself."""
+    name, separator, target = model.partition("=")
+    if separator and _NAME.fullmatch(name):
+        return check_name(name), target
+    if _NAME.fullmatch(model) and not model.endswith(".gguf"):
+        return check_name(model), model
+    last = re.sub(r"[^A-Za-z0-9._:-]+", "-", model.rstrip("/").rpartition("/")[2]).removesuffix(".gguf").strip("-.")
+    return check_name(last), model

@@ -1,0 +1,179 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+from typing_extensions import TypedDict
+
+from ...types import Completion, SamplingParams, Usage
+from .. import sse
+from ..answering import Ask, chunks, collect, encode_chat
+from ..fields import Body, only
+from ..models import Served
+from ..problems import invalid
+from ..routing import Call, Doc, Endpoint, Server
+from .errors import piece
+from .logprobs import ChoiceLogprobs, token_logprobs
+from .messages import Messages, for_template
+from .schema import FINGERPRINT, MAX_TOP_LOGPROBS, Sampling, UsageDict, usage_of
+
+
+class TemplateVariables(Body):
+    """What a chat template may be told beside the messages."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatRequest(Sampling):
+    """The fields from `tools` on are known, but have only their neutral values so far."""
+
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(why="only for requests with tools")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only()] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+    moderation: Annotated[Any, only()] = None
+    store: Annotated[Any, only(False, why="not possible: conversations are not kept")] = None
+    metadata: Annotated[Any, only({}, why="only for stored conversations, which there are none of")] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
+    prompt_cache_options: Annotated[Any, only({})] = None
+    # The cache of prompts goes by their text, for everybody alike: these two, which say whose prompt it is, need no more than a place.
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+
+    def limit(self) -> int | None:
+        """Raises `Problem`."""
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise invalid("max_tokens and max_completion_tokens mean the same: give one", "max_tokens", "invalid_value")
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    def wanted_logprobs(self) -> int | None:
+        """Raises `Problem`."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class Choice(TypedDict):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: UsageDict
+
+
+async def create(call: Call, body: ChatRequest) -> ASGIApp:
+    served = call.server.models.get(body.model)
+    params = body.params(served, body.limit(), body.wanted_logprobs())
+    variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
+    prompt = await encode_chat(served, for_template(body.messages), **variables)
+    ask = Ask(served, prompt, params, client_id=body.user or "")
+    if body.stream:
+        pieces = _Streamed(served, params, body.wants_usage).pieces(call, ask)
+        return sse.Stream(pieces, failed=piece, limits=call.server.settings.limits)
+    answers = await sse.unless_gone(call.receive, collect(call, ask))
+    return JSONResponse(_completion(served, answers))
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+def _completion(served: Served, answers: list[Completion]) -> ChatCompletion:
+    return ChatCompletion(
+        id=_new_id(),
+        object="chat.completion",
+        created=int(time.time()),
+        model=served.name,
+        system_fingerprint=FINGERPRINT,
+        choices=[_choice(served, answer) for answer in answers],
+        usage=usage_of([[answer.usage for answer in answers]]),
+    )
+
+
+def _choice(served: Served, answer: Completion) -> Choice:
+    return Choice(
+        index=answer.index,
+        message=AnswerMessage(role="assistant", content=answer.text, refusal=None),
+        logprobs=None if answer.logprobs is None else token_logprobs(served.llm.tokenizer, answer.logprobs),
+        finish_reason=answer.finish_reason,
+    )
+
+
+class _Streamed:
+    """The chunks of one answer, or of `n`: each begins with a role and ends with a chunk that has a reason and no text."""
+
+    def __init__(self, served: Served, params: SamplingParams, wants_usage: bool) -> None:
+        self._tokenizer = served.llm.tokenizer
+        self._params = params
+        self._wants_usage = wants_usage
+        self._head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
+        self._head["system_fingerprint"] = FINGERPRINT
+        self._tail = {"usage": None} if wants_usage else {}
+
+    async def pieces(self, call: Call, ask: Ask) -> AsyncGenerator[bytes, None]:
+        usages: list[Usage] = []
+        begun: set[int] = set()
+        async with aclosing(chunks(call, ask)) as incoming:
+            async for chunk in incoming:
+                out = b""
+                if chunk.index not in begun:
+                    begun.add(chunk.index)
+                    out = self._chunk(chunk.index, {"role": "assistant", "content": "", "refusal": None})
+                if chunk.text or chunk.logprobs:
+                    logprobs = token_logprobs(self._tokenizer, chunk.logprobs) if chunk.logprobs else None
+                    out += self._chunk(chunk.index, {"content": chunk.text}, logprobs)
+                if chunk.finish_reason:
+                    out += self._chunk(chunk.index, {}, None, chunk.finish_reason)
+                    usages += [chunk.usage] if chunk.usage else []
+                if out:
+                    yield out
+        if self._wants_usage:
+            yield sse.data({**self._head, "choices": [], "usage": usage_of([usages])})
+        yield sse.DONE
+
+    def _chunk(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return sse.data({**self._head, "choices": [choice], **self._tail})
+
+
+def routes(server: Server) -> list[Endpoint]:
+    doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
+    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server)]

@@ -1,0 +1,46 @@
+"""`GET /v1/models`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+from typing_extensions import TypedDict
+
+from ..models import Served
+from ..routing import Call, Doc, Endpoint, Server
+
+
+class Model(TypedDict):
+    """`max_model_len` is not OpenAI's: tokens of prompt and answer together, named as in vLLM."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+def _model(served: Served) -> Model:
+    return Model(id=served.name, object="model", created=served.created, owned_by="mlxinfer", max_model_len=served.llm.max_context)
+
+
+async def list_models(call: Call, body: Any) -> ASGIApp:
+    return JSONResponse(Models(object="list", data=[_model(served) for served in call.server.models]))
+
+
+async def get_model(call: Call, body: Any) -> ASGIApp:
+    return JSONResponse(_model(call.server.models.get(call.path["model"])))
+
+
+def routes(server: Server) -> list[Endpoint]:
+    return [
+        Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
+        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
+    ]

@@ -1,0 +1,120 @@
+"""The process of a server: sockets, models, uvicorn, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from .app import create_app
+from .connection import connection_class
+from .log import start_logging
+from .models import Registry
+from .settings import ServerSettings
+from .sockets import address, listening
+
+if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Load = Callable[[], "AsyncLLM"]
+
+
+class HTTPServer(uvicorn.Server):
+    """The first signal closes the listeners and lets running requests end; the second stops them."""
+
+    def __init__(self, models: Registry, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
+        limits = settings.limits
+        config = uvicorn.Config(
+            create_app(models, settings),
+            http=connection_class(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=round(limits.header_s),
+            h11_max_incomplete_event_size=limits.header_bytes,
+        )
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    def end(self) -> None:
+        """Once: drain. Twice: stop."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the process's, which `run` sees to."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+
+
+def run(
+    loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping[str, str] | None = None, tell: Callable[[str], Any] = print
+) -> None:
+    """Serve until a signal. Sockets come first: whoever connects while models load waits. Raises `MLXInferError`."""
+    start_logging()
+    with listening(settings) as sockets:
+        asyncio.run(_run(loads, settings, sockets, aliases or {}, tell))
+
+
+async def _run(
+    loads: Mapping[str, Load],
+    settings: ServerSettings,
+    sockets: list[socket.socket],
+    aliases: Mapping[str, str],
+    tell: Callable[[str], Any],
+) -> None:
+    ending = asyncio.Event()
+    server: HTTPServer | None = None
+
+    def on_signal() -> None:
+        ending.set()
+        if server is not None:
+            server.end()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    async with AsyncExitStack() as stack:
+        models: dict[str, AsyncLLM] = {}
+        for name, load in loads.items():
+            models[name] = load()
+            stack.push_async_callback(models[name].close)
+        if not await _unless(ending, asyncio.gather(*(llm.ready() for llm in models.values()))):
+            return
+        where = " and ".join(map(address, sockets))
+        server = HTTPServer(Registry(models, aliases), settings, ready=lambda: tell(f"ready on {where} ({', '.join(models)})"))
+        await server.serve(sockets)
+
+
+async def _unless(ending: asyncio.Event, loading: asyncio.Future[Any]) -> bool:
+    """Whether the models were loaded before a signal came. Raises what loading raises."""
+    signalled = asyncio.ensure_future(ending.wait())
+    try:
+        await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return False
+        loading.result()
+        return True
+    finally:
+        signalled.cancel()
+        loading.cancel()

@@ -1,0 +1,179 @@
+"""The sockets that the server listens on: made here, so that their modes are ours, or taken over from launchd or systemd."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from ..errors import ServerError
+from .settings import ServerSettings
+
+LAUNCHD_NAME = "Listeners"
+"""The key under `Sockets` in the property list."""
+_MOST_PATH_BYTES = 103
+"""`sun_path` has 104 bytes on a Mac, one of them a zero; Linux has 4 more."""
+_BACKLOG = 512
+_SYSTEMD_FIRST = 3
+
+
+@contextmanager
+def listening(settings: ServerSettings) -> Iterator[list[socket.socket]]:
+    """Bound and listening. A Unix socket's file is removed at the end. Raises `ServerError`."""
+    with ExitStack() as stack:
+        sockets = handed_over() if settings.activated else []
+        if settings.socket is not None:
+            sockets.append(stack.enter_context(unix_socket(settings.socket)))
+        if settings.host is not None:
+            sockets.append(tcp_socket(settings.host, settings.port))
+        try:
+            yield sockets
+        finally:
+            for each in sockets:
+                each.close()
+
+
+@contextmanager
+def unix_socket(path: Path) -> Iterator[socket.socket]:
+    """A socket of mode 0600 in a directory of mode 0700, which is made if it is missing. Whatever a server that has died left there is
+    replaced; where another one still listens, that is an error."""
+    path = path.absolute()
+    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+        size = len(os.fsencode(path))
+        raise ServerError(
+            f"the path of the socket has {size} bytes, and the system allows {_MOST_PATH_BYTES}: choose a shorter one ({path})"
+        )
+    _private_directory(path.parent)
+    with _locked(path):
+        _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            try:
+                listener.bind(str(path))
+            except OSError as error:
+                raise ServerError(f"cannot make the socket {path}: {error.strerror}") from None
+            os.chmod(path, 0o600)
+            listener.listen(_BACKLOG)
+            yield listener
+        finally:
+            listener.close()
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _private_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise ServerError(f"cannot make the directory {directory} for the socket: {error.strerror}") from None
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ServerError(
+            f"the socket needs a directory that only you can enter, and {directory} is not: chmod 700 it, or name a new one, which is made"
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Between two servers that start at once, and for as long as the socket is ours. The file stays: removing it would be a race."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        lock = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
+    except OSError as error:
+        raise ServerError(f"cannot lock the socket {path}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(path) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ServerError(f"{path} exists and is not a socket: choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except OSError as error:
+            raise ServerError(f"cannot tell whether anybody listens at {path}: {error.strerror or error}") from None
+        else:
+            raise _in_use(path)
+
+
+def _in_use(path: Path) -> ServerError:
+    return ServerError(f"another server listens at {path}: stop it, or choose another --socket")
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """Raises `ServerError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        what = "another program listens there" if taken else str(getattr(error, "strerror", None) or error)
+        raise ServerError(f"cannot listen on {host}:{port}: {what}") from None
+    return listener
+
+
+def handed_over() -> list[socket.socket]:
+    """The sockets of the service manager that started this process. Raises `ServerError` if there are none."""
+    descriptors = _from_launchd() if sys.platform == "darwin" else _from_systemd()
+    if not descriptors:
+        raise ServerError("no sockets were handed over: --activated is for services that launchd or systemd starts")
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+
+def _from_systemd() -> list[int]:
+    """`sd_listen_fds`: descriptors from 3 on, meant for the process that they name."""
+    count, process = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
+    if process != str(os.getpid()) or not (count.isascii() and count.isdigit()):
+        return []
+    return list(range(_SYSTEMD_FIRST, _SYSTEMD_FIRST + int(count)))
+
+
+def _from_launchd() -> list[int]:
+    library = ctypes.CDLL(None)
+    descriptors = ctypes.POINTER(ctypes.c_int)()
+    count = ctypes.c_size_t()
+    status = library.launch_activate_socket(LAUNCHD_NAME.encode(), ctypes.byref(descriptors), ctypes.byref(count))
+    if status != 0:
+        return []
+    found = [descriptors[i] for i in range(count.value)]
+    library.free.argtypes = [ctypes.c_void_p]
+    library.free(descriptors)
+    return found
+
+
+def address(listener: socket.socket) -> str:
+    """As people and programs write it: `unix:/path` or `http://host:port`."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"http://{host}:{name[1]}"

@@ -1,0 +1,47 @@
+"""Nothing of one request is ever seen by another. Each has a range of the vocabulary to itself, and a model that repeats what it sees."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.parrot import VOCABULARY, parrot
+from support.tiny_engine import request
+
+from mlxinfer.cache.format import KVFormat
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine
+
+ROWS, OWN = 8, VOCABULARY // 8
+
+
+@pytest.mark.parametrize("kv", ["16", "4"])
+def test_each_row_speaks_of_its_own_range_only(kv):
+    config = EngineConfig(max_context=512, capacity_tokens=1024, max_step_tokens=48, max_sequences=6)
+    engine = Engine(parrot(), config, dtype=mx.float32, kv=KVFormat.parse(kv))
+    rng = np.random.default_rng(0)
+    sequences = []
+    for i in range(60):
+        row = i % ROWS
+        prompt = rng.integers(row * OWN, (row + 1) * OWN, int(rng.integers(1, 200))).tolist()
+        sequences.append(request(prompt, int(rng.integers(1, 90)), temperature=1.0, seed=i))
+        engine.add(sequences[-1])
+        for _ in range(int(rng.integers(0, 12))):
+            engine.step()
+        if rng.random() < 0.3:
+            engine.abort(sequences[int(rng.integers(len(sequences)))])
+    while not engine.idle:
+        engine.step()
+    said = [(i % ROWS, token) for i, s in enumerate(sequences) for token in s.answer]
+    assert len(said) > 1000
+    assert all(token // OWN == row for row, token in said)
+    assert engine.stats().preemptions > 0
+
+
+def test_the_model_repeats_what_it_sees():
+    """Otherwise the test above could not fail."""
+    engine = Engine(parrot(), EngineConfig(max_context=512, capacity_tokens=1024, max_step_tokens=48), dtype=mx.float32)
+    prompt = [3] * 40 + [90] * 40
+    sequence = request(prompt, 60, temperature=1.0, seed=1)
+    engine.add(sequence)
+    while not engine.idle:
+        engine.step()
+    assert set(sequence.answer) == {3, 90}

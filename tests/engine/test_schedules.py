@@ -1,0 +1,64 @@
+"""What a request is answered does not depend on what else runs: random schedules, against each request alone."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from support.schedules import Kind, kinds, play
+from support.tiny_engine import run, tiny_engine
+
+from mlxinfer.cache.format import KVFormat
+from mlxinfer.engine.engine import Engine
+
+FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}
+FORMATS = ("16", "4")
+CROWDED = {"capacity_tokens": 512, "max_sequences": 5}
+"""Three long sequences at most have room, so some have to give their pages back."""
+
+
+@cache
+def pool(name: str) -> list[Kind]:
+    return kinds(11, 28, 150)
+
+
+@cache
+def alone(name: str, kv: str, kind: Kind) -> list[int]:
+    engine = tiny_engine(name, KVFormat.parse(kv), prefix_cache=False, max_draft=0)
+    return run(engine, [kind.sequence()])[0]
+
+
+def crowded(name: str, kv: str, rng: np.random.Generator) -> Engine:
+    chunk = int(rng.choice([7, 33, 64, 100]))
+    return tiny_engine(name, KVFormat.parse(kv), max_step_tokens=chunk, **CROWDED)
+
+
+def check(name: str, kv: str, seed: int, schedules: int) -> tuple[int, int]:
+    """Runs schedules one after another on one engine, so that later ones find what earlier ones left behind."""
+    rng = np.random.default_rng(seed)
+    engine = crowded(name, kv, rng)
+    for _ in range(schedules):
+        for outcome in play(engine, pool(name), rng, requests=int(rng.integers(3, 9))):
+            whole = alone(name, kv, outcome.kind)
+            assert outcome.sequence.finish_reason in ("length", "cancelled")
+            assert outcome.tokens == whole[: len(outcome.tokens)]
+            if outcome.sequence.finish_reason == "length":
+                assert outcome.tokens == whole
+        assert engine.cache.usage().used == 0
+    stats = engine.stats()
+    return stats.reused_tokens, stats.preemptions
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
+    reused, preempted = map(sum, zip(*(check(FAMILIES[family], kv, seed, schedules=12) for seed in range(2)), strict=True))
+    assert reused > 0
+    assert preempted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_thousands_of_schedules_each_gets_what_it_has_alone(family, kv, seed):
+    check(FAMILIES[family], kv, 100 + seed, schedules=25)

@@ -1,0 +1,81 @@
+"""Long runs leave nothing behind: no array, no graph, no page, no memory."""
+
+import gc
+import io
+
+import mlx.core as mx
+import numpy as np
+import psutil
+import pytest
+from support.schedules import kinds, play
+from support.tiny_engine import request, tiny_engine
+
+from mlxinfer.engine.engine import Engine
+
+
+def live_arrays() -> int:
+    gc.collect()
+    return sum(isinstance(o, mx.array) for o in gc.get_objects())
+
+
+def graph_edges(engine: Engine) -> int:
+    """Edges of whatever the cache's arrays still hang on."""
+    dot = io.StringIO()
+    mx.export_to_dot(dot, [a for store in engine.cache._stores.values() for a in store.arrays])
+    return dot.getvalue().count("->")
+
+
+def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
+    """Sequences come and go at random for so many decode steps; now and then, what is there."""
+    rng = np.random.default_rng(5)
+    engine = tiny_engine(max_sequences=6, capacity_tokens=1024, reuse_tokens=512)
+    pool = kinds(5, 20, 60)
+    samples = []
+    for step in range(steps):
+        if len(engine.scheduler.running) + len(engine.scheduler.waiting) < 6 and rng.random() < 0.2:
+            engine.add(pool[int(rng.integers(len(pool)))].sequence())
+        if rng.random() < 0.01 and engine.scheduler.running:
+            engine.abort(engine.scheduler.running[0])
+        engine.step()
+        if step % (steps // 10) == steps // 10 - 1:
+            samples.append((live_arrays(), graph_edges(engine), mx.get_active_memory(), psutil.Process().memory_info().rss))
+    return engine, samples
+
+
+def flat(samples: list[tuple[int, int, int, int]]) -> None:
+    """The second half is not above the first half's most, but for what an allocator may keep."""
+    half = len(samples) // 2
+    for early, late, slack in zip(zip(*samples[:half], strict=True), zip(*samples[half:], strict=True), (8, 4, 2**18, 2**23), strict=True):
+        assert max(late) <= max(early) + slack
+
+
+def test_nothing_grows():
+    _, samples = soak(4_000)
+    flat(samples)
+
+
+@pytest.mark.slow
+def test_nothing_grows_in_50_000_steps():
+    _, samples = soak(50_000)
+    flat(samples)
+
+
+def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
+    engine = tiny_engine(max_sequences=8, capacity_tokens=1024)
+    outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=1000, cancelled=0.3)
+    assert len(outcomes) == 1000
+    assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 150
+    assert engine.cache.usage().used == 0
+    engine.cache.clear()
+    assert engine.cache.usage().cached == 0
+    assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_one_long_answer_holds_no_more_and_more():
+    engine = tiny_engine(max_context=256, max_sequences=1)
+    engine.add(request([1, 2, 3], 200))
+    counts = []
+    while not engine.idle:
+        engine.step()
+        counts.append(graph_edges(engine))
+    assert max(counts[100:]) <= max(counts[:100])

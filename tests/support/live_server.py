@@ -1,0 +1,89 @@
+"""A server that answers on real sockets, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.server.models import Registry
+from mlxinfer.server.serve import HTTPServer
+from mlxinfer.server.settings import ServerSettings
+from mlxinfer.server.sockets import listening
+from mlxinfer.types import EngineStats
+
+
+@dataclass
+class LiveServer:
+    path: Path
+    port: int
+    models: dict[str, AsyncLLM]
+    server: HTTPServer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stats(self, model: str = "tiny") -> EngineStats:
+        return self.models[model].stats()
+
+    def connect(self, *, unix: bool) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
+        sock.settimeout(30)
+        sock.connect(str(self.path) if unix else ("127.0.0.1", self.port))
+        return sock
+
+    def until(self, condition: Callable[[EngineStats], bool], model: str = "tiny", seconds: float = 20) -> EngineStats:
+        """The engine's numbers as soon as they are so."""
+        deadline = time.monotonic() + seconds
+        while not condition(found := self.stats(model)):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.002)
+        return found
+
+
+@contextmanager
+def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **settings: Any) -> Iterator[LiveServer]:
+    """Serve until the end of the block; then everything is drained and closed."""
+    path.parent.chmod(0o700)
+    config = ServerSettings(**{"socket": path, "host": "127.0.0.1", "port": 0, **settings})
+    started: Future[LiveServer] = Future()
+    with listening(config) as sockets:
+        port = sockets[1].getsockname()[1]
+
+        async def main() -> None:
+            models = {name: load() for name, load in loads.items()}
+            try:
+                await asyncio.gather(*(llm.ready() for llm in models.values()))
+                server = HTTPServer(Registry(models), config)
+                server._ready = lambda: started.set_result(LiveServer(path, port, models, server))
+                await server.serve(sockets)
+            except BaseException as error:
+                if not started.done():
+                    started.set_exception(error)
+                raise
+            finally:
+                for llm in models.values():
+                    await llm.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(main()))
+        thread.start()
+        try:
+            live = started.result(60)
+            yield live
+            live.server.end()
+        except BaseException:
+            if started.done() and not started.exception():
+                started.result().server.end()
+            raise
+        finally:
+            thread.join(60)
+            assert not thread.is_alive()
