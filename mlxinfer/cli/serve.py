@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import ServerError
 from .options import complete_model, engine_options, model_options, split
@@ -104,12 +105,12 @@ def _absolute(model: str) -> str:
 
 
 def _spelled(options: dict[str, Any]) -> list[str]:
-    """The options as they would be typed, those that differ from their defaults."""
+    """Those of these options that were typed, as they are typed."""
     context = click.get_current_context()
     spelled = []
     for parameter in context.command.params:
         value = options.get(parameter.name or "")
-        if parameter.name not in options or value == parameter.get_default(context):
+        if parameter.name not in options or context.get_parameter_source(parameter.name) is not ParameterSource.COMMANDLINE:
             continue
         switch = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
         spelled += [switch] if isinstance(value, bool) else [switch, str(value)]

@@ -42,12 +42,14 @@ class Answer:
         text = ""
         if not is_end:
             text, self._stopped = self._stops.add(self._detokenizer.add(token.token_id))
-        if self.finish_reason and not self._stopped:
+        # A step may bring several tokens: what ends the sequence is known with the first of them, and holds for the last.
+        is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
+        if is_last and not self._stopped:
             text += self._rest()
         self._pieces.append(text)
-        usage = self.usage if self.finish_reason else None
+        reason = self.finish_reason if is_last or self._stopped else None
         logprobs = None if logprob is None else [logprob]
-        return Chunk(text, [token.token_id], logprobs, self.finish_reason, usage, self.sequence.index)
+        return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index)
 
     def end(self) -> Chunk:
         """The last chunk of an answer that ended without a further token."""

@@ -118,7 +118,8 @@ class AsyncLLM:
     async def score(
         self, prompt: Prompt, top: int = 0, *, client_id: str = "", priority: int = 0, timeout_s: float | None = None
     ) -> list[TokenLogprob]:
-        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises `MLXInferError`s."""
+        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises
+        `MLXInferError`s."""
         terms = Terms.of(client_id, priority, timeout_s)
         intake = (await self._opened()).intake
         ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))

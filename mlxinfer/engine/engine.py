@@ -178,10 +178,10 @@ class Engine:
     def _admit(self) -> None:
         for sequence in filter(self._outgrown, self.scheduler.running):
             self._restart(sequence)
-        for leader in self.scheduler.running:
+        self.scheduler.admit()
+        for leader in self.scheduler.running:  # a new one may stand there already, with what was cached
             if leader.followers and leader.num_computed == leader.fork_point:
                 self._fork(leader)
-        self.scheduler.admit()
 
     def _open(self, sequence: Sequence) -> bool:
         """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""

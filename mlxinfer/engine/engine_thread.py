@@ -30,6 +30,8 @@ _STATS_EVERY_S = 0.05
 _EXIT_PATIENCE_S = 10.0
 """The interpreter waits so long at its end for the step that is running."""
 
+_CLOSED = "this AsyncLLM is closed: create a new one"
+
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +76,7 @@ class EngineThread:
         """Have it run. Its pieces come through its loop. Raises `EngineError` where nothing runs any more."""
         with self._gate:
             if self._over:
-                raise stopped(self._over)
+                raise EngineError(self._over)
             self._commands.put(partial(self._submit, request))
 
     def cancel(self, request: Request) -> None:
@@ -102,13 +104,15 @@ class EngineThread:
             self._end()
 
     def _end(self) -> None:
-        reason = "it was closed" if self._closing else self._down or "it failed"
+        if self._closing:
+            self._down = _CLOSED
         with self._gate:
-            self._over = reason
-        self._fail_all(reason)
+            self._over = self._down or "the engine is down"
+        self._fail_all(self._over)
         self._take_commands()
-        self.opened = Future()
-        self.opened.set_exception(stopped(reason))
+        if self.opened.exception() is None:  # let go of the model
+            self.opened = Future()
+            self.opened.set_exception(EngineError(self._over))
         mx.clear_cache()
         atexit.unregister(self.stop_at_exit)
         self.ended.set_result(None)
@@ -120,7 +124,7 @@ class EngineThread:
             self._down = str(error)
             self.opened.set_exception(error)
         except BaseException as error:
-            self._down = "it was closed" if self._closing else f"the model could not be loaded: {_one_line(error)}"
+            self._down = _CLOSED if isinstance(error, _Closed) else f"the model could not be loaded: {_one_line(error)}"
             self.opened.set_exception(EngineError(self._down))
             if not isinstance(error, _Closed):
                 raise
@@ -144,7 +148,7 @@ class EngineThread:
                 self._fail_all(_one_line(error))
                 self._before, self._restarts = self.stats, self._restarts + 1
                 if self._restarts > _RESTARTS:
-                    self._down = f"it failed again after a restart: {_one_line(error)}"
+                    self._down = f"the engine is down, as it failed again after a restart: {_one_line(error)}"
                     self.stats = replace(self.stats, running=0, waiting=0)
                     raise
                 _log.exception("the engine failed and starts again")
@@ -192,7 +196,7 @@ class EngineThread:
             return
         self._requests.update((s, request) for s in request.sequences)
         if self._over or self._desk is None:
-            self._fail_all(self._over or "it is starting again")
+            self._fail_all(self._over or "it starts again")
             return
         try:
             request.answers = self._desk.submit(request.sequences)

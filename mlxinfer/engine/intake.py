@@ -115,8 +115,9 @@ class Intake:
 
     def scored(self, ids: list[int], top: int, terms: Terms) -> Sequence:
         """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
-        named = {"client_id": terms.client_id, "priority": terms.priority, "deadline": terms.deadline}
-        return Sequence(ids, SamplingParams(logprobs=top), seed=0, limit=len(ids), wants_logits=True, **named)
+        sequence = Sequence(ids, SamplingParams(logprobs=top), seed=0, limit=len(ids), wants_logits=True, client_id=terms.client_id)
+        sequence.priority, sequence.deadline = terms.priority, terms.deadline
+        return sequence
 
 
 def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:

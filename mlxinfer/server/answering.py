@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import MLXInferError
 from ..types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
@@ -14,8 +14,11 @@ from .models import Served
 from .problems import Problem, of_error, timed_out
 from .routing import Call
 
+T = TypeVar("T")
+
 _LONG_TEXT = 4096
 """Characters; a longer text is tokenized beside the event loop."""
+_BUFFERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,18 @@ async def collect(call: Call, ask: Ask) -> list[Completion]:
     return [answer.completion() for answer in answers]
 
 
-async def collect_all(call: Call, asks: Sequence[Ask]) -> list[list[Completion]]:
-    """The answers to several prompts, computed together. If one fails, so do all."""
-    tasks = [asyncio.ensure_future(collect(call, ask)) for ask in asks]
+async def score(call: Call, ask: Ask, top: int) -> list[TokenLogprob]:
+    """How likely each token of the prompt is, from the second on. Raises `Problem`."""
+    call.log["model"] = ask.served.name
+    try:
+        return await ask.served.llm.score(ask.prompt, top, client_id=ask.client_id)
+    except MLXInferError as error:
+        raise of_error(error) from error
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of it at once. If one fails, so do all."""
+    tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -132,25 +144,15 @@ async def collect_all(call: Call, asks: Sequence[Ask]) -> list[list[Completion]]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def merged(call: Call, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """(number of the prompt, chunk) of several prompts, as they come. If one fails, so do all."""
-    queue: asyncio.Queue[tuple[int, Chunk] | Problem | None] = asyncio.Queue(maxsize=64)
-
-    async def feed(number: int, ask: Ask) -> None:
-        try:
-            async with aclosing(chunks(call, ask)) as pieces:
-                async for chunk in pieces:
-                    await queue.put((number, chunk))
-            await queue.put(None)
-        except Problem as problem:
-            await queue.put(problem)
-
-    if len(asks) == 1:
-        async with aclosing(chunks(call, asks[0])) as pieces:
-            async for chunk in pieces:
-                yield 0, chunk
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """(number of the stream, piece) of several, as they come. If one fails, so do all; at the end all are closed."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as pieces:
+            async for piece in pieces:
+                yield 0, piece
         return
-    tasks = [asyncio.ensure_future(feed(number, ask)) for number, ask in enumerate(asks)]
+    queue: asyncio.Queue[tuple[int, T] | Problem | None] = asyncio.Queue(_BUFFERED)
+    tasks = [asyncio.ensure_future(_feed(number, stream, queue)) for number, stream in enumerate(streams)]
     try:
         running = len(tasks)
         while running:
@@ -165,3 +167,13 @@ async def merged(call: Call, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, C
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(number: int, stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[int, T] | Problem | None]) -> None:
+    try:
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                await queue.put((number, piece))
+        await queue.put(None)
+    except Problem as problem:
+        await queue.put(problem)

@@ -4,42 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, Tag, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic_core import PydanticCustomError, core_schema
 
 TAG = "<"
 """How the tags of unions begin, so that they are told from fields in the place of an error."""
 
 
 class Body(BaseModel):
-    """A JSON object with these fields and no others, of exactly these types. The values of refused fields are never quoted."""
+    """A JSON object with these fields and no others, of exactly these types. Errors never quote what was given: it may be a prompt."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, frozen=True)
 
 
-def _kind(value: Any) -> str:
-    """Which form of an input that may be a text or a list, of texts, numbers or lists."""
-    if not isinstance(value, list):
-        return "<text>"
-    if not value or isinstance(value[0], (str, dict)):
-        return "<items>"
-    return "<lists>" if isinstance(value[0], list) else "<ids>"
+class Only:
+    """Annotates a field that is known but has one meaning here: absent, null, or one of the neutral values. Others are refused by name,
+    because they are "not supported yet" or for what `why` says."""
 
+    def __init__(self, *neutral: Any, why: str = "not supported yet") -> None:
+        self._values = [None, *neutral]
+        self._why = why
 
-def _text_or_list(value: Any) -> str:
-    return "<items>" if isinstance(value, list) else "<text>"
-
-
-def only(*neutral: Any, why: str = "not supported yet") -> Any:
-    """A field that is known but has one meaning here: absent, null, or one of the neutral values."""
-
-    def check(value: Any) -> Any:
-        if value is None or any(type(value) is type(one) and value == one for one in neutral):
+    def _check(self, value: Any) -> Any:
+        if any(type(value) is type(one) and value == one for one in self._values):
             return value
-        raise PydanticCustomError("unsupported", "{why}", {"why": why})
+        raise PydanticCustomError("unsupported", "{why}", {"why": self._why})
 
-    values = [None, *neutral]
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": values, "description": f"Other values are {why}."})]
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": self._values, "description": f"Other values are {self._why}."}
 
 
 class _FirstErrorOnly:
@@ -51,11 +46,24 @@ class _FirstErrorOnly:
 
 FIRST_ERROR_ONLY = _FirstErrorOnly()
 
+
+def text_or_list(value: Any) -> str:
+    return "<items>" if isinstance(value, list) else "<text>"
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return "<text>"
+    if not value or not isinstance(value[0], (list, int)):
+        return "<items>"
+    return "<lists>" if isinstance(value[0], list) else "<ids>"
+
+
+Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 TextOrTexts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[str], FIRST_ERROR_ONLY, Tag("<items>")]],
-    Discriminator(_text_or_list),
+    Discriminator(text_or_list),
 ]
-Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 PromptOrPrompts = Annotated[
     Union[
         Annotated[str, Tag("<text>")],
@@ -63,28 +71,30 @@ PromptOrPrompts = Annotated[
         Annotated[Ids, Tag("<ids>")],
         Annotated[list[Ids], FIRST_ERROR_ONLY, Tag("<lists>")],
     ],
-    Discriminator(_kind),
+    Discriminator(_kind_of_prompt),
 ]
+
+
+class Among(Only):
+    """Annotates a text that names a kind of something: those that are supported, others are refused by name."""
+
+    def __init__(self, *known: str) -> None:
+        super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")
+        self._values.remove(None)
 
 
 class TextPart(Body):
     """A part of a message. Images, audio and files are refused by their name."""
 
-    type: Annotated[str, AfterValidator(lambda value: _text_only(value)), WithJsonSchema({"enum": ["text"]})]
+    type: Annotated[str, Among("text")]
     text: str
-
-
-def _text_only(kind: str) -> str:
-    if kind == "text":
-        return kind
-    raise PydanticCustomError("unsupported", "only parts of type text are supported yet")
 
 
 TextOrParts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[TextPart], FIRST_ERROR_ONLY, Tag("<items>")]],
-    Discriminator(_text_or_list),
+    Discriminator(text_or_list),
 ]
 
 
-def plain_text(content: str | list[TextPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+def plain_text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

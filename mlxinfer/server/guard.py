@@ -12,6 +12,8 @@ from .problems import Problem, invalid
 from .settings import Limits, ServerSettings
 from .sse import ClientGone
 
+_DISCARDED = 4
+"""Of a body that is too long, so many times what may be is read and thrown away: clients read no answer before they have sent it all."""
 PUBLIC = frozenset({"/health"})
 """Answered without a key, so that whoever starts the server can wait for it."""
 
@@ -21,6 +23,7 @@ class Guard:
     an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        self._header_bytes = settings.limits.header_bytes
         self._key = (settings.api_key or "").encode()
         bound = [settings.host] if settings.host not in (None, "0.0.0.0", "::") else []
         names = ("localhost", "127.0.0.1", "[::1]", *bound, *settings.allowed_hosts)
@@ -28,6 +31,9 @@ class Guard:
 
     def check(self, scope: Scope) -> None:
         """Raises `Problem`."""
+        # The HTTP library counts only what has not come to its end yet.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
+            raise Problem(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
         if is_unix(scope):
             if b"origin" in headers:
@@ -79,28 +85,35 @@ async def read_json(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise Problem(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")
     length = headers.get(b"content-length", b"0")
-    if length.isdigit() and (len(length) > 18 or int(length) > limits.body_bytes):
+    declared = int(length) if length.isdigit() else 0
+    if declared > limits.body_bytes and b"expect" in headers:
         raise _too_large(limits)
     try:
-        return await asyncio.wait_for(_read(receive, limits), limits.body_s)
+        return await asyncio.wait_for(_read(receive, limits, declared), limits.body_s)
     except asyncio.TimeoutError:
         raise Problem(408, "timeout", f"The body did not arrive within {limits.body_s:g} s.", code="timeout") from None
 
 
-async def _read(receive: Receive, limits: Limits) -> bytes:
+async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
     parts: list[bytes] = []
     size = 0
+    if declared > _DISCARDED * limits.body_bytes:
+        raise _too_large(limits)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
         size += len(part)
-        if size > limits.body_bytes:
+        if size > _DISCARDED * limits.body_bytes:
             raise _too_large(limits)
         parts.append(part)
+        if size > limits.body_bytes:
+            parts.clear()
         if not message.get("more_body", False):
             break
+    if size > limits.body_bytes:
+        raise _too_large(limits)
     body = b"".join(parts)
     if not body:
         raise invalid("The body is empty: send a JSON object.", code="invalid_json")

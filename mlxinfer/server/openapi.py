@@ -16,7 +16,7 @@ from .fields import Body
 from .routing import Call, Doc, Endpoint, Server
 
 _REF = "#/components/schemas/{model}"
-REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
+REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:

@@ -3,16 +3,14 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.tiny import random_tokens
 from support.tiny_engine import tiny_model
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cache.base import PAGE, Segment
+from mlxinfer.cache.base import Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.pool import Growth, Match
+from mlxinfer.cache.pool import Match
 
 TOKENS, OTHERS = random_tokens(600), random_tokens(900)[600:]
 FULL, SLIDING, SINKS, SOFTCAP, EXPERTS, HYBRID, GATED = "llama", "gemma3_text", "gpt_oss", "gemma2", "mixtral", "qwen3_next", "qwen3_5_text"

@@ -16,7 +16,7 @@ from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.engine.engine import Engine
-from mlxinfer.errors import EngineError, ModelNotFoundError, PromptError, SamplingError, TemplateError
+from mlxinfer.errors import EngineError, ModelNotFoundError, PromptError, SamplingError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 LONG = SamplingParams(temperature=0, max_tokens=200)
@@ -193,7 +193,6 @@ def test_a_model_that_cannot_be_loaded_says_why_to_everybody(tmp_path):
         (lambda llm: llm.generate([PROMPT, [-1]], GREEDY), PromptError),
         (lambda llm: text_of(llm.stream("a" * 5000, GREEDY)), PromptError),
         (lambda llm: text_of(llm.stream(PROMPT, SamplingParams(n=2))), PromptError),
-        (lambda llm: llm.chat([{"role": "user"}], GREEDY, tools="no tools"), TemplateError),
         (lambda llm: llm.generate(PROMPT, GREEDY, timeout_s=0), SamplingError),
         (lambda llm: llm.generate(PROMPT, GREEDY, priority=0.5), SamplingError),
         (lambda llm: llm.generate(PROMPT, GREEDY, client_id=7), SamplingError),
@@ -254,6 +253,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes(folder):
             await text_of(stream)
         with pytest.raises(EngineError, match="closed"):
             await llm.generate(PROMPT)
+        llm._thread._thread.join(30)
         assert not llm._thread._thread.is_alive()
 
     asyncio.run(main())

@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
+from openai import OpenAI
 from support.live_server import LiveServer, live_server
 from support.tiny_directory import tiny_directory
 
@@ -13,11 +15,29 @@ from mlxinfer.engine.async_llm import AsyncLLM
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without an end token, so that answers run to their length."""
-    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False)
+    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=4096)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def live(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The tiny model as `tiny`, on a Unix socket and on TCP."""
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
         yield server
+
+
+def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:
+    transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
+    options = {"base_url": f"{live.url}/v1", "api_key": "unused", "max_retries": 0, **settings}
+    return OpenAI(**options, http_client=httpx2.Client(transport=transport, timeout=60))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def client(request: pytest.FixtureRequest, live: LiveServer) -> Iterator[OpenAI]:
+    with openai_client(live, unix=request.param == "unix") as client:
+        yield client
+
+
+@pytest.fixture
+def unix_client(live: LiveServer) -> Iterator[OpenAI]:
+    with openai_client(live, unix=True) as client:
+        yield client

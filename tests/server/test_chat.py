@@ -1,11 +1,10 @@
-"""OpenAI's own client against a live server."""
+"""Chat completions: OpenAI's own client against a live server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from openai import OpenAI
@@ -14,22 +13,20 @@ from support.live_server import LiveServer
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def client(request: pytest.FixtureRequest, live: LiveServer) -> Iterator[OpenAI]:
-    transport = httpx2.HTTPTransport(uds=str(live.path)) if request.param == "unix" else httpx2.HTTPTransport()
-    with OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, http_client=httpx2.Client(transport=transport)) as client:
-        yield client
-
-
 def create(client: OpenAI, **more: Any) -> Any:
     return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **more})
+
+
+def text_of(chunks: list[Any], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
 
 
 def test_an_answer(client: OpenAI) -> None:
     answer = create(client)
     (choice,) = answer.choices
     assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
-    assert answer.model == "tiny"
+    assert (answer.model, answer.object) == ("tiny", "chat.completion")
     assert answer.id.startswith("chatcmpl-")
     assert answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
@@ -40,15 +37,97 @@ def test_an_answer(client: OpenAI) -> None:
 def test_a_stream_has_the_same_text_one_role_one_reason_and_no_usage(client: OpenAI) -> None:
     chunks = list(create(client, stream=True))
     choices = [chunk.choices[0] for chunk in chunks]
-    assert "".join(choice.delta.content or "" for choice in choices) == create(client).choices[0].message.content
+    assert text_of(chunks) == create(client).choices[0].message.content
     assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert choices[-1].delta.content is None
+    assert all(choice.delta.content for choice in choices[1:-1])
     assert {chunk.usage for chunk in chunks} == {None}
-    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
 
 
-def test_a_model_that_is_not_served(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as found:
-        create(client, model="/etc/passwd")
-    assert found.value.code == "model_not_found"
+def test_usage_comes_in_a_chunk_of_its_own_where_asked_for(unix_client: OpenAI) -> None:
+    *chunks, last = create(unix_client, stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage.completion_tokens == 12
+    assert {chunk.usage for chunk in chunks} == {None}
+    assert last.id == chunks[0].id
+    assert all(chunk.choices for chunk in create(unix_client, stream=True, stream_options={"include_usage": False}))
+
+
+def test_several_answers(client: OpenAI) -> None:
+    settings: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 7}
+    whole = create(client, **settings)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert whole.usage.completion_tokens == 36
+    chunks = list(create(client, stream=True, **settings))
+    assert [text_of(chunks, index) for index in range(3)] == texts
+    reasons = [(choice.index, choice.finish_reason) for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert sorted(reasons) == [(0, "length"), (1, "length"), (2, "length")]
+
+
+def test_logprobs(client: OpenAI) -> None:
+    content = create(client, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    assert len(content) == 12
+    for token in content:
+        assert bytes(token.bytes).decode() == token.token
+        assert [top.logprob for top in token.top_logprobs] == sorted((top.logprob for top in token.top_logprobs), reverse=True)
+        assert token.top_logprobs[0].token == token.token  # greedy
+        assert math.isclose(token.top_logprobs[0].logprob, token.logprob)
+    streamed = [choice.logprobs for chunk in create(client, stream=True, logprobs=True, top_logprobs=3) for choice in chunk.choices]
+    assert [token for logprobs in streamed if logprobs for token in logprobs.content] == content
+    assert all(token.top_logprobs == [] for token in create(client, logprobs=True).choices[0].logprobs.content)
+
+
+def test_stop_strings_are_not_part_of_the_answer(client: OpenAI) -> None:
+    text = create(client).choices[0].message.content
+    stop = text[4:7]
+    expected = text[: text.index(stop)]
+    for stops in (stop, ["never", stop]):
+        answer = create(client, stop=stops).choices[0]
+        assert (answer.message.content, answer.finish_reason) == (expected, "stop")
+        chunks = list(create(client, stop=stops, stream=True))
+        assert text_of(chunks) == expected
+        assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_the_same_seed_gives_the_same_answer(unix_client: OpenAI) -> None:
+    texts = [create(unix_client, temperature=1.5, seed=seed).choices[0].message.content for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_fields_of_other_engines(unix_client: OpenAI) -> None:
+    greedy = create(unix_client).choices[0].message.content
+    assert create(unix_client, temperature=2, extra_body={"top_k": 1}).choices[0].message.content == greedy
+    biased = create(unix_client, logit_bias={"40": 100}, max_tokens=None, max_completion_tokens=3).choices[0].message.content
+    assert len(set(biased)) == 1
+
+
+def test_parts_and_the_developer_are_what_text_and_the_system_are(unix_client: OpenAI) -> None:
+    parts = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("Hel", "lo")]},
+    ]
+    assert create(unix_client, messages=parts).choices[0].message.content == create(unix_client).choices[0].message.content
+
+
+def test_a_prompt_that_was_read_before_is_counted(unix_client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "A long beginning. " * 20}]
+    create(unix_client, messages=messages)
+    again = create(unix_client, messages=messages).usage
+    assert 0 < again.prompt_tokens_details.cached_tokens < again.prompt_tokens
+
+
+def test_models(client: OpenAI) -> None:
+    (model,) = client.models.list()
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny") == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
+
+
+def test_nothing_is_left_behind(live: LiveServer, unix_client: OpenAI) -> None:
+    create(unix_client)
+    assert live.until(lambda s: not s.running).pages_used == 0

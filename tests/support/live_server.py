@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class LiveServer:
         sock.settimeout(30)
         sock.connect(str(self.path) if unix else ("127.0.0.1", self.port))
         return sock
+
+    def exchange(self, raw: bytes, *, unix: bool = False) -> tuple[int, dict[str, str], bytes]:
+        """Send these bytes and read one answer: its status, headers and body."""
+        with self.connect(unix=unix) as connection:
+            connection.sendall(raw)
+            response = HTTPResponse(connection)
+            response.begin()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
     def until(self, condition: Callable[[EngineStats], bool], model: str = "tiny", seconds: float = 20) -> EngineStats:
         """The engine's numbers as soon as they are so."""

@@ -1,13 +1,14 @@
-"""OpenAI's API: chat completions, completions, responses and models."""
+"""OpenAI's API: chat completions, completions, responses, models, and embeddings, which are refused."""
 
 from __future__ import annotations
 
 from ..routing import Dialect, Endpoint, Server
-from . import chat, models
+from . import chat, completions, embeddings, models, responses
 from .errors import render
-
-DIALECT = Dialect(name="openai", prefixes=("",), routes=lambda server: _routes(server), render=render)
 
 
 def _routes(server: Server) -> list[Endpoint]:
-    return [route for part in (chat, models) for route in part.routes(server)]
+    return [route for part in (chat, completions, responses, models, embeddings) for route in part.routes(server)]
+
+
+DIALECT = Dialect(name="openai", prefixes=("",), routes=_routes, render=render)

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ...types import Completion, SamplingParams, Usage
+from ...types import Completion, Usage
 from .. import sse
 from ..answering import Ask, chunks, collect, encode_chat
-from ..fields import Body, only
+from ..fields import Body, Only
 from ..models import Served
 from ..problems import invalid
 from ..routing import Call, Doc, Endpoint, Server
@@ -41,24 +41,24 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(why="only for requests with tools")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
-    verbosity: Annotated[Any, only("medium")] = None
-    web_search_options: Annotated[Any, only()] = None
-    moderation: Annotated[Any, only()] = None
-    store: Annotated[Any, only(False, why="not possible: conversations are not kept")] = None
-    metadata: Annotated[Any, only({}, why="only for stored conversations, which there are none of")] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, only("in_memory")] = None
-    prompt_cache_options: Annotated[Any, only({})] = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Only(why="only for requests with tools")] = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    audio: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only()] = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    web_search_options: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
+    store: Annotated[Any, Only(False, why="not possible: conversations are not kept")] = None
+    metadata: Annotated[Any, Only({}, why="only for stored conversations, which there are none of")] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Only({})] = None
     # The cache of prompts goes by their text, for everybody alike: these two, which say whose prompt it is, need no more than a place.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
@@ -102,11 +102,12 @@ class ChatCompletion(TypedDict):
 async def create(call: Call, body: ChatRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, body.limit(), body.wanted_logprobs())
+    wants_usage = body.wants_usage()
     variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = await encode_chat(served, for_template(body.messages), **variables)
     ask = Ask(served, prompt, params, client_id=body.user or "")
     if body.stream:
-        pieces = _Streamed(served, params, body.wants_usage).pieces(call, ask)
+        pieces = _Streamed(served, wants_usage).pieces(call, ask)
         return sse.Stream(pieces, failed=piece, limits=call.server.settings.limits)
     answers = await sse.unless_gone(call.receive, collect(call, ask))
     return JSONResponse(_completion(served, answers))
@@ -140,9 +141,8 @@ def _choice(served: Served, answer: Completion) -> Choice:
 class _Streamed:
     """The chunks of one answer, or of `n`: each begins with a role and ends with a chunk that has a reason and no text."""
 
-    def __init__(self, served: Served, params: SamplingParams, wants_usage: bool) -> None:
+    def __init__(self, served: Served, wants_usage: bool) -> None:
         self._tokenizer = served.llm.tokenizer
-        self._params = params
         self._wants_usage = wants_usage
         self._head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
         self._head["system_fingerprint"] = FINGERPRINT

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..fields import FIRST_ERROR_ONLY, Body, TextOrParts, only, plain_text
+from ..fields import FIRST_ERROR_ONLY, Body, Only, TextOrParts, plain_text
 from ..problems import Problem, invalid, unsupported
 
 MAX_MESSAGES = 4096
@@ -17,16 +17,16 @@ class Message(Body):
     """`developer` is what newer clients call `system`. Reasoning goes to the template, which keeps or drops it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: TextOrParts | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    tool_call_id: Annotated[Any, only()] = None
-    function_call: Annotated[Any, only()] = None
-    audio: Annotated[Any, only()] = None
-    annotations: Annotated[Any, only([])] = None
+    refusal: Annotated[Any, Only()] = None
+    tool_calls: Annotated[Any, Only([])] = None
+    tool_call_id: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only()] = None
+    audio: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only([])] = None
+    content: TextOrParts | None = None
 
 
 Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]

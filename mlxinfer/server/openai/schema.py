@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from ..._version import __version__
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
-from ..fields import Body, Ids, TextOrTexts, only
+from ..fields import Body, Ids, Only, TextOrTexts
 from ..models import Served
 from ..problems import invalid, of_error
 
@@ -26,14 +26,13 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, only(False)] = None
+    include_obfuscation: Annotated[Any, Only(False)] = None
 
 
-class Sampling(Body):
-    """What both completion endpoints take. The last fields are not OpenAI's: they are what other engines accept beside them."""
+class Sampled(Body):
+    """How to choose tokens. The last fields are not OpenAI's: they are what other engines accept beside them."""
 
     model: Annotated[str, Field(max_length=256)]
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stop: TextOrTexts | None = None
     seed: int | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -42,7 +41,6 @@ class Sampling(Body):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -50,15 +48,9 @@ class Sampling(Body):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
 
-    @property
-    def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
     def params(self, served: Served, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The model's own defaults, with what the request says. Raises `Problem`."""
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options is only for stream=true", "stream_options")
-        given = {name: getattr(self, name) for name in _SAMPLED if getattr(self, name) is not None}
+        given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -71,19 +63,23 @@ class Sampling(Body):
             raise of_error(error) from None
 
 
-_SAMPLED = [
-    "n",
-    "seed",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "ignore_eos",
-]
+class Sampling(Sampled):
+    """What both completion endpoints take."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream_options: StreamOptions | None = None
+
+    def wants_usage(self) -> bool:
+        """Raises `Problem`."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only for stream=true", "stream_options", "invalid_value")
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_SAMPLED = (
+    *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+)
 
 
 def _token_id(key: str) -> int:

@@ -1,0 +1,171 @@
+"""The command `mlxinfer serve`: a process from its ready line to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROMPT = "a secret of the prompt"
+
+
+class Process:
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self.path = cwd / "run" / "api.sock"
+        environment = {**os.environ, "HOME": str(cwd), "MLXINFER_HOME": str(cwd), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "mlxinfer", "serve", *arguments]
+        self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def ready(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line.startswith("ready on"), self.process.communicate()[1]
+        return line
+
+    def ask(self, **body: Any) -> socket.socket:
+        raw = json.dumps({"model": "tiny", "prompt": PROMPT, **body}).encode()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(60)
+        connection.connect(str(self.path))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+        connection.sendall(head.encode() + raw)
+        return connection
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, list[dict[str, Any]]]:
+        """The exit code, and what was logged."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> tuple[int, list[dict[str, Any]]]:
+        errors = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tiny_path: Path, tmp_path: Path) -> Iterator[Start]:
+    started: list[Process] = []
+
+    def run(*arguments: str) -> Process:
+        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=tmp_path))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    return received
+
+
+def test_the_first_signal_lets_answers_end(start: Start) -> None:
+    server = start()
+    assert server.ready() == f"ready on unix:{server.path} (tiny)"
+    with server.ask(stream=True, max_tokens=1500) as running:
+        assert b"data:" in running.recv(65536)
+        server.process.send_signal(signal.SIGTERM)
+        received = read_all(running)
+    assert received.rstrip().endswith(b"data: [DONE]\n\n\r\n0") or b"data: [DONE]" in received
+    code, log = server.ended()
+    (line,) = (entry for entry in log if entry["logger"] == "mlxinfer.access")
+    assert (code, line["status"], line["completion_tokens"], line["finish_reason"]) == (0, 200, 1500, "length")
+    assert not server.path.exists()
+
+
+def test_the_second_signal_stops_them(start: Start) -> None:
+    server = start()
+    server.ready()
+    with server.ask(stream=True, max_tokens=4000) as running:
+        assert b"data:" in running.recv(65536)
+        server.process.send_signal(signal.SIGINT)
+        server.process.send_signal(signal.SIGTERM)
+        assert b"[DONE]" not in read_all(running)
+    assert server.ended()[0] == 0
+    assert not server.path.exists()
+
+
+def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path) -> None:
+    server = start("--socket", "run/api.sock", "--port", "0", f"named={tiny_path}", f"tiny={tiny_path}", "--alias", "claude-*=named")
+    assert server.ready().endswith("(named, tiny)")
+    for body in ({"max_tokens": 3}, {"model": "claude-x", "max_tokens": 3}, {"model": PROMPT}, {"odd": PROMPT}, {"stop": [PROMPT, 3]}):
+        with server.ask(**body) as connection:
+            assert connection.recv(65536)
+    _, log = server.end()
+    lines = [entry for entry in log if entry["logger"] == "mlxinfer.access"]
+    assert [line["status"] for line in lines] == [200, 200, 404, 400, 400]
+    assert [line.get("model") for line in lines[:2]] == ["tiny", "named"]
+    assert len({line["request_id"] for line in lines}) == 5
+    assert {line["client"] for line in lines} == {f"uid {os.geteuid()}"}
+    assert "secret" not in json.dumps(log)
+
+
+def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
+    server = start()
+    while not server.path.exists():
+        assert server.process.poll() is None
+    answers: list[bytes] = []
+    waiting = threading.Thread(target=lambda: answers.append(_first_bytes(server)))
+    waiting.start()
+    server.ready()
+    waiting.join(60)
+    assert answers[0].startswith(b"HTTP/1.1 200")
+
+
+def _first_bytes(server: Process) -> bytes:
+    with server.ask(max_tokens=2) as connection:
+        return connection.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/model"], "no/such/model"),
+        (["--no-socket", "MODEL"], "nowhere to listen"),
+        (["--socket", "x", "--no-socket", "MODEL"], "exclude each other"),
+        (["--host", "0.0.0.0", "MODEL"], "needs a key"),
+        (["--host", "127.0.0.1", "--api-key-file", "no-file", "MODEL"], "cannot read the API key"),
+        (["MODEL", "MODEL"], "two models are called"),
+        (["--alias", "other", "MODEL"], "not OTHER=NAME"),
+        (["--alias", "other=nothing", "MODEL"], "not among the models"),
+        (["../x=y", "MODEL"], "x"),
+        (["--activated", "MODEL"], "no sockets were handed over"),
+        (["--kv", "99", "MODEL"], "99"),
+    ],
+)
+def test_mistakes_end_in_one_line(start: Start, tiny_path: Path, arguments: list[str], message: str) -> None:
+    server = start(*(str(tiny_path) if argument == "MODEL" else argument for argument in arguments))
+    out, errors = server.process.communicate(timeout=60)
+    assert (server.process.returncode, out) == (2, "")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, tmp_path: Path) -> None:
+    server = start("--install", f"chat={tiny_path}", "--kv", "8", "--no-speculate", "--alias", "x=chat", "--port", "8081")
+    out, errors = server.process.communicate(timeout=60)
+    found = plistlib.loads(out.encode())
+    arguments = found["ProgramArguments"]
+    assert arguments[1:4] == ["-m", "mlxinfer", "serve"]
+    assert arguments[4:] == [f"chat={tiny_path}", "--alias", "x=chat", "--kv", "8", "--no-speculate", "--activated"]
+    unix, tcp = found["Sockets"]["Listeners"]
+    assert unix == {"SockPathName": str(tmp_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
+    assert (tcp["SockNodeName"], tcp["SockServiceName"]) == ("127.0.0.1", "8081")
+    assert "launchctl bootstrap" in errors
