@@ -11,7 +11,7 @@ let package = Package(
     targets: [
         .target(name: "MLXInferClient"),
         .executableTarget(name: "mlxinfer-chat", dependencies: ["MLXInferClient"]),
-        .testTarget(name: "MLXInferClientTests", dependencies: ["MLXInferClient", "mlxinfer-chat"]),
+        .testTarget(name: "MLXInferClientTests", dependencies: ["MLXInferClient", "mlxinfer-chat"], exclude: ["Golden"]),
     ],
     swiftLanguageModes: [.v6]
 )

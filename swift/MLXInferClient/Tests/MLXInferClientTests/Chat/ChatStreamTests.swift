@@ -43,7 +43,7 @@ struct ChatStreamTests {
         ]
         let result = outcome(events)
         var answer = ChatResponse()
-        result.output.forEach { answer.add($0) }
+        for event in result.output { answer.add(event) }
         #expect(
             answer.toolCalls == [ToolCall(id: "a", name: "time", arguments: "{}"), ToolCall(id: "b", name: "sum", arguments: #"{"x":1}"#)])
         #expect(answer.finishReason == .toolCalls)

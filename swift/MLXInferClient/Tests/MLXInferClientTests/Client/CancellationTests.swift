@@ -18,6 +18,21 @@ struct CancellationTests {
         #expect(await eventually { server.departures.count == 1 })
     }
 
+    @Test func theConnectionIsClosedAtOnce() async throws {
+        let server = try FaultServer(Self.begun)
+        var delays: [Duration] = []
+        for round in 1...50 {
+            let task = Task { await gather(server.client.chat([.user("Hi")])) }
+            #expect(await eventually { server.requests.count == round })
+            let start = ContinuousClock.now
+            task.cancel()
+            #expect(await eventually { server.departures.count == round })
+            delays.append((server.departures.last ?? .now) - start)
+        }
+        delays.sort()
+        print("from cancelling to the server's end of the connection: median \(delays[25]), longest \(delays[49])")
+    }
+
     @Test func whatHadComeIsNotLost() async throws {
         let server = try FaultServer(Self.begun)
         var answer = ChatResponse()

@@ -52,7 +52,7 @@ struct ClientTests {
         let client = server.client
         let waiting = (0..<64).map { _ in Task { try await client.respond(to: "Hi") } }
         #expect(await eventually { server.requests.count == 64 })
-        waiting.forEach { $0.cancel() }
+        for task in waiting { task.cancel() }
         for task in waiting {
             await #expect(throws: MLXInferError.cancelled) { try await task.value }
         }

@@ -21,7 +21,7 @@ extension LiveTests.Answers {
             return
         }
         var answer = ChatResponse()
-        events.forEach { answer.add($0) }
+        for event in events { answer.add(event) }
         #expect(!id.isEmpty && answer.text.contains("Paris") && answer.finishReason == .stop)
         #expect(events.filter { if case .text = $0 { true } else { false } }.count > 3)
         guard case .usage(let usage) = events.last else {

@@ -16,6 +16,7 @@ extension LiveTests.Cancelling {
         var delays: [Duration] = []
         for _ in 0..<5 {
             let cancelled = try await server.metric("mlxinfer_requests_cancelled_total")
+            let stepsBefore = try await server.metric("mlxinfer_engine_steps_total")
             let client = server.client
             let request = endless()
             let pieces = Counter()
@@ -31,6 +32,7 @@ extension LiveTests.Cancelling {
             delays.append(.now - start)
             let steps = try await server.metric("mlxinfer_engine_steps_total")
             #expect(try await server.metric("mlxinfer_engine_steps_total") == steps && pieces.value < 500)
+            print("read \(pieces.value) pieces, the engine made \(Int(steps - stepsBefore)) steps")
         }
         print("from cancelling to no running request, as /metrics shows it: \(delays.sorted())")
     }

@@ -28,9 +28,14 @@ extension LiveTests.Refusals {
         #expect(format.status == 400 && format.param?.hasPrefix("response_format") == true)
         let tools = try #require(await refusal { $0.tools = [Tool(name: "a", description: "b", parameters: ["type": "object"])] })
         #expect(tools.status == 400 && tools.param?.hasPrefix("tools") == true)
-        await #expect(throws: MLXInferError.api(format)) {
+        let typed = await #expect(throws: MLXInferError.self) {
             try await LiveServer.shared.client.respond(to: ChatRequest([.user("Hi")]), as: [String: Int].self, schema: ["type": "object"])
         }
+        guard case .api(let error) = typed else {
+            Issue.record("\(String(describing: typed))")
+            return
+        }
+        #expect(error.message == format.message && error.requestID != nil)
     }
 
     @Test func aBodyThatIsTooLarge() async throws {

@@ -13,8 +13,8 @@ final class LiveServer: @unchecked Sendable {
     /// The server that most tests share.
     static let shared = LiveServer()
 
-    /// Kills the server when its standard input ends, be it that this process is gone.
-    private static let guardian = #""$@" & child=$!; read -r line; kill "$child"; wait "$child""#
+    /// Ends the server when its own standard input ends, be it that this process is gone, and clears up behind it.
+    private static let guardian = #""$@" & child=$!; read -r line; kill "$child"; wait "$child"; rm -rf "$0""#
 
     let folder: URL
     let path: String
@@ -29,10 +29,7 @@ final class LiveServer: @unchecked Sendable {
         start()
     }
 
-    deinit {
-        stop()
-        try? FileManager.default.removeItem(at: folder)
-    }
+    deinit { stop() }
 
     var client: Client { Client(.unix(path: path), timeouts: Timeouts(silence: .seconds(60)), reconnect: Reconnect(upTo: .seconds(60))) }
 
@@ -45,7 +42,7 @@ final class LiveServer: @unchecked Sendable {
         try? Data().write(to: file)
         (process, leash) = (Process(), Pipe())
         process.executableURL = URL(fileURLWithPath: "/bin/sh")
-        process.arguments = ["-c", Self.guardian, "sh"] + (Self.command ?? []) + ["serve", Self.model, "--socket", path] + options
+        process.arguments = ["-c", Self.guardian, folder.path] + (Self.command ?? []) + ["serve", Self.model, "--socket", path] + options
         process.standardInput = leash
         let output = try? FileHandle(forWritingTo: file)
         (process.standardOutput, process.standardError) = (output, output)
