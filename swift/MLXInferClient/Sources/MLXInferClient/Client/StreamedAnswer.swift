@@ -15,6 +15,7 @@ struct StreamedAnswer<Events: EventReader>: AnswerReader {
     private var stream = EventStream()
     private var events: Events
     private var refusal: WholeAnswer?
+    private var requestID: String?
     private(set) var isComplete = false
 
     var partial: String { events.partial }
@@ -58,6 +59,7 @@ struct StreamedAnswer<Events: EventReader>: AnswerReader {
     }
 
     private mutating func begin(_ head: ResponseHead) throws {
+        requestID = head.fields["x-request-id"]
         if !head.succeeded {
             refusal = WholeAnswer(limit: 1 << 20)
         } else if head.contentType != "text/event-stream" {
@@ -70,8 +72,17 @@ struct StreamedAnswer<Events: EventReader>: AnswerReader {
             if event.data.elementsEqual("[DONE]".utf8) {
                 try finish()
             } else {
-                try events.read(event.data, into: &output)
+                try read(event, into: &output)
             }
+        }
+    }
+
+    private mutating func read(_ event: ServerSentEvent, into output: inout [Events.Output]) throws {
+        do {
+            try events.read(event.data, into: &output)
+        } catch MLXInferError.api(var error) {
+            error.requestID = requestID
+            throw MLXInferError.api(error)
         }
     }
 

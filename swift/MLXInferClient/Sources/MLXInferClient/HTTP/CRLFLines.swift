@@ -5,9 +5,6 @@ struct CRLFLines: Sendable {
 
     init(limit: Int) { self.limit = limit }
 
-    /// True where nothing of a line is waiting.
-    var isEmpty: Bool { line.isEmpty }
-
     /// Takes bytes from the front of `input`, up to the end of a line. Returns the line without its end, or nil where it is not complete.
     mutating func next(from input: inout ArraySlice<UInt8>) throws -> String? {
         while let byte = input.popFirst() {

@@ -113,7 +113,7 @@ struct ChatStreamTests {
         var output: [ChatEvent] = []
         let bytes = Transcript.stream([Transcript.delta(#"{"content":"a"}"#), "data: \(body)\n\n"])
         let error = #expect(throws: MLXInferError.self) { try reader.feed(bytes[...], into: &output) }
-        #expect(error == .api(APIError(status: 200, type: type, code: code, message: "no memory")))
+        #expect(error == .api(APIError(status: 200, type: type, code: code, message: "no memory", requestID: "r1")))
         #expect(output.last == .text("a"))
     }
 }

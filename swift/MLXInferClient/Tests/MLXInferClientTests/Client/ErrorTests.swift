@@ -39,7 +39,7 @@ struct ErrorTests {
         let server = try FaultServer([.read, .send(Transcript.stream(Array(Transcript.chatEvents.prefix(4)) + [error]))])
         let result = await gather(server.client.chat([.user("Hi")]))
         #expect(result.events == Array(Transcript.chatMeaning.prefix(3)))
-        #expect(result.error == .api(APIError(status: 200, type: "server_error", message: "no memory")))
+        #expect(result.error == .api(APIError(status: 200, type: "server_error", message: "no memory", requestID: "r1")))
     }
 
     @Test func nothingListens() async throws {

@@ -102,14 +102,14 @@ struct FaultTests {
     @Test func silence() async throws {
         let server = try FaultServer([.read, .send(Transcript.stream(Array(Transcript.chatEvents.prefix(3)), end: false)), .hold])
         var client = server.client
-        client.timeouts.silence = .milliseconds(50)
+        client.timeouts.silence = .seconds(1)
         #expect(await gather(client.chat([.user("Hi")])).error == .timedOut(.answer, partial: "Grü"))
-        client.timeouts = Timeouts(silence: .seconds(10), wholeAnswer: .milliseconds(80))
+        client.timeouts = Timeouts(silence: .seconds(10), wholeAnswer: .seconds(1))
         #expect(await gather(client.chat([.user("Hi")])).error == .timedOut(.wholeAnswer, partial: "Grü"))
     }
 
     @Test func aServerThatReadsNothing() async throws {
-        let server = try FaultServer([.pause(.milliseconds(500))])
+        let server = try FaultServer([.pause(.seconds(3))])
         var client = server.client
         client.timeouts.silence = .milliseconds(50)
         let error = await gather(client.chat([.user(String(repeating: "long ", count: 1 << 20))])).error

@@ -6,7 +6,7 @@ import Foundation
 enum Transcript {
     /// An answer that is streamed: each event in a chunk of its own.
     static func stream(_ events: [String], type: String = "text/event-stream; charset=utf-8", end: Bool = true) -> [UInt8] {
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: \(type)\r\nconnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: \(type)\r\nx-request-id: r1\r\nTransfer-Encoding: chunked\r\n\r\n"
         return head.bytes + events.flatMap { chunk($0) } + (end ? "0\r\n\r\n".bytes : [])
     }
 
