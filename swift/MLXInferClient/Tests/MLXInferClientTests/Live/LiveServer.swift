@@ -1,0 +1,85 @@
+import Foundation
+
+@testable import MLXInferClient
+
+/// A real server, as `MLXINFER_COMMAND` starts it, on a socket of its own. It ends with this process, however that ends.
+final class LiveServer: @unchecked Sendable {
+    /// The command's words, such as `python -m mlxinfer`; nil where live tests are not wanted.
+    static let command: [String]? = ProcessInfo.processInfo.environment["MLXINFER_COMMAND"].flatMap { line in
+        let words = line.split(separator: " ").map(String.init)
+        return words.isEmpty ? nil : words
+    }
+    static let model = ProcessInfo.processInfo.environment["MLXINFER_MODEL"] ?? "smollm2"
+    /// The server that most tests share.
+    static let shared = LiveServer()
+
+    /// Ends the server when its own standard input ends, be it that this process is gone, and clears up behind it.
+    private static let guardian = #""$@" & child=$!; read -r line; kill "$child"; wait "$child"; rm -rf "$0""#
+
+    let folder: URL
+    let path: String
+    private let options: [String]
+    private var process = Process()
+    private var leash = Pipe()
+
+    init(_ options: [String] = []) {
+        folder = FileManager.default.temporaryDirectory.appendingPathComponent("mlx-\(UUID().uuidString.prefix(13))")
+        path = folder.appendingPathComponent("s").path
+        self.options = options
+        start()
+    }
+
+    deinit { stop() }
+
+    var client: Client { Client(.unix(path: path), timeouts: Timeouts(silence: .seconds(60)), reconnect: Reconnect(upTo: .seconds(60))) }
+
+    /// What the server has printed.
+    var log: String { (try? String(contentsOf: folder.appendingPathComponent("log"), encoding: .utf8)) ?? "" }
+
+    func start() {
+        try? FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true, attributes: [.posixPermissions: 0o700])
+        let file = folder.appendingPathComponent("log")
+        try? Data().write(to: file)
+        (process, leash) = (Process(), Pipe())
+        process.executableURL = URL(fileURLWithPath: "/bin/sh")
+        process.arguments = ["-c", Self.guardian, folder.path] + (Self.command ?? []) + ["serve", Self.model, "--socket", path] + options
+        process.standardInput = leash
+        let output = try? FileHandle(forWritingTo: file)
+        (process.standardOutput, process.standardError) = (output, output)
+        try? process.runWithSignals()
+    }
+
+    /// Tells the server to end, and waits until it has.
+    func stop() {
+        try? leash.fileHandleForWriting.close()
+        if process.isRunning { process.waitUntilExit() }
+    }
+
+    /// The sum of a counter or gauge over all its labels.
+    func metric(_ name: String) async throws -> Double {
+        try await client.metrics().split(separator: "\n").filter { $0.hasPrefix(name + "{") || $0.hasPrefix(name + " ") }
+            .compactMap { Double($0.split(separator: " ").last ?? "") }.reduce(0, +)
+    }
+}
+
+extension Process {
+    /// Starts it so that signals reach it: on Linux it would inherit that the threads of Swift's tasks block them.
+    func runWithSignals() throws {
+        var (none, before) = (sigset_t(), sigset_t())
+        sigemptyset(&none)
+        pthread_sigmask(SIG_SETMASK, &none, &before)
+        defer { pthread_sigmask(SIG_SETMASK, &before, nil) }
+        try run()
+    }
+}
+
+extension LiveServer {
+    /// Ends the server at once, without a word to anybody.
+    func kill() throws {
+        let killer = Process()
+        killer.executableURL = URL(fileURLWithPath: "/bin/sh")
+        killer.arguments = ["-c", "pkill -KILL -P \(process.processIdentifier)"]
+        try killer.run()
+        killer.waitUntilExit()
+    }
+}

@@ -1,0 +1,16 @@
+import Foundation
+import Testing
+
+@testable import MLXInferClient
+
+/// Everything against the real server.
+@Suite(.serialized, .enabled(if: LiveServer.command != nil, "MLXINFER_COMMAND is not set"), .timeLimit(.minutes(3)))
+struct LiveTests {
+    static let exact = SamplingOptions(maxTokens: 24, temperature: 0)
+
+    @Suite struct Answers {}
+    @Suite struct Refusals {}
+    @Suite struct Cancelling {}
+    @Suite struct Restarting {}
+    @Suite struct Program {}
+}
