@@ -72,6 +72,24 @@ async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
             call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
 
 
+async def patiently(pieces: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
+    """These pieces, after a None if the first of them is not there within `seconds`: so that something can be said meanwhile."""
+    async with aclosing(pieces):
+        first = asyncio.ensure_future(anext(pieces))
+        try:
+            await asyncio.wait([first], timeout=seconds)
+            if not first.done():
+                yield None
+            yield await first
+        except StopAsyncIteration:
+            return
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        async for piece in pieces:
+            yield piece
+
+
 def _check_end(chunk: Chunk) -> None:
     if chunk.finish_reason == "timeout":
         raise timed_out()
@@ -112,7 +130,8 @@ class Collected:
         if last is None or last.finish_reason is None:
             raise Problem(500, "internal", "The answer ended without a reason.", code="internal_error")
         usage = last.usage or Usage(0, len(self._token_ids))
-        return Completion("".join(self._pieces), self._token_ids, last.finish_reason, usage, self._logprobs, self.index)
+        text = "".join(self._pieces)
+        return Completion(text, self._token_ids, last.finish_reason, usage, self._logprobs, self.index, last.stop_string)
 
 
 async def collect(call: Call, ask: Ask) -> list[Completion]:

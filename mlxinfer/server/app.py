@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import health, log, openai, openapi
+from . import anthropic, health, log, ollama, openai, openapi
 from .guard import Guard, is_unix
 from .metrics import Metrics
 from .models import Registry
@@ -19,7 +19,7 @@ from .routing import Dialect, Server
 from .settings import ServerSettings
 from .sse import ClientGone
 
-DIALECTS: tuple[Dialect, ...] = (openai.DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, openai.DIALECT)
 """The first that claims a path renders its errors; the last claims all."""
 
 CLIENT_GONE = 499

@@ -42,6 +42,7 @@ def _operation(endpoint: Endpoint, path: str, components: dict[str, Any]) -> dic
     if doc.streams:
         content[doc.streams.partition(";")[0]] = {"schema": {"type": "string"}}
     statuses = REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in (408, 413, 415))
+    statuses += doc.statuses
     operation: dict[str, Any] = {
         "summary": doc.summary,
         "responses": {"200": {"description": "OK", "content": content}} | {str(s): {"description": "Refused"} for s in statuses},

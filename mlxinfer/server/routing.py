@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,6 +39,7 @@ class Call:
     id: str
     receive: Receive
     path: Mapping[str, str] = field(default_factory=dict)
+    headers: Headers = field(default_factory=Headers)
     log: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,7 +89,7 @@ class _Handled:
                 body = self._body.model_validate_json(raw)
             except ValidationError as error:
                 raise of_validation(error) from None
-        call = Call(self._server, state["request_id"], receive, scope["path_params"], state["log"])
+        call = Call(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
         response = await self._handler(call, body)
         await response(scope, receive, send)
 
