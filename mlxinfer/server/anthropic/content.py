@@ -68,7 +68,9 @@ System = Annotated[
 
 
 class Message(Body):
-    role: Literal["user", "assistant"]
+    """A `system` message stands where it is; not every chat template takes one in the middle."""
+
+    role: Literal["user", "assistant", "system"]
     content: Content
 
     @property
@@ -82,11 +84,11 @@ Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_le
 def for_template(system: str | list[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Turns of the same role that follow one another become one, as the API says. Raises `Problem`."""
     for number, message in enumerate(messages):
-        if message.role == "user" and any(not isinstance(block, TextBlock) for block in message.blocks):
+        if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
             raise invalid(f"messages[{number}].content: only an assistant's message has thinking", f"messages[{number}].content")
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"
-        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must be the user's", last)
+        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
     instructions = system if isinstance(system, str) or system is None else "".join(block.text for block in system)
     turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
     for message in messages:

@@ -18,7 +18,7 @@ from ..problems import invalid, of_error
 from ..routing import Call
 from .content import CacheControl, Messages, System, for_template, marks
 
-VERSION = "2023-06-01"
+VERSIONS = ("2023-06-01", "2026-10-21")
 MAX_STOPS = 64
 _LONGEST_CLIENT = 256
 
@@ -67,19 +67,20 @@ class Conversation(Body):
 
 
 class MessageRequest(Conversation):
-    """`seed`, `min_p` and `repetition_penalty` are not Anthropic's: they are what other engines accept beside them."""
+    """The last fields are not Anthropic's any more, or never were: `temperature`, `top_p` and `top_k` went with the second version of the
+    API, the others are what other engines accept. All are honoured in both versions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
     metadata: Metadata | None = None
     service_tier: Annotated[Any, Only("auto", "standard_only")] = None
     container: Annotated[Any, Only()] = None
     diagnostics: Annotated[Any, Only()] = None
     inference_geo: Annotated[Any, Only()] = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -105,11 +106,12 @@ _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalt
 
 
 def check_version(call: Call) -> None:
-    """Raises `Problem` for a version of the API that this is not; without one it is the only one there is. What `anthropic-beta` asks for
-    has fields of its own, which are refused where they are not known."""
-    version = call.headers.get("anthropic-version", VERSION)
-    if version != VERSION:
-        raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {VERSION}", "anthropic-version", "invalid_value")
+    """Raises `Problem` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
+    `anthropic-beta` asks for has fields of its own, which are refused where they are not known."""
+    version = call.headers.get("anthropic-version")
+    if version is not None and version not in VERSIONS:
+        known = " and ".join(VERSIONS)
+        raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {known}", "anthropic-version", "invalid_value")
 
 
 class UsageDict(TypedDict):
