@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..types import Chunk, EngineStats, Usage
+from ..types import Chunk, Completion, EngineStats, Usage
 from .models import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -86,6 +86,16 @@ class Tally:
         self._last[chunk.index] = now
         if chunk.finish_reason and chunk.usage:
             self._finished(chunk.finish_reason, chunk.usage, chunk.index)
+
+    def completion(self, completion: Completion) -> None:
+        """An answer that came whole: what is between its tokens is known on average."""
+        usage = completion.usage
+        if self.first_s is None:
+            self.first_s = usage.ttft_s
+            self._of["time_to_first_token_seconds"].observe(usage.ttft_s)
+        if usage.completion_tokens > 1:
+            self._between(usage.stats.decode_s / (usage.completion_tokens - 1))
+        self._finished(completion.finish_reason, usage, completion.index)
 
     def _finished(self, reason: str, usage: Usage, index: int) -> None:
         stats = usage.stats
