@@ -67,7 +67,7 @@ System = Annotated[
 ]
 
 
-class Message(Body):
+class Turn(Body):
     """A `system` message stands where it is; not every chat template takes one in the middle."""
 
     role: Literal["user", "assistant", "system"]
@@ -78,10 +78,10 @@ class Message(Body):
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def for_template(system: str | list[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
     """Turns of the same role that follow one another become one, as the API says. Raises `Problem`."""
     for number, message in enumerate(messages):
         if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
@@ -100,7 +100,7 @@ def for_template(system: str | list[TextBlock] | None, messages: Sequence[Messag
     return turns
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: Turn) -> dict[str, Any]:
     blocks = message.blocks
     turn: dict[str, Any] = {"role": message.role, "content": "".join(block.text for block in blocks if isinstance(block, TextBlock))}
     thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
@@ -111,7 +111,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**one, **other, "content": _BETWEEN_TURNS.join(filter(None, (one["content"], other["content"])))}
 
 
-def marks(system: str | list[TextBlock] | None, messages: Sequence[Message]) -> Iterator[CacheControl]:
+def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
     """The wishes for caching among them."""
     texts = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
     return (block.cache_control for block in texts if isinstance(block, TextBlock) and block.cache_control)

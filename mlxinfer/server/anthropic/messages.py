@@ -16,7 +16,7 @@ from .. import sse
 from ..answering import Ask, chunks, collect, patiently
 from ..routing import Call, Doc, Endpoint, Server
 from .errors import OVERLOADED, piece
-from .schema import MessageRequest, UsageDict, check_version, usage_of
+from .schema import MessageRequest, MessageUsage, check_version, usage_of
 
 PING = sse.event("ping", {"type": "ping"})
 
@@ -36,7 +36,7 @@ class MessageObject(TypedDict):
     content: list[TextContent]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: UsageDict
+    usage: MessageUsage
 
 
 async def create(call: Call, body: MessageRequest) -> ASGIApp:
@@ -64,7 +64,7 @@ class _Reply:
         message = self._message([TextContent(type="text", text=answer.text)], usage)
         return {**message, "stop_reason": self._reason(answer), "stop_sequence": answer.stop_string}
 
-    def _message(self, content: list[TextContent], usage: UsageDict) -> MessageObject:
+    def _message(self, content: list[TextContent], usage: MessageUsage) -> MessageObject:
         return MessageObject(
             id=self._id,
             type="message",

@@ -114,7 +114,7 @@ def check_version(call: Call) -> None:
         raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {known}", "anthropic-version", "invalid_value")
 
 
-class UsageDict(TypedDict):
+class MessageUsage(TypedDict):
     """All of `input_tokens` and of those found in the cache (`cache_read_input_tokens`) together are the prompt."""
 
     input_tokens: int
@@ -123,9 +123,9 @@ class UsageDict(TypedDict):
     output_tokens: int
 
 
-def usage_of(usage: Usage, tells_cached: bool) -> UsageDict:
+def usage_of(usage: Usage, tells_cached: bool) -> MessageUsage:
     cached = usage.stats.reused_tokens if tells_cached else 0
-    return UsageDict(
+    return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         cache_creation_input_tokens=0,
         cache_read_input_tokens=cached,

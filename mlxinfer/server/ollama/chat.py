@@ -22,7 +22,7 @@ from .schema import Request
 MAX_MESSAGES = 4096
 
 
-class Message(Body):
+class OllamaMessage(Body):
     """`thinking` of earlier answers goes to the template, which keeps or drops it."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -34,25 +34,25 @@ class Message(Body):
     tool_call_id: Annotated[Any, Only("")] = None
 
 
-class ChatRequest(Request):
-    messages: Annotated[list[Message], FIRST_ERROR_ONLY, Field(max_length=MAX_MESSAGES)] | None = None
+class OllamaChatRequest(Request):
+    messages: Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[Any, Only([])] = None
 
 
-class AnswerMessage(TypedDict):
+class OllamaAnswer(TypedDict):
     role: Literal["assistant"]
     content: str
 
 
 class ChatReply(Reply):
-    message: AnswerMessage
+    message: OllamaAnswer
 
 
 def _say(text: str) -> dict[str, Any]:
-    return {"message": AnswerMessage(role="assistant", content=text)}
+    return {"message": OllamaAnswer(role="assistant", content=text)}
 
 
-async def create(call: Call, body: ChatRequest) -> ASGIApp:
+async def create(call: Call, body: OllamaChatRequest) -> ASGIApp:
     served = find(call.server.models, body.model)
     logprobs = body.wanted_logprobs()
     if not body.messages:
@@ -62,7 +62,7 @@ async def create(call: Call, body: ChatRequest) -> ASGIApp:
     return await Lines(call, body, Ask(served, prompt, params), _say).response()
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """Raises `Problem`."""
     plain = [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
     if messages[-1].role == "assistant":
@@ -71,7 +71,7 @@ def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return plain
 
 
-def _plain(message: Message, where: str) -> dict[str, Any]:
+def _plain(message: OllamaMessage, where: str) -> dict[str, Any]:
     if message.role == "tool":
         raise unsupported(f"{where}.role", f"{where}.role: tools are not supported yet")
     plain = {"role": message.role, "content": message.content or ""}
@@ -84,4 +84,4 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", ChatReply, streams=sse.JSON_LINES)
-    return [Endpoint("POST", "/api/chat", create, ChatRequest, doc, server=server)]
+    return [Endpoint("POST", "/api/chat", create, OllamaChatRequest, doc, server=server)]

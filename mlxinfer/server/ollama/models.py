@@ -21,7 +21,7 @@ VERSION = "0.12.11"
 _FOREVER = "9999-12-31T23:59:59Z"
 
 
-class Model(TypedDict):
+class ListedModel(TypedDict):
     """`size` is that of the files."""
 
     name: str
@@ -33,7 +33,7 @@ class Model(TypedDict):
 
 
 class Tags(TypedDict):
-    models: list[Model]
+    models: list[ListedModel]
 
 
 class RunningModel(TypedDict):
@@ -82,7 +82,7 @@ async def tags(call: Call, body: Any) -> ASGIApp:
     return JSONResponse(
         Tags(
             models=[
-                Model(
+                ListedModel(
                     name=tagged(card.served),
                     model=tagged(card.served),
                     modified_at=card.modified_at,
