@@ -20,7 +20,7 @@ _PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`stored` counts tensors by how they are stored, and `quantization` is the short name of how most of the bytes are."""
+    """`stored` counts tensors by how they are stored, and `quantization` is the short name of how most of the parameters are."""
 
     name: str
     path: Path
@@ -42,17 +42,17 @@ def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context:
     """`quantize`: what matrices that are stored plain become when they are loaded."""
     names = list(checkpoint.names())
     stored = {tensor: checkpoint.stored(tensor) for tensor in names}
-    weights: Counter[Format | mx.Dtype] = Counter()
+    parameters: Counter[Format | mx.Dtype] = Counter()
     for tensor in names:
-        weights[stored[tensor]] += checkpoint.nbytes(tensor)
-    most = weights.most_common(1)[0][0] if weights else mx.float32
+        parameters[stored[tensor]] += math.prod(checkpoint.shape(tensor))
+    most = parameters.most_common(1)[0][0] if parameters else mx.float32
     return Summary(
         name=name,
         path=checkpoint.path,
         file_format="gguf" if isinstance(checkpoint, GGUFCheckpoint) else "safetensors",
         architecture=architecture,
-        parameters=sum(math.prod(checkpoint.shape(tensor)) for tensor in names),
-        nbytes=sum(weights.values()),
+        parameters=sum(parameters.values()),
+        nbytes=sum(map(checkpoint.nbytes, names)),
         stored=dict(Counter(map(_form, stored.values())).most_common()),
         quantization=_short(quantize) if quantize and not isinstance(most, Format) else _file_type(checkpoint) or _short(most),
         max_context=max_context,

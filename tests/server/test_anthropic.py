@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
 import pytest
 from anthropic import Anthropic
-from support.live_server import LiveServer
+from support.live_server import LiveServer, live_server
+
+from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.errors import EngineError, QueueFullError
+from mlxinfer.server.anthropic.errors import render
+from mlxinfer.server.problems import Problem, of_error, timed_out
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
 
-def connected(live: LiveServer, *, unix: bool) -> Anthropic:
+def connected(live: LiveServer, *, unix: bool, key: str = "unused") -> Anthropic:
     transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
-    return Anthropic(base_url=live.url, api_key="unused", max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60))
+    return Anthropic(base_url=live.url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60))
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -119,7 +126,8 @@ def test_count_tokens(claude: Anthropic, fields: Any) -> None:
     asked = {name: value for name, value in {"messages": MESSAGES, "system": "Be short.", **fields}.items() if value is not None}
     usage = claude.messages.create(model="tiny", max_tokens=1, **asked).usage
     counted = claude.messages.count_tokens(model="tiny", **asked)
-    assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    assert "cache_control" in str(asked) or counted.input_tokens == usage.input_tokens
 
 
 def test_blocks_are_what_their_text_is(unix_claude: Anthropic) -> None:
@@ -267,6 +275,22 @@ def test_a_prompt_beyond_the_context(unix_claude: Anthropic) -> None:
     assert message.startswith("prompt is too long: ")
 
 
+def test_the_key_is_asked_for_on_tcp(tiny_path: Path, tmp_path: Path) -> None:
+    key = "a-key-of-some-length"
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path / "run" / "api.sock", api_key=key) as strict:
+        with connected(strict, unix=False) as client, pytest.raises(anthropic.AuthenticationError) as found:
+            create(client)
+        assert found.value.body == {"type": "error", "error": {"type": "authentication_error", "message": "Incorrect API key provided."}}
+        with connected(strict, unix=False, key=key) as client:
+            assert create(client).content
+        body = {"model": "tiny", "max_tokens": 3, "messages": MESSAGES}
+        with httpx2.Client(base_url=strict.url) as client:
+            assert client.post("/v1/messages", json=body, headers={"x-api-key": key}).status_code == 200
+            assert client.post("/api/chat", json={"model": "tiny"}).json() == {
+                "error": "An API key is needed: send it as Authorization: Bearer."
+            }
+
+
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", None])
 def test_both_versions_and_none(live: LiveServer, version: str | None) -> None:
     body = {"model": "tiny", "max_tokens": 3, "temperature": 0.5, "messages": MESSAGES}
@@ -280,6 +304,23 @@ def test_another_version_of_the_api(unix_claude: Anthropic) -> None:
         create(unix_claude, extra_headers={"anthropic-version": "2023-01-01"})
     with pytest.raises(anthropic.BadRequestError, match="anthropic-version"):
         unix_claude.messages.count_tokens(model="tiny", messages=MESSAGES, extra_headers={"anthropic-version": "2023-01-01"})
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "kind"),
+    [
+        (Problem(401, "authentication", "x"), 401, "authentication_error"),
+        (Problem(403, "permission", "x"), 403, "permission_error"),
+        (Problem(413, "too_large", "x"), 413, "request_too_large"),
+        (of_error(QueueFullError("x")), 429, "rate_limit_error"),
+        (timed_out(), 408, "timeout_error"),
+        (of_error(EngineError("x")), 529, "overloaded_error"),
+        (Problem(500, "internal", "x"), 500, "api_error"),
+    ],
+)
+def test_every_problem_has_anthropics_type(problem: Problem, status: int, kind: str) -> None:
+    response = render(problem)
+    assert (response.status_code, json.loads(response.body)["error"]["type"]) == (status, kind)
 
 
 def test_counting_takes_only_a_conversation(unix_claude: Anthropic) -> None:
