@@ -11,11 +11,14 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import Anthropic
+from pydantic import TypeAdapter
 from support.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
+from mlxinfer.server.anthropic.count_tokens import TokenCount
 from mlxinfer.server.anthropic.errors import render
+from mlxinfer.server.anthropic.messages import MessageObject
 from mlxinfer.server.problems import Problem, of_error, timed_out
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
@@ -321,6 +324,26 @@ def test_another_version_of_the_api(unix_claude: Anthropic) -> None:
 def test_every_problem_has_anthropics_type(problem: Problem, status: int, kind: str) -> None:
     response = render(problem)
     assert (response.status_code, json.loads(response.body)["error"]["type"]) == (status, kind)
+
+
+def test_answers_are_as_the_document_says(unix_claude: Anthropic) -> None:
+    body = {"model": "tiny", "messages": MESSAGES}
+    whole: Any = unix_claude.post("/v1/messages", body={**body, "max_tokens": 2}, cast_to=object)
+    assert TypeAdapter(MessageObject).validate_python(whole) == whole
+    counted: Any = unix_claude.post("/v1/messages/count_tokens", body=body, cast_to=object)
+    assert TypeAdapter(TokenCount).validate_python(counted) == counted
+
+
+def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    asked: dict[str, Any] = {"model": "anthropic/tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 4}
+    asked |= {"api_base": live.url, "api_key": "unused"}
+    whole = litellm.completion(**asked).choices[0]
+    streamed = [chunk.choices[0].delta.content for chunk in litellm.completion(**asked, stream=True)]
+    assert "".join(filter(None, streamed)) == whole.message.content
+    assert whole.finish_reason == "length"
 
 
 def test_counting_takes_only_a_conversation(unix_claude: Anthropic) -> None:

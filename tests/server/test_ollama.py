@@ -11,7 +11,12 @@ import httpx
 import ollama
 import pytest
 from ollama import Client
+from pydantic import TypeAdapter
 from support.live_server import LiveServer
+
+from mlxinfer.server.ollama.chat import ChatReply
+from mlxinfer.server.ollama.generate import GenerateReply
+from mlxinfer.server.ollama.models import Running, Shown, Tags, Version
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -285,6 +290,52 @@ def test_is_it_there(live: LiveServer) -> None:
         assert client.get("/").text == "Ollama is running"
         assert (client.head("/").status_code, client.head("/").content) == (200, b"")
         assert set(client.get("/api/version").json()) == {"version"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_as_curl_and_litellm_send_it(live: LiveServer, headers: dict[str, str], status: int) -> None:
+    with httpx.Client(base_url=live.url) as client:
+        for path in ("/api/chat", "/api/generate", "/api/show"):
+            assert client.post(path, content=b'{"model": "tiny"}', headers=headers).status_code == status
+
+
+def test_answers_are_as_the_document_says(live: LiveServer) -> None:
+    asked: list[tuple[str, dict[str, Any] | None, Any]] = [
+        ("/api/chat", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1}, ChatReply),
+        ("/api/chat", {}, ChatReply),
+        ("/api/generate", {"prompt": "x"}, GenerateReply),
+        ("/api/show", {}, Shown),
+        ("/api/tags", None, Tags),
+        ("/api/ps", None, Running),
+        ("/api/version", None, Version),
+    ]
+    with httpx.Client(base_url=live.url) as client:
+        for path, fields, kind in asked:
+            settings = {} if path == "/api/show" else {"stream": False, "options": {"num_predict": 2}}
+            response = client.get(path) if fields is None else client.post(path, json={"model": "tiny", **settings, **fields})
+            answer = response.json()
+            assert TypeAdapter(kind).validate_python(answer) == answer
+
+
+def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    for model in ("ollama_chat/tiny", "ollama/tiny"):
+        asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 4, "api_base": live.url}
+        whole = litellm.completion(**asked).choices[0].message.content
+        streamed = [chunk.choices[0].delta.content for chunk in litellm.completion(**asked, stream=True)]
+        assert "".join(filter(None, streamed)) == whole
+        assert len(whole) == 4
 
 
 def test_what_is_not_there_is_told_in_the_same_shape(live: LiveServer) -> None:

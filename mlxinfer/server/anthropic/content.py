@@ -108,7 +108,7 @@ def _turn(message: Turn) -> dict[str, Any]:
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {**one, **other, "content": _BETWEEN_TURNS.join(filter(None, (one["content"], other["content"])))}
+    return {name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name)))) for name in {**one, **other}} | {"role": one["role"]}
 
 
 def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:

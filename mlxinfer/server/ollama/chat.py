@@ -84,4 +84,4 @@ def _plain(message: OllamaMessage, where: str) -> dict[str, Any]:
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", ChatReply, streams=sse.JSON_LINES)
-    return [Endpoint("POST", "/api/chat", create, OllamaChatRequest, doc, server=server)]
+    return [Endpoint("POST", "/api/chat", create, OllamaChatRequest, doc, server=server, unsaid=True)]

@@ -75,4 +75,4 @@ async def _prompt(served: Served, body: GenerateRequest, text: str) -> list[int]
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("An answer to a prompt", GenerateReply, streams=sse.JSON_LINES)
-    return [Endpoint("POST", "/api/generate", create, GenerateRequest, doc, server=server)]
+    return [Endpoint("POST", "/api/generate", create, GenerateRequest, doc, server=server, unsaid=True)]

@@ -143,7 +143,7 @@ def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
         Endpoint("GET", "/api/ps", running, None, Doc("The same with their memory", Running), server=server),
-        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server),
+        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, unsaid=True),
         Endpoint("GET", "/api/version", version, None, Doc("The version of this API", Version), server=server),
         Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),
     ]
