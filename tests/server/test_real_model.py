@@ -8,10 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 from anthropic import Anthropic
-from conftest import openai_client
 from ollama import Client
 from openai import OpenAI
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, openai_client
 
 from mlxinfer.engine.async_llm import AsyncLLM
 
