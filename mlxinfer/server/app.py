@@ -85,7 +85,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            message["headers"] = [*message.get("headers", ()), *((name, self.id.encode()) for name in _ID_HEADERS)]
         await self._send(message)
 
     def finish(self, server: Server) -> None:
@@ -102,6 +102,8 @@ class _Exchange:
         )
 
 
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""As OpenAI's clients look for it, and as Anthropic's do."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

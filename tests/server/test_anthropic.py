@@ -60,6 +60,7 @@ def test_an_answer(claude: Anthropic) -> None:
     assert len(block.text) == 12
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
     assert message.usage.output_tokens == 12
+    assert len(message._request_id) == 32
 
 
 def test_a_stream_has_the_same_text_and_its_events_in_order(claude: Anthropic) -> None:
