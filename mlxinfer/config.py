@@ -13,7 +13,8 @@ class EngineConfig:
     `max_context`: tokens of one sequence, prompt and answer. `capacity_tokens`: tokens of all running sequences together, and of what is
     kept for reuse, of which there may be `reuse_tokens`. `snapshot_bytes`: open pages and recurrent states kept for reuse.
     `max_waiting`: requests that wait; more are refused. `decode_share`: the part of their speed that running answers keep while prompts are
-    read, and `max_step_s` the longest a step may take then. `max_draft`: tokens drafted per sequence and step, 0 is none.
+    read, and `max_step_s` the longest a step may take then. `max_draft`: tokens drafted per sequence and step, 0 is none; `ngrams`: from
+    the text itself too, not by a draft model alone.
     `deterministic`: every row is computed in the same shapes, whatever runs beside it."""
 
     max_context: int
@@ -27,4 +28,5 @@ class EngineConfig:
     decode_share: float = 0.75
     max_step_s: float = 0.1
     max_draft: int = MAX_DRAFT
+    ngrams: bool = True
     deterministic: bool = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -17,6 +19,10 @@ from .pool import Growth, PagePool, PoolUsage
 from .recurrent import RecurrentStore
 from .step import CacheStep
 from .store import LayerStore
+
+if TYPE_CHECKING:
+    from .disk.prefixes import PrefixesOnDisk
+    from .disk.tier import DiskTier
 
 
 class PagedCache:
@@ -38,10 +44,11 @@ class PagedCache:
         identity: str = "",
         reuse_tokens: int = 0,
         snapshot_bytes: int = 0,
+        disk: DiskTier | None = None,
     ) -> None:
         """`capacity_tokens` bounds the tokens of all sequences together, and of what is kept for reuse; `chunk` is the most that one step
         computes of a sequence; `backend` says how a layer attends. `identity` names the weights; at most `reuse_tokens` are kept for reuse
-        only, and `snapshot_bytes` of open pages and states: nothing where both are 0."""
+        only, and `snapshot_bytes` of open pages and states: nothing where both are 0. `disk` is where that is found after a restart."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
@@ -63,11 +70,27 @@ class PagedCache:
             group = groups[store.spec.window]
             group.layers.append(index)
             self._backends.setdefault((group, backend(store)), []).append(index)
+        self._disk = self._on_disk(disk) if disk else None
+
+    def _on_disk(self, tier: DiskTier) -> PrefixesOnDisk | None:
+        from .disk.entries import Entries
+        from .disk.prefixes import PrefixesOnDisk
+
+        if self.pool.index is None:
+            return None
+        entries = Entries(self.pool.groups, self._stores, self._recurrent)
+        return PrefixesOnDisk(self.pool.index, tier, entries, self._reserve)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
         """Bytes that each further token of context costs, in the layers without a window."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
+        return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
+
+    @staticmethod
+    def reuse_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
+        """Bytes that each token kept for reuse costs in the layers with a window, which no running sequence needs for long."""
+        specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
@@ -102,6 +125,8 @@ class PagedCache:
     def open(self, match: Match | None = None, adapter: str | None = "") -> int:
         """A slot for a new sequence, which has the first `match.reused` of its tokens. Where `adapter` is None, nothing is kept of it."""
         slot = self.pool.open(match, adapter)
+        if self._disk and match:
+            self._disk.used(match)
         self._grow_slots()
         rows = match.snapshot.content if match and match.snapshot else None
         if rows is None:
@@ -139,12 +164,11 @@ class PagedCache:
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
         """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
+        self.pool.keep(slot, tokens, partial(self._rows, slot))
 
-        def take(count: int) -> tuple[snapshots.Rows, int]:
-            rows = snapshots.take(slot, count, self._stores, self._recurrent)
-            return rows, rows.nbytes
-
-        self.pool.keep(slot, tokens, take)
+    def _rows(self, slot: int, count: int) -> tuple[snapshots.Rows, int]:
+        rows = snapshots.take(slot, count, self._stores, self._recurrent)
+        return rows, rows.nbytes
 
     def state(self, slot: int) -> list[mx.array]:
         """Copies of its recurrent states, for `restore`: a sequence that takes tokens back. Empty where there are no such layers."""
@@ -163,6 +187,32 @@ class PagedCache:
     def clear(self) -> None:
         """Forget everything that is only kept for reuse."""
         self.pool.clear()
+
+    def prefetch(self, tokens: Sequence[int], adapter: str = "", *, store: bool = True) -> bool:
+        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
+        never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
+        return self._disk is not None and self._disk.prefetch(tokens, adapter, store=store)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `prefetch` has something to store, so that the step in flight should be landed."""
+        return self._disk is not None and self._disk.arrived
+
+    def wait(self, timeout_s: float) -> None:
+        """For something to arrive from disk, where there is nothing else to do."""
+        if self._disk:
+            self._disk.wait(timeout_s)
+
+    def tidy(self, *, idle: bool = True) -> bool:
+        """Copy some of what is kept for reuse, for the disk: True while there is more. It takes a millisecond or some; where it is not
+        `idle`, most calls do nothing, so that it is a small part of the time. Between two steps."""
+        return self._disk is not None and self._disk.tidy(idle=idle)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is kept for reuse to disk, as far as that is done in this time."""
+        if self._disk:
+            self._disk.close(timeout_s)
+            self._disk = None
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
@@ -185,6 +235,10 @@ class PagedCache:
                 self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
         mx.eval([a for s in self._stores.values() for a in s.arrays])
+        for segment in step.segments:
+            end = segment.past + segment.count
+            if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
+                self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
 
     def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
         places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
@@ -198,16 +252,13 @@ class PagedCache:
                 store.grow(pages=room, first=first)
                 store.seal(pages, step.full[layer, segment.slot])
 
-    def state(self, slot: int) -> list[mx.array]:
-        """The states of a sequence's recurrent layers as they are now, whatever happens to the slot; empty if there are no such layers."""
-        return [mx.contiguous(array[slot]) for store in self._recurrent.values() for array in store.arrays]
-
-    def restore(self, slot: int, state: list[mx.array]) -> None:
-        """Put back what `state` gave."""
-        values = iter(state)
-        for store in self._recurrent.values():
-            for array in store.arrays:
-                array[slot] = next(values)
+    def _reserve(self, number: int, more: int) -> None:
+        """Room for the pages of a group, and for more of them."""
+        group = self.pool.groups[number]
+        room = _room(group.allocator, group.allocator.extent + more)
+        first = _room(group.first, 1, least=1) if group.first else 0
+        for layer in group.layers:
+            self._stores[layer].grow(pages=room, first=first)
 
     def nbytes(self) -> int:
         """Bytes held now, in all layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .matching import Match, find
 from .pages import PAGE, AttentionGroup, PageTable, pages_for
@@ -38,9 +38,10 @@ class PoolUsage:
 
 @dataclass(slots=True)
 class Slot:
-    """`head` is the node of its last full page; None if its tokens are not known."""
+    """`head` is the node of its last full page; None if its tokens are not known. `stations` are snapshots that were made on its way."""
 
     head: Node | None = None
+    stations: list[Snapshot] = field(default_factory=list)
 
 
 class PagePool:
@@ -253,6 +254,24 @@ class PagePool:
             self.index.touch(there)
             return None
         return self.index.put_snapshot(head, tail, *take(len(tokens) % PAGE))
+
+    def keep_on_the_way(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
+        """`keep` for a sequence that goes on. Of all those of a slot, the further back the fewer stay: the oldest within each
+        doubling of the distance, so that a long prompt does not drive out what others have left."""
+        kept = self.keep(slot, tokens, take)
+        if kept is not None and self.index:
+            seen, left = set(), []
+            for old in [*self.slots[slot].stations, kept]:
+                distance = (len(tokens) - old.position).bit_length()
+                if old not in self.index.snapshots or old.used:
+                    continue
+                if distance in seen:
+                    self.index.drop_snapshot(old)
+                else:
+                    seen.add(distance)
+                    left.append(old)
+            self.slots[slot].stations = left
+        return kept
 
     def clear(self) -> None:
         """Forget everything that is only kept for reuse."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -58,6 +58,8 @@ class Snapshot:
     tail: bytes
     content: object
     nbytes: int
+    used: bool = False
+    """Whether anybody has asked for it since."""
 
     @property
     def position(self) -> int:
@@ -83,6 +85,9 @@ class PrefixIndex:
         """Of all snapshots."""
         self.version = 0
         """Changes when something is gone."""
+        self.on_page: Callable[[Node, int], None] | None = None
+        self.on_snapshot: Callable[[Snapshot], None] | None = None
+        """Told what is kept from now on; a page as its node and group."""
         self._identity = identity
         self._roots: dict[str, Node] = {}
         self._nodes: dict[bytes, Node] = {}
@@ -142,6 +147,8 @@ class PrefixIndex:
         allocator.keep(place)
         node.pages[group] = page
         self._owners[group][page] = node
+        if self.on_page:
+            self.on_page(node, group)
 
     def covers(self, node: Node, tail: bytes) -> Snapshot | None:
         """The snapshot that makes one for these tokens needless."""
@@ -165,10 +172,24 @@ class PrefixIndex:
         node.snapshots.append(snapshot)
         self.snapshots[snapshot] = None
         self.nbytes += nbytes
+        if self.on_snapshot:
+            self.on_snapshot(snapshot)
         return snapshot
 
     def touch(self, snapshot: Snapshot) -> None:
+        snapshot.used = True
         self.snapshots[snapshot] = self.snapshots.pop(snapshot)
+
+    def refresh(self, node: Node) -> None:
+        """The pages up to here were asked for: they stay longer than others. Where there are none, the node goes."""
+        chain = node.chain()[::-1]
+        for number, group in enumerate(self.groups):
+            for page in (n.pages[number] for n in chain):
+                if page is not None:
+                    allocator, place = group.owner(page)
+                    if place in allocator.idle:
+                        allocator.idle[place] = allocator.idle.pop(place)
+        self._prune(node)
 
     def pin(self, node: Node) -> None:
         node.pins += 1

@@ -118,12 +118,6 @@ class LayerStore:
             pages = pages[1:]
         self.sealed = _stored(self.sealed, pages, full.pages)
 
-    def page(self, page: int) -> Filled:
-        """A copy of one sealed page, as `seal` takes it."""
-        if page < 0:
-            return Filled([], [_copied(a[:, ~page : ~page + 1]) for a in self.first])
-        return Filled([_copied(a[:, page : page + 1]) for a in self.sealed], [])
-
     def open_rows(self, slot: int, count: int) -> list[mx.array]:
         """Copies of the first keys and values of an open page, `[Hkv, count, D]`."""
         return [_copied(a[slot, :, :count]) for a in self.open]

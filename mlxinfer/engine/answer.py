@@ -41,7 +41,9 @@ class Answer:
         is_end = token.token_id in self.sequence.stop_ids
         text = ""
         if not is_end:
-            text, self._stopped = self._stops.add(self._detokenizer.add(token.token_id))
+            text = self._detokenizer.add(token.token_id)
+            if self.sequence.params.stop:
+                text, self._stopped = self._stops.add(text)
         # A step may bring several tokens: what ends the sequence is known with the first of them, and holds for the last.
         is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
         if is_last and not self._stopped:

@@ -29,12 +29,15 @@ class Desk:
     """Logits of the sequences that are in here, as they come."""
 
     def submit(self, sequences: Many[Sequence]) -> list[Answer]:
-        """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then."""
+        """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then, and it may
+        be tried again."""
+        followers = sequences[0].followers
         try:
             self.engine.add(sequences[0])
         except MLXInferError:
             for sequence in sequences:
-                self.engine.abort(sequence)
+                self.engine.scheduler.remove(sequence)
+            sequences[0].followers = followers
             raise
         answers = [(Score if s.wants_logits else Answer)(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)

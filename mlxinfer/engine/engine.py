@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -21,10 +22,16 @@ from .pace import Pace
 from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
+from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
 from .timing import StepTimes
 from .totals import Totals
 from .waiting import WaitingList
+
+if TYPE_CHECKING:
+    from ..cache.disk.tier import DiskTier
+
+_DISK_WAIT_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,25 @@ Event = Token | Logits | Ended
 class Engine:
     """Runs sequences to their end. Not thread-safe: one thread owns it."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, dtype: mx.Dtype, kv: KVFormat | None = None, identity: str = "") -> None:
-        """`identity` names the weights, so that what is cached of one model is never used for another."""
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        dtype: mx.Dtype,
+        kv: KVFormat | None = None,
+        identity: str = "",
+        drafter: Drafter | None = None,
+        disk: DiskTier | None = None,
+    ) -> None:
+        """`identity` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it.
+        `disk`, of which no other engine makes use, keeps what is cached beyond this process."""
+        self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
         self.identity = identity
+        self._disk = disk
         self._dtype = dtype
         self._totals = Totals()
         self._start()
@@ -82,6 +102,7 @@ class Engine:
             identity=self.identity,
             reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
+            disk=self._disk,
         )
         self.runner = Runner(self.model, self.cache, deterministic=config.deterministic)
         self.times = StepTimes()
@@ -95,7 +116,8 @@ class Engine:
             deterministic=config.deterministic,
         )
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
-        self.speculator = Speculator(drafts, boundary=self.model.recompute_at)
+        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
+        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -121,6 +143,15 @@ class Engine:
         for s in (sequence, *([] if forks else followers)):
             self.scheduler.add(s)
 
+    def tidy(self) -> bool:
+        """To be called while there is nothing to do: True while that is of use."""
+        return self.cache.tidy()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End all sequences, and write what is kept to disk, as far as that is done in this time."""
+        self._end_all()
+        self.cache.close(timeout_s)
+
     def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
         """End a sequence now; what it holds goes back as soon as no step in flight uses it."""
         for s in (sequence, *sequence.followers):
@@ -135,10 +166,13 @@ class Engine:
             events = self._land_if(self._must_land)
             events += self._expire()
             self._admit()
+            self.cache.tidy(idle=False)
             self.speculator.propose(self.scheduler.running)
             schedule = self._scheduled(events)
             if schedule.work:
                 self._flights.append(self.runner.launch(schedule.work))
+            elif not self._flights and not events:
+                self.cache.wait(_DISK_WAIT_S)
             return events + self._land_if(lambda: len(self._flights) > (1 if schedule.work else 0))
         except BaseException:
             self._cancel_all()
@@ -157,10 +191,12 @@ class Engine:
 
     def _must_land(self) -> bool:
         """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
-        sequence has to be computed anew."""
+        sequence has to be computed anew, or pages have come from disk."""
         if not self._flights:
             return False
         flight, running = self._flights[-1], self.scheduler.running
+        if self.cache.arrived:
+            return True
         return flight.needs_commit or flight.drafted or any(map(self._outgrown, running)) or self.speculator.promising(running)
 
     def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
@@ -178,14 +214,16 @@ class Engine:
     def _admit(self) -> None:
         for sequence in filter(self._outgrown, self.scheduler.running):
             self._restart(sequence)
-        self.scheduler.admit()
-        for leader in self.scheduler.running:  # a new one may stand there already, with what was cached
-            if leader.followers and leader.num_computed == leader.fork_point:
-                self._fork(leader)
+        self._fork_all()
+        if self.scheduler.admit():
+            self._fork_all()  # all of a prompt may be cached already
 
-    def _open(self, sequence: Sequence) -> bool:
-        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others."""
+    def _open(self, sequence: Sequence) -> bool | None:
+        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others, None while
+        the disk is being read."""
         key = self._cache_key(sequence)
+        if key is not None and self.cache.prefetch(sequence.tokens, key, store=not self._flights):
+            return None
         match = None if key is None else self.cache.find(sequence.tokens, key)
         reused = match.reused if match else 0
         if self.scheduler.running and not self._room_for(Growth(None, reused, len(sequence.tokens) - reused + PAGE, match)):
@@ -212,6 +250,7 @@ class Engine:
         self._keep(sequence)
         assert sequence.slot is not None
         self.cache.release(sequence.slot)
+        self.speculator.forget(sequence)
         sequence.slot, sequence.unread, sequence.num_computed = None, None, 0
         sequence.drafts = []
         sequence.preemptions += 1
@@ -228,6 +267,11 @@ class Engine:
         sequence.total = sequence.num_tokens
         sequence.slot = self.cache.open(None, self._cache_key(sequence))
         sequence.num_computed, sequence.unread = 0, None
+
+    def _fork_all(self) -> None:
+        for leader in list(self.scheduler.running):
+            if leader.followers and leader.num_computed == leader.fork_point:
+                self._fork(leader)
 
     def _fork(self, leader: Sequence) -> None:
         """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
@@ -316,6 +360,11 @@ class Engine:
 
     def _flying(self, sequence: Sequence) -> bool:
         return any(w.sequence is sequence for f in self._flights for w in f.work)
+
+    def _end_all(self) -> None:
+        self._land_if(lambda: bool(self._flights))
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(sequence)
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):

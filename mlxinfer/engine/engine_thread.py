@@ -100,6 +100,8 @@ class EngineThread:
             if opened is not None:
                 self._serve(opened)
         finally:
+            if self._desk is not None:
+                self._desk.engine.close()
             opened = self._desk = None
             self._end()
 
@@ -152,6 +154,8 @@ class EngineThread:
                     self.stats = replace(self.stats, running=0, waiting=0)
                     raise
                 _log.exception("the engine failed and starts again")
+                if self._desk is not None:
+                    self._desk.engine.close(timeout_s=0)
                 self._desk = None
                 mx.clear_cache()
 
@@ -160,6 +164,8 @@ class EngineThread:
         while not self._closing:
             if desk.engine.idle:
                 self._publish(desk)
+                while self._commands.empty() and desk.engine.tidy():
+                    pass  # each call copies something for the disk
                 self._commands.get()()
             self._take_commands()
             if not desk.engine.idle:

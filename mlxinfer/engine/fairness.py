@@ -25,11 +25,11 @@ class Service:
     def join(self, client: str) -> None:
         """One more sequence of this client is waiting or running."""
         count = self._active.get(client, 0)
+        if not count and self._active:
+            self._floor = max(self._floor, self._least_active())
         self._active[client] = count + 1
         if count:
             return
-        if len(self._active) > 1:
-            self._floor = max(self._floor, self._least_active())
         served = self._served[client] = max(self._served.get(client, 0.0), self._floor)
         heapq.heappush(self._least, (served, client))
 

@@ -176,6 +176,7 @@ class LLM:
         """Give the memory back. Streams end; further calls raise."""
         if self._desk is not None:
             self._desk.cancel(list(self._desk.answers.values()))
+            self._desk.engine.close()
             self._desk = None
             mx.clear_cache()
 

@@ -30,6 +30,8 @@ class Pace:
         self.max_step_s = max_step_s
         self.balance = 0.0
         self._planned: deque[tuple[int, int, float]] = deque()
+        self._target = 0.0
+        self._explored = False
         self._mixed = 0
 
     def allowance(self, decode_rows: int, wanted: int, most: int, shortest: int = 0) -> int:
@@ -46,7 +48,8 @@ class Pace:
         if not self.times.extra.largest:
             return self._first(alone, limit, most)
         chunk, cost = self._chunk(most, limit, floor)
-        self.balance = min(self.balance, max(cost, 2 * alone * (1 / self.share - 1)))
+        self._target = max(cost, 2 * alone * (1 / self.share - 1))
+        self.balance = min(self.balance, self._target)
         if 0 < shortest <= most and self.balance >= 0:
             spare = self.balance + self.max_step_s / 4
             if self._cost(shortest, floor) <= min(spare, limit):
@@ -79,7 +82,7 @@ class Pace:
             took = seconds if prefill_rows else alone
             self.balance += alone / self.share - min(took, alone + 4 * max(self.max_step_s, alone)) - booked
         if not prefill_rows:
-            self.balance = min(self.balance, self.max_step_s)
+            self.balance = min(self.balance, max(self.max_step_s, self._target))
 
     def reset(self) -> None:
         """Steps that were committed will not be observed."""
@@ -117,9 +120,15 @@ class Pace:
         sizes = [s for s in _SIZES if s < known] + [known]
         costs = [self._cost(s, floor) for s in sizes]
         within = [(s, c) for s, c in zip(sizes, costs, strict=True) if c <= limit] or [(sizes[0], costs[0])]
-        if within[-1][0] == known and known > self.times.extra.largest and not self.times.extra.knows(known):
-            return within[-1]
+        if within[-1][0] < known or known == most:
+            self._explored = True
         best = max(s / c for s, c in within)
+        if not self._explored and not self.times.extra.knows(known):
+            # Larger chunks are tried until they clearly cost more for what they read.
+            largest = self.times.extra.largest
+            self._explored = largest / self._cost(largest, floor) < best / 2
+            if not self._explored:
+                return within[-1]
         return next((s, c) for s, c in within if s / c >= _NEARLY_BEST * best)
 
     def _affordable(self, chunk: int, cost: float, most: int, limit: float, floor: float) -> int:

@@ -172,7 +172,7 @@ class Runner:
             if w.samples:
                 s = w.sequence
                 assert s.slot is not None
-                yield Draw(s, row, s.drafts if w.drafts else [], self.cache.state(s.slot) if w.drafts else [], s.num_computed)
+                yield Draw(s, row, s.drafts[: w.drafts], self.cache.state(s.slot) if w.drafts else [], s.num_computed)
                 row += 1 + w.drafts
 
     def _tokens(self, work: list[Work]) -> mx.array:
@@ -187,7 +187,7 @@ class Runner:
             if s.unread is not None:
                 parts.append(s.unread)
             if w.drafts:
-                parts.append(s.drafts)
+                parts.append(s.drafts[: w.drafts])
             for part in parts:
                 if isinstance(part, list):
                     known += part

@@ -21,8 +21,8 @@ from .waiting import WaitingList
 if TYPE_CHECKING:
     from .sequence import Sequence
 
-Start = Callable[["Sequence"], bool]
-"""Gives a sequence its slot; False if there is no room for it beside those that run."""
+Start = Callable[["Sequence"], "bool | None"]
+"""Gives a sequence its slot; False if there is no room for it beside those that run, None if it waits for something else."""
 
 
 class Room(Protocol):
@@ -142,8 +142,9 @@ class Scheduler:
         admitted: list[Sequence] = []
         self._urgent = None
         while (first := self.waiting.peek()) is not None:
-            if len(self.running) >= self.max_sequences or not self.start(first):
-                self._urgent = first.priority
+            started = self.start(first) if len(self.running) < self.max_sequences else False
+            if not started:
+                self._urgent = first.priority if started is False else None
                 break
             self.waiting.remove(first)
             self.running.append(first)

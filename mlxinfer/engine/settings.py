@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -12,13 +14,21 @@ from ..cache.format import KVFormat
 from ..cache.quality import loss_line
 from ..cache.report import unquantized_lines
 from ..config import MAX_DRAFT, EngineConfig
+from ..errors import MLXInferError
 from ..loading.identity import identity
 from ..loading.load import LoadedModel, load
+from ..loading.paths import prefix_dir
 from ..loading.weights import Progress
 from .defaults import default_params
 from .engine import Engine
 from .intake import Intake
 from .plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
+from .speculation.draft_model import Drafter
+
+if TYPE_CHECKING:
+    from ..cache.disk.tier import DiskTier
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,14 @@ class Settings:
     prefix_dir: str | Path | None = None
     deterministic: bool = False
 
+    def __post_init__(self) -> None:
+        if self.max_sequences < 1:
+            raise MLXInferError(f"max_sequences must be at least 1, not {self.max_sequences}")
+        if self.memory_gb is not None and not 0 < self.memory_gb < 1e6:
+            raise MLXInferError(f"memory_gb must be a number above 0, not {self.memory_gb}")
+        if not 0 <= self.prefix_disk_gb < 1e6:
+            raise MLXInferError(f"prefix_disk_gb must be a number from 0, not {self.prefix_disk_gb}")
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -59,17 +77,22 @@ class Opened:
     config: EngineConfig
     kv: KVFormat
     intake: Intake
+    drafter: Drafter | None = None
     plan: MemoryPlan | None = None
     """None where the caller made the config."""
+    settings: Settings | None = None
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress | None = None) -> Opened:
         """Load and plan. Raises `MLXInferError`s."""
         s, form = settings, KVFormat.parse(settings.kv, first16=settings.kv_first16)
         loaded = load(s.path_or_id, dtype=s.dtype, bits=s.bits, group_size=s.group_size, kv=form, progress=progress)
-        max_draft = MAX_DRAFT if s.speculate else 0
+        draft = load(s.draft, dtype=s.dtype) if s.draft is not None else None
+        drafter = Drafter.of(loaded, draft) if draft else None
+        max_draft = MAX_DRAFT if s.speculate or draft else 0
         plan = plan_memory(
             loaded,
+            draft=draft,
             max_context=s.max_context,
             max_sequences=s.max_sequences,
             kv=form,
@@ -79,16 +102,28 @@ class Opened:
         )
         plan.apply()
         config = engine_config(plan, prefix_cache=s.prefix_cache, deterministic=s.deterministic, max_draft=max_draft)
-        return cls.of(loaded, config, form, plan)
+        return replace(cls.of(loaded, replace(config, ngrams=s.speculate), form, drafter, plan), settings=s)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, config: EngineConfig, kv: KVFormat, plan: MemoryPlan | None = None) -> Opened:
+    def of(
+        cls, loaded: LoadedModel, config: EngineConfig, kv: KVFormat, drafter: Drafter | None = None, plan: MemoryPlan | None = None
+    ) -> Opened:
         defaults = default_params(loaded.generation_config)
-        return cls(loaded, config, kv, Intake(loaded.tokenizer, loaded.model.vocab_size, config.max_context, defaults), plan)
+        return cls(loaded, config, kv, Intake(loaded.tokenizer, loaded.model.vocab_size, config.max_context, defaults), drafter, plan)
 
     def engine(self) -> Engine:
         """A new one, with an empty cache."""
-        return Engine(self.loaded.model, self.config, dtype=self.loaded.dtype, kv=self.kv, identity=identity(self.loaded.path))
+        loaded, s = self.loaded, self.settings
+        name = identity(loaded.path, *((s.bits, s.group_size) if s else ()))
+        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, identity=name, disk=self._disk(), drafter=self.drafter)
+
+    def _disk(self) -> DiskTier | None:
+        s = self.settings
+        if s is None or not s.prefix_disk_gb or not s.prefix_cache:
+            return None
+        from ..cache.disk.tier import DiskTier
+
+        return DiskTier(Path(s.prefix_dir or prefix_dir()), int(s.prefix_disk_gb * 2**30), note=_log.warning)
 
     @property
     def notes(self) -> tuple[str, ...]:

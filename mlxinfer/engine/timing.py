@@ -13,9 +13,12 @@ _OUTLIER = 2.0
 class Curve:
     """Seconds by a number of rows, averaged exponentially within classes of sizes, eight to an octave."""
 
-    def __init__(self, *, through_zero: bool) -> None:
-        """`through_zero`: no rows take no time."""
+    def __init__(self, *, through_zero: bool = False, memory: int | None = None) -> None:
+        """`through_zero`: no rows take no time. `memory`: a size that was not among so many measurements is forgotten."""
         self._origin = through_zero
+        self._memory = memory
+        self._adds = 0
+        self._stamps: dict[int, int] = {}
         self._points: dict[int, tuple[float, float, int]] = {}
         self._classes: list[int] = []
         self._line: tuple[list[float], list[float]] | None = None
@@ -23,9 +26,15 @@ class Curve:
     def add(self, rows: int, seconds: float, *, scale: float = 0.0) -> None:
         """`scale`: what is never an outlier."""
         key = _class(rows)
-        point = self._points.get(key)
         self._line = None
+        self._adds += 1
+        self._stamps[key] = self._adds
+        if self._memory and self._adds % self._memory == 0:
+            self._forget(self._adds - self._memory)
+        point = self._points.get(key)
         if point is None:
+            if scale and (expected := self.at(rows)) is not None:
+                seconds = min(seconds, max(expected, scale) * _OUTLIER)
             insort(self._classes, key)
             self._points[key] = (rows, seconds, 1)
             return
@@ -50,13 +59,10 @@ class Curve:
     def smallest(self) -> int:
         return round(self._points[self._classes[0]][0]) if self._classes else 0
 
-    def forget(self, rows: int) -> None:
-        """Sizes from `rows` up were measured too long ago."""
-        key = _class(rows)
-        self._classes, gone = [k for k in self._classes if k < key], [k for k in self._classes if k >= key]
-        for k in gone:
-            del self._points[k]
-        self._line = None
+    def _forget(self, before: int) -> None:
+        for key in [k for k in self._points if self._stamps[k] <= before]:
+            del self._points[key]
+            self._classes.remove(key)
 
     def at(self, rows: int) -> float | None:
         """As measured, or never falling between what was; beyond that, along the last two sizes."""
@@ -93,9 +99,9 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self.alone = Curve(through_zero=False)
-        self.extra = Curve(through_zero=True)
-        self.prompts = Curve(through_zero=False)
+        self.alone = Curve()
+        self.extra = Curve(through_zero=True, memory=128)
+        self.prompts = Curve()
         """Steps in which nothing but prompts was read."""
 
     def observe(self, rows: int, prefill_rows: int, seconds: float) -> None:
@@ -106,7 +112,7 @@ class StepTimes:
         else:
             alone = self.alone.at(rows)
             if alone is not None:
-                self.extra.add(prefill_rows, max(seconds - alone, 0.0), scale=alone)
+                self.extra.add(prefill_rows, max(seconds - alone, 0.0), scale=alone / 2)
 
     def estimate(self, rows: int, prefill_rows: int = 0) -> float | None:
         """Seconds; None as long as nothing like it was measured."""

@@ -41,6 +41,9 @@ class NoTokenizer(Tokenizer):
     def token_text(self, token_id: int) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return None
+
     def detokenizer(self) -> Detokenizer:
         return _Silent()
 

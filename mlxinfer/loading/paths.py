@@ -16,3 +16,8 @@ def cache_dir() -> Path:
 def models_dir() -> Path:
     """Converted models found here can be named without their path."""
     return cache_dir() / "models"
+
+
+def prefix_dir() -> Path:
+    """Where cached keys and values are kept on disk."""
+    return cache_dir() / "prefix"

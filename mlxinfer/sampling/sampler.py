@@ -23,8 +23,8 @@ from .spread import Drafts, Spread
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence to sample for: its settings, seed (64 bits), prompt, the answer as far as the host has read it, and the token
-    `[1]` behind that if it is still on the device."""
+    """One sequence to sample for: its settings, seed (64 bits), prompt, the answer as far as the host has read it, and the tokens
+    `[n]` behind that which are still on the device."""
 
     params: SamplingParams
     seed: int
@@ -59,7 +59,8 @@ class SamplingBatch:
         self._seeds = [row.seed for row in rows]
         self._settings = Settings.of(params, vocab_size)
         self._penalties = Penalties.of(rows, vocab_size)
-        self._counted = [len(row.prompt) + len(row.answer) + (row.unread is not None) for row in rows]
+        self.size = len(rows)
+        self._counted = [len(row.prompt) + len(row.answer) + (0 if row.unread is None else row.unread.shape[0]) for row in rows]
         wanted = [p.logprobs for p in params if p.logprobs is not None]
         self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
 

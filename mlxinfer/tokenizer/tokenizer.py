@@ -68,6 +68,10 @@ class Tokenizer:
         """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token stands for inside a text; None for an id that the vocabulary has not."""
+        return self._pieces.piece(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
         return Detokenizer(self._pieces)

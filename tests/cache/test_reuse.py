@@ -7,10 +7,10 @@ from support.tiny import random_tokens
 from support.tiny_engine import tiny_model
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cache.base import Segment
+from mlxinfer.cache.base import PAGE, Segment
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.pool import Match
+from mlxinfer.cache.pool import Match, PoolUsage
 
 TOKENS, OTHERS = random_tokens(600), random_tokens(900)[600:]
 FULL, SLIDING, SINKS, SOFTCAP, EXPERTS, HYBRID, GATED = "llama", "gemma3_text", "gpt_oss", "gemma2", "mixtral", "qwen3_next", "qwen3_5_text"
@@ -115,3 +115,97 @@ def test_going_on_at_any_kind_of_position(name, kv):
     for shared, reused in [*places, (20, 0 if exact else 20)]:
         tokens = TOKENS[:shared] + OTHERS[:100]
         check(name, kv, tokens, reader.resume(tokens), reused)
+
+
+@every_kind
+def test_two_that_compute_the_same_at_once_share_it(name, kv):
+    reader = Reader(name, kv)
+    one, two = reader.start(TOKENS)[0], reader.start(TOKENS)[0]
+    reader.read((one, TOKENS[:100]), (two, TOKENS[:20]))
+    reader.read((two, TOKENS[20:150]), (one, TOKENS[100:200]))
+    for group in reader.cache.pool.groups:
+        tables = [dict(enumerate(t.pages, t.first)) for t in group.tables.values()]
+        assert all(tables[0][number] == tables[1][number] for number in set(tables[0]) & set(tables[1]))
+    rows = reader.read((one, TOKENS[200:]), (two, TOKENS[150:200]))
+    want = fresh(name, kv, TOKENS)
+    same = np.testing.assert_array_equal if kernels_cpu.in_use() else np.testing.assert_allclose
+    same(rows[0], want[200:])
+    same(rows[1], want[150:200])
+
+
+@every_kind
+def test_little_memory_changes_nothing(name, kv):
+    """Pages are written again and again, and what is found is what has survived."""
+    reader = Reader(name, kv, capacity=640, reuse=512, chunk=320)
+    reused = []
+    for prompt in [TOKENS[:300], OTHERS[:200], TOKENS[:150] + OTHERS, OTHERS[:200] + TOKENS[:100], TOKENS[:400]] * 2:
+        slot, match = reader.start(prompt)
+        rows = []
+        while len(reader.done[slot]) < len(prompt):
+            done = len(reader.done[slot])
+            rows.append(reader.read((slot, prompt[done : done + 128]))[0])
+            reader.keep(slot)
+        reader.cache.release(slot)
+        check(name, kv, prompt, (match, np.concatenate(rows)), match.reused)
+        reused.append(match.reused)
+    assert any(reused)
+    assert not reader.cache.usage().used
+    reader.cache.clear()
+    assert reader.cache.usage() == PoolUsage(pages=10)
+
+
+def test_steps_do_not_change_what_was_kept():
+    """The kernels write open pages in place."""
+    reader = Reader(FULL, KVFormat())
+    slot = reader.start(TOKENS)[0]
+    reader.read((slot, TOKENS[:40]))
+    reader.keep(slot)
+    reader.read((slot, TOKENS[40:50]))
+    other, match = reader.start(TOKENS[:20] + OTHERS)
+    assert match.reused == 20
+    reader.read((other, OTHERS[:30]), (slot, TOKENS[50:60]))
+    reader.cache.release(slot)
+    check(FULL, KVFormat(), TOKENS, reader.resume(TOKENS), 40)
+
+
+def test_states_go_back():
+    reader = Reader(HYBRID, KVFormat())
+    slot = reader.start(TOKENS)[0]
+    reader.read((slot, TOKENS[:70]))
+    state = reader.cache.state(slot)
+    reader.read((slot, OTHERS[:9]))
+    reader.cache.restore(slot, state)
+    reader.done[slot] = TOKENS[:70]
+    rows = reader.read((slot, TOKENS[70:200]))[0]
+    np.testing.assert_allclose(rows, fresh(HYBRID, KVFormat(), TOKENS)[70:200], atol=2e-5)
+    assert Reader(FULL, KVFormat()).cache.state(0) == []
+
+
+def test_what_depends_on_more_than_tokens_is_kept_apart():
+    reader = Reader(FULL, KVFormat())
+    reader.leave(TOKENS[:200])
+    assert reader.cache.find(TOKENS).reused == 200
+    assert reader.cache.find(TOKENS, "an adapter").reused == 0
+    private = reader.cache.open(None, None)
+    reader.done[private] = []
+    reader.read((private, OTHERS))
+    reader.keep(private)
+    reader.cache.release(private)
+    assert reader.cache.find(OTHERS).reused == 0
+
+
+def test_states_on_the_way_get_fewer_with_distance():
+    reader = Reader(HYBRID, KVFormat())
+    slot = reader.start(TOKENS)[0]
+    for start in range(0, 576, PAGE):
+        reader.read((slot, TOKENS[start : start + PAGE]))
+    assert sorted(s.position for s in reader.cache.pool.index.snapshots) == [64, 320, 448, 512, 576]
+    reader.cache.release(slot)
+    check(HYBRID, KVFormat(), TOKENS[:400] + OTHERS, reader.resume(TOKENS[:400] + OTHERS), 320)
+
+
+def test_bytes_of_what_is_kept_in_windows():
+    layers = tiny_model(SLIDING).layers
+    size = PagedCache.reuse_bytes(layers, mx.float32)
+    assert size == 2 * PagedCache.token_bytes(layers, mx.float32) > PagedCache.reuse_bytes(layers, mx.float32, KVFormat(4, 4)) > 0
+    assert PagedCache.reuse_bytes(tiny_model(FULL).layers, mx.float32) == 0

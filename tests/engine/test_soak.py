@@ -72,10 +72,11 @@ def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
 
 
 def test_one_long_answer_holds_no_more_and_more():
-    engine = tiny_engine(max_context=256, max_sequences=1)
+    engine = tiny_engine(max_context=256, max_sequences=1, max_draft=0)
     engine.add(request([1, 2, 3], 200))
     counts = []
     while not engine.idle:
         engine.step()
         counts.append(graph_edges(engine))
-    assert max(counts[100:]) <= max(counts[:100])
+    assert len(counts) > 100
+    assert max(counts[50:]) <= max(counts[:50])

@@ -71,8 +71,9 @@ def play(engine: Engine, pool: list[Kind], rng: np.random.Generator, *, requests
         engine.add(sequence)
         for _ in range(int(rng.integers(0, 6))):
             advance()
-        if rng.random() < cancelled:
-            engine.abort(list(seen)[int(rng.integers(len(seen)))])
+        running = [*engine.scheduler.running, *engine.scheduler.waiting]
+        if running and rng.random() < cancelled:
+            engine.abort(running[int(rng.integers(len(running)))])
     while not engine.idle:
         advance()
     return list(seen.values())

@@ -11,6 +11,9 @@ _PRIOR_WEIGHT = 6.0
 _MEMORY = 0.98
 """What the past weighs at each new token."""
 
+LEAST = 0.08
+"""A draft that is less likely than this costs more than it brings, on every machine."""
+
 
 class Foresight:
     """How often the next token was foretold, by the length of the match. Every token teaches it, drafted or not."""
@@ -30,40 +33,54 @@ class Foresight:
         return self._right[i] / self._seen[i]
 
     def chances(self, run: int, count: int) -> list[float]:
-        """That the first of the next tokens is right, the first two, and so on."""
+        """That the first of the next tokens is right, the first two, and so on, as far as it is worth to draft them."""
         found: list[float] = []
         whole = 1.0
         for i in range(count):
             whole *= self.chance(run + i)
+            if whole < LEAST:
+                break
             found.append(whole)
         return found
 
 
 class Acceptance:
-    """How often the draft at each place was right, if those before it were: for a drafter that cannot be tried without cost."""
+    """How often the draft at each place was right, if those before it were: for a drafter that cannot be tried without cost. A place that
+    has been seen rarely is taken to be like the one before it."""
 
     def __init__(self, prior: float = 0.7) -> None:
         self._prior = prior
         self._right: list[float] = []
         self._seen: list[float] = []
 
+    def copy(self) -> Acceptance:
+        """Begins with what this one knows."""
+        return Acceptance(self._conditional(0, self._prior))
+
     def learn(self, drafted: int, accepted: int) -> None:
-        while len(self._seen) < drafted:
-            self._seen.append(_PRIOR_WEIGHT)
-            self._right.append(self._prior * _PRIOR_WEIGHT)
+        missing = max(drafted - len(self._seen), 0)
+        self._right += [0.0] * missing
+        self._seen += [0.0] * missing
         for i in range(min(accepted + 1, drafted)):
             self._right[i] = self._right[i] * _MEMORY + (i < accepted)
             self._seen[i] = self._seen[i] * _MEMORY + 1
 
     def chances(self, count: int) -> list[float]:
-        """That the first draft holds, the first two, and so on."""
+        """That the first draft holds, the first two, and so on, as far as it is worth to draft them."""
         found: list[float] = []
-        whole = 1.0
+        whole, before = 1.0, self._prior
         for i in range(count):
-            known = self._right[i] / self._seen[i] if i < len(self._seen) else (found[-1] / found[-2] if i > 1 else self._prior)
-            whole *= known
+            before = self._conditional(i, before)
+            whole *= before
+            if whole < LEAST:
+                break
             found.append(whole)
         return found
+
+    def _conditional(self, i: int, before: float) -> float:
+        if i >= len(self._seen):
+            return before
+        return (self._right[i] + _PRIOR_WEIGHT * before) / (self._seen[i] + _PRIOR_WEIGHT)
 
 
 @dataclass(slots=True)
@@ -75,17 +92,21 @@ class RoundTimes:
     plain: dict[int, float] = field(default_factory=dict)
     drained: dict[int, float] = field(default_factory=dict)
     unit: float = 0.0
+    _counts: dict[tuple[bool, int], int] = field(default_factory=dict)
 
     def observe(self, rows: int, seconds: float, *, drained: bool) -> None:
         table = self.drained if drained else self.plain
-        expected = _estimate(table, rows) or 1 + _SLOPE * rows
-        if not self.unit:
-            self.unit = seconds / expected
-        # A single slow step, while the machine was busy with something else, should not count for long.
-        seconds = min(seconds, 2 * expected * self.unit)
-        if rows in table:
-            self.unit *= (seconds / (expected * self.unit)) ** 0.1
-        table[rows] = expected + (0.2 if rows in table else 0.5) * (seconds / self.unit - expected)
+        count = self._counts[drained, rows] = self._counts.get((drained, rows), 0) + 1
+        if count == 1:
+            self.unit = self.unit or seconds
+            table[rows] = seconds / self.unit
+            return
+        if count > _KNOWN:
+            # A single slow step, while the machine was busy with something else, should not count for long.
+            change = min(max(seconds / (table[rows] * self.unit), 0.5), 2.0)
+            self.unit *= change**0.2
+            seconds = change * table[rows] * self.unit
+        table[rows] += (0.02 if count > _KNOWN else 1 / count) * (seconds / self.unit - table[rows])
 
     def step(self, rows: int) -> float:
         """Of a step submitted ahead of time; 0 if none has been seen."""
@@ -93,7 +114,7 @@ class RoundTimes:
 
     def round(self, rows: int) -> float:
         """Of a step that waits for the one before."""
-        return self.unit * (_estimate(self.drained, rows) or 1.1 * _estimate(self.plain, rows))
+        return self.unit * _estimate({r: t * _WAIT for r, t in self.plain.items()} | self.drained, rows)
 
 
 def _estimate(table: dict[int, float], rows: int) -> float:
@@ -110,27 +131,44 @@ def _estimate(table: dict[int, float], rows: int) -> float:
     return min(above.values(), default=0.0)
 
 
+_KNOWN = 4
+"""Steps of a size after which its share is known well enough to tell the speed of the machine."""
+
+_WAIT = 1.1
+"""A step that waits, by one of the same size that does not, as long as it is not known."""
+
 _SLOPE = 0.1
 """What a row more adds to a step, as long as it is not known."""
 
 
-def best_lengths(chances: Sequence[Sequence[float]], rows: int, times: RoundTimes, *, extra: float = 0.0) -> tuple[list[int], float]:
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """`chances[i]` is that the first i + 1 drafts of a sequence hold; `turn` is the seconds that a draft model needs for each of them, for
+    all sequences together."""
+
+    chances: Sequence[float]
+    turn: float = 0.0
+
+
+def best_lengths(prospects: Sequence[Prospect], rows: int, times: RoundTimes) -> tuple[list[int], float]:
     """How many drafts of each sequence make the next step yield most tokens a second, and how much more that is than without (1 is as
-    much). `chances[s][i]` is that the first i + 1 drafts of s hold; `rows` is what the step has without drafts, a token for each; `extra`
-    seconds are added to a step with drafts."""
-    lengths = [0] * len(chances)
-    plain = rows / (times.step(rows) or 1.0)
+    much). `rows` is what the step has without drafts, a token for each."""
+    lengths = [0] * len(prospects)
+    if not times.step(rows):
+        return lengths, 1.0
+    plain = rows / times.step(rows)
     best, most = list(lengths), 1.0
-    tokens, size = float(rows), rows
+    tokens, size, turns = float(rows), rows, 0.0
     while True:
-        ahead = [(c[n], s) for s, (c, n) in enumerate(zip(chances, lengths, strict=True)) if n < len(c)]
+        ahead = [(p.chances[n], s) for s, (p, n) in enumerate(zip(prospects, lengths, strict=True)) if n < len(p.chances)]
         if not ahead:
             return best, most
         chance, s = max(ahead)
         lengths[s] += 1
         tokens += chance
         size += 1
-        gain = tokens / ((times.round(size) or 1.0) + extra) / plain
+        turns = max(turns, lengths[s] * prospects[s].turn)
+        gain = tokens / (times.round(size) + turns) / plain
         if gain > most:
             best, most = list(lengths), gain
 

@@ -10,7 +10,6 @@ from array import array
 
 _LENGTHS = (4, 3, 2)
 """Of the n-grams that are looked up, longest first."""
-_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 _LONGEST = 32
 """Matches are measured up to here."""
 
@@ -72,30 +71,31 @@ class NgramIndex:
         period = len(tokens) - self.pointer
         return [tokens[self.pointer + i % period] for i in range(skip, skip + count)]
 
-    def _store(self, i: int) -> None:
-        tokens, mask = self.tokens, self._mask
-        if i < _LENGTHS[0] - 1:
-            return
-        key = tokens[i] * _FACTORS[0] + tokens[i - 1] * _FACTORS[1]
-        four, three, two = self._tables
-        two[(key ^ key >> 15) & mask] = i + 1
-        key += tokens[i - 2] * _FACTORS[2]
-        three[(key ^ key >> 15) & mask] = i + 1
-        key += tokens[i - 3] * _FACTORS[3]
-        four[(key ^ key >> 15) & mask] = i + 1
-
     def _find(self, i: int) -> None:
         """Follow the latest place where the longest n-gram that ends at i stood before; then store those that end at i."""
         self.run = 0
-        tokens, mask = self.tokens, self._mask
+        if i < _LENGTHS[0] - 1:
+            return
+        tokens, end = self.tokens, i + 1
+        for place, table, n in zip(self._places(i), self._tables, _LENGTHS, strict=True):
+            found = table[place]
+            table[place] = end
+            if not self.run and found >= n and tokens[found - n : found] == tokens[end - n : end]:
+                self.pointer, self.run = found, self._length(found, end, n)
+
+    def _store(self, i: int) -> None:
         if i >= _LENGTHS[0] - 1:
-            for n, table in zip(_LENGTHS, self._tables, strict=True):
-                key = sum(tokens[i - j] * _FACTORS[j] for j in range(n))
-                place = table[(key ^ key >> 15) & mask]
-                if place >= n and tokens[place - n : place] == tokens[i - n + 1 : i + 1]:
-                    self.pointer, self.run = place, self._length(place, i + 1, n)
-                    break
-        self._store(i)
+            for place, table in zip(self._places(i), self._tables, strict=True):
+                table[place] = i + 1
+
+    def _places(self, i: int) -> tuple[int, int, int]:
+        """Of the n-grams that end at i, in their tables."""
+        d, c, b, a = self.tokens[i - 3 : i + 1]
+        two = a * 0x9E3779B1 + b * 0x85EBCA77
+        three = two + c * 0xC2B2AE3D
+        four = three + d * 0x27D4EB2F
+        mask = self._mask
+        return (four ^ four >> 15) & mask, (three ^ three >> 15) & mask, (two ^ two >> 15) & mask
 
     def _length(self, place: int, end: int, known: int) -> int:
         tokens = self.tokens

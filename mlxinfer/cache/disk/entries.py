@@ -1,0 +1,124 @@
+"""Which file holds what of a node of the prefix index, and in which form."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+import mlx.core as mx
+import numpy as np
+
+from ..pages import AttentionGroup
+from ..prefix import ITEM, Node, Snapshot
+from ..recurrent import RecurrentStore
+from ..snapshots import Rows
+from ..store import LayerStore
+from .pagefile import Entry, Layout, Name, shown
+from .transfer import arrays_from, arrays_layout, copy_arrays, copy_page, page_layout, put_pages
+
+_STATE = "state"
+_STATE_PART = re.compile(_STATE + "([0-9]{1,3})")
+
+
+class Entries:
+    """The files of one cache."""
+
+    def __init__(self, groups: Sequence[AttentionGroup], stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
+        self._groups = groups
+        self._stores = stores
+        self._recurrent = recurrent
+        self._of_group = [{layer: stores[layer] for layer in group.layers} for group in groups]
+        self._pages = [page_layout(layers) for layers in self._of_group]
+        self._firsts = [page_layout(of, first=True) if g.first else None for of, g in zip(self._of_group, groups, strict=True)]
+        self._parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
+        self._states: dict[int, Layout] = {}
+
+    # --- pages
+
+    def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
+        return Name(shown(digest), shown(parent), self._parts[group])
+
+    def page_bytes(self, depth: int, group: int) -> int:
+        return self._page_layout(depth, group).nbytes
+
+    def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
+        """`digests` are those of the parent and of the node, `block` its tokens."""
+        parent, digest = digests
+        return Entry(root, digest, parent, self._parts[group], _tokens(block), self._page_layout(depth, group))
+
+    def page_of(self, root: bytes, node: Node, group: int) -> Entry:
+        assert node.parent
+        return self.page(root, (node.parent.digest, node.digest), node.block, node.depth, group)
+
+    def group_of(self, entry: Entry) -> int | None:
+        """None for a snapshot."""
+        return None if entry.part.startswith(_STATE) else self._parts.index(entry.part)
+
+    def copied_page(self, node: Node, group: int) -> np.ndarray:
+        page = node.pages[group]
+        assert page is not None
+        return copy_page(list(self._of_group[group].values()), page, self._page_layout(node.depth, group))
+
+    def put(self, group: int, pages: list[int], entries: Sequence[Entry], data: np.ndarray) -> None:
+        """Store pages under these ids. No step may be in flight."""
+        put_pages(list(self._of_group[group].values()), pages, data, entries[0].layout)
+
+    def _page_layout(self, depth: int, group: int) -> Layout:
+        first = self._firsts[group]
+        return first if depth == 1 and first else self._pages[group]
+
+    # --- snapshots
+
+    def snapshot(self, root: bytes, node: bytes, tail: bytes) -> Entry:
+        """Of the state `tail` behind the node of this digest."""
+        name = snapshot_name(node, tail)
+        count = len(tail) // ITEM
+        return Entry(root, _snapshot_digest(node, tail), node, name.part, _tokens(tail), self._state_layout(count))
+
+    def snapshot_of(self, root: bytes, snapshot: Snapshot) -> Entry:
+        return self.snapshot(root, snapshot.node.digest, snapshot.tail)
+
+    def copied_snapshot(self, snapshot: Snapshot) -> np.ndarray:
+        assert isinstance(snapshot.content, Rows)
+        arrays = _named(snapshot.content)
+        return copy_arrays(arrays, arrays_layout(arrays))
+
+    def rows(self, entry: Entry, data: np.ndarray) -> Rows:
+        found: dict[str, dict[int, list[mx.array]]] = {"open": {}, _STATE: {}}
+        for name, values in arrays_from(data, entry.layout).items():
+            kind, layer, _ = name.split(".")
+            found[kind].setdefault(int(layer), []).append(values)
+        return Rows(found["open"], found[_STATE])
+
+    def _state_layout(self, count: int) -> Layout:
+        if count not in self._states:
+            rows = {i: [mx.zeros((a.shape[1], count, a.shape[3]), a.dtype) for a in store.open] for i, store in self._stores.items()}
+            states = {i: [mx.zeros((1, *a.shape[1:]), a.dtype) for a in store.states] for i, store in self._recurrent.items()}
+            self._states[count] = arrays_layout(_named(Rows(rows if count else {}, states)))
+        return self._states[count]
+
+
+def snapshot_name(node: bytes, tail: bytes) -> Name:
+    return Name(shown(_snapshot_digest(node, tail)), shown(node), f"{_STATE}{len(tail) // ITEM}")
+
+
+def tail_length(name: Name) -> int | None:
+    """Tokens in the open page of a snapshot; None for a page."""
+    found = _STATE_PART.fullmatch(name.part)
+    return int(found[1]) if found else None
+
+
+def _snapshot_digest(node: bytes, tail: bytes) -> bytes:
+    return blake2b(node + tail, digest_size=32, person=b"snapshot").digest()
+
+
+def _named(rows: Rows) -> dict[str, mx.array]:
+    """Arrays of a snapshot by `open.<layer>.<i>` and `state.<layer>.<i>`."""
+    kinds = (("open", rows.open), (_STATE, rows.states))
+    return {f"{kind}.{layer}.{i}": a for kind, by_layer in kinds for layer, arrays in by_layer.items() for i, a in enumerate(arrays)}
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(array("i", data))

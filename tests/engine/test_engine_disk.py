@@ -1,0 +1,55 @@
+"""An engine that finds what another one, before it, has left on disk."""
+
+import mlx.core as mx
+import pytest
+from support.tiny import random_tokens
+from support.tiny_engine import request, run, tiny_model
+
+from mlxinfer.cache.disk.tier import DiskTier
+from mlxinfer.cache.format import KVFormat
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine
+
+TOKENS = random_tokens(300)
+
+
+def engine(name, directory, kv):
+    config = EngineConfig(max_context=512, capacity_tokens=4096, max_step_tokens=64, max_sequences=8)
+    return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, identity=name, disk=DiskTier(directory, 10**9))
+
+
+@pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+def test_a_restart(name, kv, tmp_path):
+    prompts = [TOKENS[:200], [*TOKENS[:150], *TOKENS[200:260]], TOKENS]
+    first = engine(name, tmp_path, kv)
+    expected = [run(first, [request(p, seed=3, temperature=1.0)]) for p in prompts]
+    first.close(60)
+    second = engine(name, tmp_path, kv)
+    sequences = [request(p, seed=3, temperature=1.0) for p in prompts]
+    running = request(random_tokens(90)[::-1], limit=60)
+    second.add(running)
+    for _ in range(5):
+        second.step()
+    for sequence in sequences:
+        second.add(sequence)
+    while not second.idle:
+        second.step()
+    assert [[s.answer] for s in sequences] == expected
+    assert all(s.reused >= 128 for s in sequences)
+    second.close(60)
+
+
+def test_closing_ends_what_runs(tmp_path):
+    made = engine("llama", tmp_path, KVFormat())
+    sequence = request(TOKENS, limit=100)
+    made.add(sequence)
+    for _ in range(8):
+        made.step()
+    made.close(60)
+    assert sequence.finish_reason == "cancelled"
+    again = engine("llama", tmp_path, KVFormat())
+    sequence = request(TOKENS)
+    run(again, [sequence])
+    assert sequence.reused >= 256
+    again.close(60)
