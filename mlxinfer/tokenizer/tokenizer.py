@@ -60,13 +60,9 @@ class Tokenizer:
         detokenizer = Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token by itself, which need not be whole characters; none for an id that the vocabulary has not."""
-        return self._pieces.piece(token_id) or b""
-
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return (self._pieces.piece(token_id) or b"").decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """What one token stands for inside a text; None for an id that the vocabulary has not."""

@@ -62,6 +62,7 @@ class LiveServer:
 @contextmanager
 def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **settings: Any) -> Iterator[LiveServer]:
     """Serve until the end of the block; then everything is drained and closed."""
+    path.parent.mkdir(exist_ok=True)
     path.parent.chmod(0o700)
     config = ServerSettings(**{"socket": path, "host": "127.0.0.1", "port": 0, **settings})
     started: Future[LiveServer] = Future()

@@ -30,13 +30,15 @@ def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Ch
 
 
 def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[ContentLogprob]:
-    bytes_of = tokenizer.token_bytes
+    def bytes_of(token_id: int) -> list[int]:
+        return list(tokenizer.token_bytes(token_id) or b"")
+
     return [
         ContentLogprob(
             token=one.text,
             logprob=finite(one.logprob),
-            bytes=list(bytes_of(one.token_id)),
-            top_logprobs=[TopLogprob(token=text, logprob=finite(value), bytes=list(bytes_of(i))) for i, text, value in one.top],
+            bytes=bytes_of(one.token_id),
+            top_logprobs=[TopLogprob(token=text, logprob=finite(value), bytes=bytes_of(i)) for i, text, value in one.top],
         )
         for one in logprobs
     ]
