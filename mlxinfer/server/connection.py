@@ -86,6 +86,9 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             events = (h11.Response(status_code=400, headers=_NO_HTTP_HEADERS), h11.Data(data=_NO_HTTP_BODY), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
         self._must_read()
 
