@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from .batch.command import STUDY
+from .batch.command import show as show_batch
 from .compare import Comparison, Settings
-from .options import RESULTS, cpus_option, engines_option, limits_option, models_option
+from .files import measure, place
+from .options import DEFAULT_MODELS, RESULTS, cpus_option, engines_option, limits_option, models_option
 from .process import WorkerError
 from .report import caption, document
-from .samples import Results, Writer, read
+from .samples import Results, read
 from .studies import COMMANDS
 from .system import describe
 from .works import kv_works, works
@@ -25,7 +29,7 @@ def main() -> None:
 
 @main.command()
 @click.option("--name", default="cpu", show_default=True, help="Of the files in results/.")
-@models_option
+@models_option(*DEFAULT_MODELS)
 @engines_option("mlxinfer,llama.cpp,mlx-lm")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True)
 @click.option("--steps", type=click.IntRange(1, 192), default=64, show_default=True, help="Tokens of a sample of decoding.")
@@ -47,26 +51,10 @@ def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     )
     about = describe() | {"cpus": cpus, "threads": settings.threads, "steps": options["steps"], "limits": settings.limits}
     try:
-        measure(RESULTS / name, models, settings, about)
+        measure(RESULTS / name, models, partial(Comparison, settings=settings, tell=lambda text: click.echo(text, err=True)), about)
     except WorkerError as error:
         raise click.ClickException(str(error)) from error
     show(RESULTS / name)
-
-
-def measure(stem: Path, models: dict[str, Path], settings: Settings, about: dict[str, Any]) -> None:
-    """Raises `WorkerError`. What was measured until then is kept."""
-    about["models"] = {}
-    stem.parent.mkdir(exist_ok=True)
-    with _file(stem, "csv").open("w", encoding="utf-8", newline="") as file:
-        writer = Writer(file)
-        for name, path in models.items():
-            comparison = Comparison(name, path, settings, lambda text: click.echo(text, err=True))
-            about["models"][name] = {"file": path.name, "engines": comparison.about, "left_out": comparison.left_out}
-            try:
-                for sample in comparison.run():
-                    writer.add(sample)
-            finally:
-                _file(stem, "json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @main.command()
@@ -80,11 +68,14 @@ def report(name: str) -> None:
 
 
 def show(stem: Path) -> None:
-    about = json.loads(_file(stem, "json").read_text(encoding="utf-8"))
-    samples = read(_file(stem, "csv"))
+    about = json.loads(place(stem, "json").read_text(encoding="utf-8"))
+    if about.get("study") == STUDY:
+        show_batch(stem, about)
+        return
+    samples = read(place(stem, "csv"))
     models = [Results(name, samples) for name in about["models"]]
     text = document(models, about)
-    _file(stem, "md").write_text(text, encoding="utf-8")
+    place(stem, "md").write_text(text, encoding="utf-8")
     click.echo(text)
     reference = next(engine for engine in ("llama.cpp", "mlx-lm", *models[0].engines) if engine in models[0].engines)
     try:
@@ -92,11 +83,7 @@ def show(stem: Path) -> None:
     except ImportError:
         click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
         return
-    draw(models, reference, _file(stem, "svg"), caption(about))
-
-
-def _file(stem: Path, kind: str) -> Path:
-    return stem.with_name(f"{stem.name}.{kind}")
+    draw(models, reference, place(stem, "svg"), caption(about))
 
 
 for command in COMMANDS:

@@ -61,15 +61,18 @@ def _cpus(ctx: click.Context, param: click.Parameter, value: str | None) -> list
         raise click.BadParameter(f"{value!r}: not all of these are processors that may be used here") from None
 
 
-models_option = click.option(
-    "--model", "models", multiple=True, default=DEFAULT_MODELS, show_default=True, callback=_models, metavar="NAME[=PATH]",
-    help="A GGUF file, or a name that mlxinfer knows; repeatable.",
-)  # fmt: skip
 limits_option = click.option(
     "--limit", "limits", multiple=True, default=("mlx-lm=128", "mlxinfer-plain=128"), show_default=True, callback=_limits,
     metavar="ENGINE=TOKENS", help="The most tokens that a slow engine gets at once; repeatable.",
 )  # fmt: skip
 cpus_option = click.option("--cpus", callback=_cpus, metavar="N,...", help="Keep to these processors (Linux).  [default: all allowed]")
+
+
+def models_option(*default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--model", "models", multiple=True, default=default, show_default=True, callback=_models, metavar="NAME[=PATH]",
+        help="A GGUF file, or a name that mlxinfer knows; repeatable.",
+    )  # fmt: skip
 
 
 def engines_option(default: str) -> Callable[[Command], Command]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -80,6 +81,8 @@ class Process(AbstractContextManager["Process"]):
         return WorkerError(f"{self.engine}: its process ended with {code}: {words[-1] if words else 'it said nothing'}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.kill()
+        # With what it has started: a server must not outlive its worker.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
         self._complaints.close()

@@ -17,7 +17,7 @@ def document(models: list[Results], about: dict[str, Any]) -> str:
     parts = [f"{caption(about)}\n\n{versions(about)}"]
     for results in models:
         described = about["models"][results.model]
-        said = [*notes(results), *_warnings(described, results)]
+        said = [*notes(results), *warnings(described, results)]
         parts.append(f"## {results.model} ({described['file']})\n\n{table(results)}\n\n" + "\n".join(f"- {line}" for line in said))
     return "\n\n".join(parts) + "\n"
 
@@ -38,7 +38,7 @@ def table(results: Results) -> str:
     head = ["", *engines, *(f"{OURS} / {other}" for other in others), "of the machine"]
     rows = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for work in results.works:
-        ratios = [_ratio(results.better((work, OURS), (work, other))) for other in others]
+        ratios = [ratio(results.better((work, OURS), (work, other))) for other in others]
         share = results.share(work, OURS)
         rows.append([work, *(cell(results, work, engine) for engine in engines), *ratios, f"{share.middle:.0%}" if share else ""])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -49,7 +49,7 @@ def notes(results: Results) -> list[str]:
     lines = []
     together = results.better((TOGETHER, OURS), (ALONE, OURS))
     if together:
-        lines.append(f"{OURS}: 8 sequences together get {_ratio(together)} times the tokens of one.")
+        lines.append(f"{OURS}: 8 sequences together get {ratio(together)} times the tokens of one.")
     rates = {work: results.spread(work, MACHINE) for work in ("read", "copy", "multiply-add")}
     shown = [f"{work} {rate.middle / 1e9:.1f}" for work, rate in rates.items() if rate]
     if shown:
@@ -59,9 +59,9 @@ def notes(results: Results) -> list[str]:
     return lines
 
 
-def _warnings(described: dict[str, Any], results: Results) -> list[str]:
+def warnings(described: dict[str, Any], results: Results) -> list[str]:
     lines = [f"{engine} is left out: {reason}" for engine, reason in described["left_out"].items()]
-    texts = {engine: about["first_token"] for engine, about in described["engines"].items()}
+    texts = {engine: about["first_token"] for engine, about in described["engines"].items() if "first_token" in about}
     if len(set(texts.values())) > 1:
         lines.append("The engines do not agree on the first token: " + ", ".join(f"{engine} {text!r}" for engine, text in texts.items()))
     shares = [sample.others for sample in results.samples]
@@ -90,7 +90,7 @@ def cell(results: Results, work: str, engine: str, *, spread: bool = True) -> st
     return f"{number(found.middle)}{unit}{around}" + (f" at {shortened}" if shortened is not None else "")
 
 
-def _ratio(spread: Spread | None) -> str:
+def ratio(spread: Spread | None) -> str:
     return f"{spread.middle:.2f} ({spread.low:.2f}–{spread.high:.2f})" if spread else "–"
 
 

@@ -106,11 +106,19 @@ class Results:
     def better(self, ours: tuple[str, str], theirs: tuple[str, str]) -> Spread | None:
         """How many times better the one (work, engine) was than the other, of pairs measured in the same round: speeds are better when
         they are higher, times and sizes when they are lower."""
-        others = {sample.round: sample.value for sample in self.of(*theirs)}
-        pairs = [(sample, others[sample.round]) for sample in self.of(*ours) if sample.round in others]
+        pairs = self._pairs(ours, theirs)
         if not pairs:
             return None
         return Spread.of(mine.value / other if mine.unit == TOKENS_PER_S else other / mine.value for mine, other in pairs)
+
+    def part(self, one: tuple[str, str], of: tuple[str, str]) -> Spread | None:
+        """The one (work, engine) as a part of the other, of pairs measured in the same round."""
+        pairs = self._pairs(one, of)
+        return Spread.of(mine.value / other for mine, other in pairs) if pairs else None
+
+    def _pairs(self, ones: tuple[str, str], others: tuple[str, str]) -> list[tuple[Sample, float]]:
+        values = {sample.round: sample.value for sample in self.of(*others)}
+        return [(sample, values[sample.round]) for sample in self.of(*ones) if sample.round in values]
 
     def share(self, work: str, engine: str) -> Spread | None:
         """Of what the machine could do in the same round: bytes read for decoding, multiply-adds for prompts."""

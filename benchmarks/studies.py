@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from .options import RESULTS, engines_option, models_option
+from .batch.command import batch
+from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .system import device_name
 
 
 @click.command()
-@models_option
+@models_option(*DEFAULT_MODELS)
 def precision(models: dict[str, Path]) -> None:
     """What rounding activations to 15 or 8 bits costs, against float32. Writes results/precision.md."""
     from .precision import losses, table
@@ -25,7 +26,7 @@ def precision(models: dict[str, Path]) -> None:
 
 
 @click.command()
-@models_option
+@models_option(*DEFAULT_MODELS)
 @click.option("--depth", type=click.IntRange(1), default=(1,), show_default=True, multiple=True, help="Tokens in the cache; repeatable.")
 def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
     """The budget of a step of decoding, before and after the CPU kernels. Writes results/step.md."""
@@ -74,7 +75,7 @@ def kv_bytes() -> None:
 
 
 @click.command("kv-quality")
-@models_option
+@models_option(*DEFAULT_MODELS)
 @engines_option("mlxinfer,mlx-lm,llama.cpp")
 @click.option("--context", "contexts", type=click.IntRange(128), multiple=True, default=(1024,), show_default=True,
               help="Tokens of text; repeatable.")  # fmt: skip
@@ -103,4 +104,21 @@ def kv_quality(models: dict[str, Path], engines: tuple[str, ...], contexts: tupl
     draw(rows, RESULTS / "kv_quality.svg")
 
 
-COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality)
+@click.command("memory-cap")
+@models_option("smollm2")
+@click.option("--limit", type=click.Choice(["data", "address space", "outside"]), default=("data",), show_default=True, multiple=True,
+              help="Of what; repeatable. From outside: by whoever starts this.")  # fmt: skip
+@click.option("--megabytes", type=click.IntRange(100), default=600, show_default=True, help="For the model and all that belongs to it.")
+def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) -> None:
+    """Work that wants twice the memory there is (Linux). Writes results/memory_cap.md; fails where the process did."""
+    from .memory_cap import lines, passed, run
+
+    found = [(name, run(path, kind, megabytes)) for name, path in models.items() for kind in limit]
+    text = "".join(f"{name}\n\n{lines(each)}\n" for name, each in found)
+    (RESULTS / "memory_cap.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+    if not all(passed(each) for _, each in found):
+        raise click.ClickException("this is not how it should end")
+
+
+COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, memory_cap)

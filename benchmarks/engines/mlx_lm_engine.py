@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm import load
-from mlx_lm.generate import generate_step, generation_stream
+from mlx_lm.generate import batch_generate, generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
 from ..works import DEEP
@@ -44,7 +44,7 @@ class MLXLM:
 
     def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
         if streams != 1:
-            raise ValueError("one sequence at a time")
+            return self._decode_many(depth, streams, steps)
         cache = self._filled.pop((depth, kv), None)
         if cache is None and depth == DEEP:
             cache = self._random_cache(depth, kv)
@@ -62,6 +62,14 @@ class MLXLM:
             trim_prompt_cache(cache, cache[0].offset - depth)
             self._filled[depth, kv] = cache
         return seconds
+
+    def _decode_many(self, depth: int, streams: int, steps: int) -> float:
+        """Through `batch_generate`, which tells what its decoding took."""
+        prompts = [random_tokens(max(depth, 1), self._vocabulary) for _ in range(streams)]
+        stats = batch_generate(self.model, self.tokenizer, prompts, max_tokens=steps).stats
+        if stats.generation_tokens != streams * steps:
+            raise ValueError(f"{stats.generation_tokens} tokens instead of {streams * steps}: a sequence ended early")
+        return float(stats.generation_tokens / stats.generation_tps)
 
     def _random_cache(self, depth: int, kv: int) -> list[Any]:
         """Reading so long a prompt would take minutes; attention takes as long over random numbers."""

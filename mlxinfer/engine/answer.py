@@ -30,7 +30,11 @@ class Answer:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        return "stop" if self._stopped else self.sequence.finish_reason
+        if self._stopped:
+            return "stop"
+        # A step can give a sequence several tokens and end it, before the first of them arrives here.
+        arrived = len(self.sequence.prompt) + len(self._token_ids)
+        return self.sequence.finish_reason if arrived >= len(self.sequence.tokens) else None
 
     def add(self, token: Token) -> Chunk:
         """The next token, and the text that became certain with it; the last chunk carries the reason and the usage."""

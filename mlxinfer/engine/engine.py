@@ -315,9 +315,14 @@ class Engine:
         self._totals.steps += 1
 
     def _commit(self, flight: Flight) -> None:
-        tokens = {w.sequence.slot: w.sequence.tokens for w in flight.work if w.sequence.slot is not None}
+        tokens = {s.slot: s.tokens for s in (w.sequence for w in flight.work) if s.slot is not None and self._may_share(s)}
         for step in flight.steps:
             self.cache.commit(step, tokens)
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        """Whether the pages that it has just filled are those that any other would have computed. To the bit that goes only for pages of a
+        prompt, without its last token."""
+        return not self.config.deterministic or sequence.num_computed < len(sequence.prompt)
 
     def _take(self, drawn: Drawn, now: float) -> list[Event]:
         """Append what a sequence got, and end it where one of the tokens is its last."""
@@ -348,7 +353,7 @@ class Engine:
 
     def _keep(self, sequence: Sequence) -> None:
         """Remember where a sequence stands, for those that begin alike."""
-        if sequence.slot is not None and self._cache_key(sequence) is not None:
+        if sequence.slot is not None and self._cache_key(sequence) is not None and not self.config.deterministic:
             self.cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed])
 
     def _release_if_landed(self, sequence: Sequence) -> None:

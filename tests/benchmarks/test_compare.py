@@ -131,6 +131,22 @@ def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
     assert children() <= before
 
 
+def test_what_a_worker_has_started_ends_with_it() -> None:
+    script = """
+import json, subprocess, sys
+sys.stdin.readline()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.PIPE, stdout=sys.stdout)
+print(json.dumps({"pid": child.pid}), flush=True)
+sys.stdin.read()
+"""
+    with Process("parent", 1, command=[sys.executable, "-c", script]) as process:
+        pid = process.ask("start")["pid"]
+        os.kill(pid, 0)
+    # It had the worker's output as well, which is closed by now: it is gone or about to be, and does not sleep any more.
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "S"
+
+
 def test_unknown_jobs_and_bad_ones_are_errors() -> None:
     with fake("mlx-lm", 1) as worker:
         with pytest.raises(WorkerError, match="no such job"):

@@ -61,3 +61,35 @@ def test_gemma_continues_text_sensibly(gemma):
     answers = gemma.generate(prompts, SamplingParams(temperature=0, max_tokens=6))
     for answer, start in zip(answers, [" cold.", " little girl", " 5, 6"], strict=True):
         assert answer.text.startswith(start)
+
+
+@pytest.mark.parametrize("kv", ["16", "4"])
+def test_smollm2_answers_each_stream_as_if_it_were_alone(kv):
+    """Streams that come and go, share a beginning, draft and are sampled: token for token what each is answered alone."""
+    prompts = [
+        "Say hello.",
+        "def add(a, b):\n    return a + b\n\nRename a to x, repeat the code.",
+        "List three primes.",
+        "Why is the sky blue?",
+    ]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    ways = [
+        SamplingParams(temperature=0, max_tokens=40),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7, max_tokens=40),
+    ]
+    with LLM("smollm2", kv=kv, prefix_cache=False, speculate=False) as llm:
+        alone = [llm.chat(chat, ways[i % 2]).token_ids for i, chat in enumerate(chats)]
+    with LLM("smollm2", kv=kv) as llm:
+        rng = np.random.default_rng(1)
+        for _ in range(2):
+            streams = {i: llm.stream_chat(chat, ways[i % 2]) for i, chat in enumerate(chats)}
+            got: dict[int, list[int]] = {i: [] for i in streams}
+            while streams:
+                i = int(rng.choice(list(streams)))
+                chunk = next(streams[i], None)
+                if chunk is None:
+                    del streams[i]
+                else:
+                    got[i] += chunk.token_ids
+            assert list(got.values()) == alone
+        assert llm.stats().reused_tokens > 0

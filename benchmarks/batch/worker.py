@@ -1,0 +1,44 @@
+"""One subject in a process of its own: the protocol is that of `benchmarks.worker`, the jobs are the subject's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import worker
+from .subject import Subject
+
+JOBS = ("load", "answer", "beside", "decode", "write", "keep", "kept", "close")
+
+
+class BatchWorker:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._subject: Subject | None = None
+
+    def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        options = dict(job)
+        kind = options.pop("do")
+        if kind not in JOBS:
+            raise ValueError(f"no such job: {kind}")
+        self._subject = self._subject or create(self._name)
+        answer: dict[str, Any] = getattr(self._subject, kind)(**options)
+        return answer
+
+    def cpu_seconds(self) -> float:
+        return self._subject.cpu_seconds() if self._subject else 0.0
+
+
+def create(name: str) -> Subject:
+    """Nobody imports what belongs to another."""
+    if name.startswith("mlxinfer"):
+        from .ours import Ours
+
+        return Ours()
+    from .servers import LlamaServer, MLXServer
+
+    return LlamaServer() if name == "llama-server" else MLXServer()
+
+
+if __name__ == "__main__":
+    worker.main(BatchWorker)

@@ -1,0 +1,39 @@
+"""Where results lie, and how they get there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from .samples import Sample, Writer
+
+
+class Run(Protocol):
+    """Measures one model. `about` and `left_out` are complete when the first sample is there."""
+
+    about: dict[str, Any]
+    left_out: dict[str, str]
+
+    def run(self) -> Iterator[Sample]: ...
+
+
+def place(stem: Path, kind: str) -> Path:
+    return stem.with_name(f"{stem.name}.{kind}")
+
+
+def measure(stem: Path, models: dict[str, Path], make: Callable[[str, Path], Run], about: dict[str, Any]) -> None:
+    """Raises what a run raises. What was measured until then is kept."""
+    about["models"] = {}
+    stem.parent.mkdir(exist_ok=True)
+    with place(stem, "csv").open("w", encoding="utf-8", newline="") as file:
+        writer = Writer(file)
+        for name, path in models.items():
+            run = make(name, path)
+            about["models"][name] = {"file": path.name, "engines": run.about, "left_out": run.left_out}
+            try:
+                for sample in run.run():
+                    writer.add(sample)
+            finally:
+                place(stem, "json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
