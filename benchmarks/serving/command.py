@@ -45,7 +45,7 @@ def serving(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     names = tuple(word for word in options["engines"].split(",") if word)
     if unknown := [word for word in names if word not in EVERYBODY]:
         raise click.UsageError(f"--engines: {unknown[0]!r} is not one of {', '.join(EVERYBODY)}")
-    plan = Plan(prompt=256, steps=options["steps"], streams=(1, 8), turns=1)
+    plan = Plan(prompt=250, steps=options["steps"], streams=(1, 8), turns=1)
     limits = {MLX_SERVER: options["slow_steps"] * 32}
     settings = Settings(options["rounds"], threads or len(cpus), plan, WORKS, names, limits)
     about = describe() | {"study": STUDY, "cpus": cpus, "threads": settings.threads, "steps": plan.steps}

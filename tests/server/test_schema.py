@@ -53,6 +53,8 @@ def conforms(live: LiveServer, api: Any, examples: int) -> None:
     operations = [result.ok() for result in api.get_all_operations()]
     assert len(operations) >= 8
     for operation, mode in product(operations, GenerationMode):
+        if mode is GenerationMode.NEGATIVE and not operation.body:
+            continue  # there is nothing to do wrong
 
         @settings(max_examples=examples, **PACE)
         @given(operation.as_strategy(generation_mode=mode))
