@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..batch.works import LLAMA_SERVER, MLX_SERVER, OURS
 from ..report import caption, number, versions, warnings
 from ..samples import Results, Spread
-from .works import ENGINE, EVERYBODY, LLAMA_SERVER, MLX_SERVER, OURS, SHORT, step_name
+from .works import ENGINE, EVERYBODY, SHORT, step_name
 
 __all__ = ["caption", "document", "overhead"]
 

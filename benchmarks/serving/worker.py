@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import worker
 from ..batch.subject import Subject
-from .works import ENGINE, LLAMA_SERVER, OURS
+from ..batch.works import LLAMA_SERVER, OURS
+from .works import ENGINE
 
 JOBS = ("load", "answer", "step", "connect", "short", "close")
 

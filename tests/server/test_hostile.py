@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +25,11 @@ CONTEXT = 256
 """Tokens: whoever asks for more than that is soon done."""
 ENDED_S = 60
 """Far more than the server's limits add up to, for machines under load."""
-GOOD = request("/v1/completions", json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode(), "Content-Type: application/json")
+GOOD = request(
+    "/v1/completions",
+    json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode(),
+    "Content-Type: application/json",
+)
 GROWTH = 96 * 2**20
 """Bytes by which the process may grow, whose allocators keep some."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
+
+from .hostile_values import BROKEN_JSON, CHUNKS, CODINGS, HEADERS, LENGTHS, METHODS, ODD_TEXTS, ODD_VALUES, PATHS, PREFACES
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,15 @@ class Case:
     is_head: bool = False
 
 
-LIMITS = {"body_bytes": 20_000, "header_bytes": 4_000, "header_s": 0.3, "body_s": 0.3, "write_s": 0.5, "keep_alive_s": 0.1, "patience_s": 0.02}
+LIMITS = {
+    "body_bytes": 20_000,
+    "header_bytes": 4_000,
+    "header_s": 0.3,
+    "body_s": 0.3,
+    "write_s": 0.5,
+    "keep_alive_s": 0.1,
+    "patience_s": 0.02,
+}
 """Of the server that these requests are meant for, so that "too much" is little and "too slow" is soon."""
 
 Document = Mapping[str, Any]
@@ -65,32 +75,6 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "tiny", "prompt": "Hello", "options": {"num_predict": 3}},
     "/api/show": {"model": "tiny"},
 }
-_ODD_TEXTS = ("", "\0", "../../etc/passwd", "/etc/passwd", "x" * 5000, "\u202e\ufeff", "{{ 7*7 }}", "<s></s><|im_end|>", "%n%s", "\U0001f600" * 50)
-_ODD_NUMBERS = (0, -1, 1, 2, 0.5, -0.0, 1e308, 5e-324, 2**31, -(2**31) - 1, 2**53, 2**63, 2**64, -(2**63), 2**70, 10**100, 10**4200)
-_ODD_VALUES: tuple[Any, ...] = (*_ODD_TEXTS, *_ODD_NUMBERS, None, True, False, [], {}, [[]], [None], [0], [2**40], [-1], [""], ["x"] * 40, [1] * 300,
-                                {"": None}, {"1": 1}, {"99999999": -100}, {"x": {}}, {"type": "text"}, [{"type": "text"}], [{"role": "user"}],
-                                [[5], ["x"]], [["x"]], {"include_usage": True}, [{"role": "user", "content": [{"type": "text", "text": "x"}]}])  # fmt: skip
-_PATHS = ("/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2fetc", "/v1/models/%00", "/v1/models/" + "a/" * 200, "//v1/models", "/v1//models",
-          "/..;/v1/models", "\\..\\..", "/%", "/%zz", "/%ff%fe", "*", "http://evil.example/v1/models", "/v1/models?" + "a=b&" * 300, "/v1/models#x",
-          "/v1/models/" + "%2f" * 100, "/v1/models/x%0d%0aX-Forged:%201", "/openapi.json/", "/metrics/../health", "?", "/" + "x" * 3000)  # fmt: skip
-_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "G" * 300, "PRI", "X-Y")
-_PREFACES = (b"GET /v1/models\r\n\r\n", b"GET /v1/models\n\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + b"a" * 60,
-             b"SSH-2.0-x\r\n", b"\0" * 100, b"\r\n" * 50, b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"GET  /v1/models  HTTP/1.1\r\nHost: localhost\r\n\r\n",
-             b"GET /v1/models HTTP/1.0\r\n\r\n", b" GET / HTTP/1.1\r\n\r\n", b"\xef\xbb\xbfGET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
-             b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"{}", b"\x05\x01\x00")  # fmt: skip
-_HEADERS = ("Host: evil.example", "Host: ", "Host:", "Host: localhost\r\nHost: evil", "Host : localhost", "Host: localhost\r\n folded: yes", "X\0Y: 1", "X: a\0b",
-            "X: \x7f", "X: \xff\xfe", ": nameless", "no colon", "X" * 5000 + ": 1", "X: " + "y" * 5000, "\r\n".join(f"X-{i}: 1" for i in range(300)),
-            "Origin: null", "Origin: http://evil.example", "Origin: http://localhost, http://evil", "Upgrade: websocket\r\nConnection: Upgrade",
-            "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA", "Connection: close, keep-alive, x",
-            "Expect: 100-continue", "Expect: 200-ok", "Authorization: Bearer \xff", "Range: bytes=0-", "Content-Encoding: gzip", "Accept: \x01",
-            "X-Forwarded-Host: localhost\r\nX-Forwarded-For: 127.0.0.1", "Cookie: " + "a=b; " * 500, "Keep-Alive: timeout=99999", "TE: trailers, deflate")  # fmt: skip
-_LENGTHS = ("-1", "+5", "0x10", "1e3", "5 5", "5, 5", "5, 6", "99999999999999999999999", "18446744073709551617", "", " ", "\xb2", "5\r\nContent-Length: 6", "0", "1", "19999", "20001", "10000000")
-_CODINGS = ("chunked, chunked", "gzip, chunked", "identity", "chunked\r\nContent-Length: 3", "xchunked", "Chunked", " chunked ", "chunked;q=1", "\tchunked", "chunked\r\nTransfer-Encoding: identity")
-_CHUNKS = (b"zz\r\nabc\r\n0\r\n\r\n", b"-1\r\n", b"fffffffffffffffff\r\n", b"5\r\nabc", b"3\r\nabcd\r\n0\r\n\r\n", b"3;" + b"x" * 6000, b"3;a=b\r\nabc\r\n0\r\n\r\n", b"0\r\nX: y\r\n\r\n",
-           b"0\r\n" + b"X: y\r\n" * 900 + b"\r\n", b"0\r\nContent-Length: 5\r\n\r\n", b"1\r\n{\r\n" * 50, b"3\nabc\n0\n\n", b"0x3\r\nabc\r\n0\r\n\r\n", b"\r\n", b"3\r\nabc\r\n0\r\nbad trailer\r\n\r\n", b"0\r\n\r\n")  # fmt: skip
-_BROKEN_JSON = (b"", b"{", b"}", b"[" * 15_000, b'{"a":' * 3000, b"[" * 5000 + b"]" * 5000, b"nul", b"NaN", b"1e999", b"-", b'"', b'"\\ud800"', b'{"model":"\xff"}', b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}",
-                b"{} {}", b"{},", b'{"a":1,}', b"/* */{}", b"{'a':1}", b'{"model":"tiny","model":"other","prompt":"x","max_tokens":1}', b"\0", b"1" * 10_000, b'{"max_tokens":' + b"9" * 15_000 + b"}",
-                b'{"model":"tiny","prompt":"x","temperature":1E400}', b'{"model":"tiny","prompt":"x","temperature":-Infinity}', b'{"\\u0000":1}', b"true", b"[1]", b'"x"', b" " * 19_000, b"{" + b" " * 25_000 + b"}")  # fmt: skip
 
 
 def cases(seed: int, count: int, document: Document) -> Iterator[Case]:
@@ -129,7 +113,7 @@ def _fields(chance: random.Random, document: Document) -> dict[str, Any]:
         if chance.random() < 0.1:
             body.pop(field, None)
         else:
-            body[field] = chance.choice(_ODD_VALUES)
+            body[field] = chance.choice(ODD_VALUES)
     return {"path": path, "body": body}
 
 
@@ -140,10 +124,7 @@ def _wrong_types(chance: random.Random, document: Document) -> Case:
 
 def _broken_json(chance: random.Random, document: Document) -> Case:
     path, body = good(chance, document)
-    if chance.random() < 0.5:
-        body = _mutated(chance, body)
-    else:
-        body = chance.choice(_BROKEN_JSON)
+    body = _mutated(chance, body) if chance.random() < 0.5 else chance.choice(BROKEN_JSON)
     return _one(request(path, body, _JSON))
 
 
@@ -174,31 +155,35 @@ def _noise(chance: random.Random, document: Document) -> Case:
 
 
 def _preface(chance: random.Random, document: Document) -> Case:
-    return _one(chance.choice(_PREFACES), answers=3)
+    return _one(chance.choice(PREFACES), answers=3)
 
 
 def _header(chance: random.Random, document: Document) -> Case:
     path, body = good(chance, document)
-    lines = chance.sample(_HEADERS, chance.choice((1, 1, 2)))
+    lines = chance.sample(HEADERS, chance.choice((1, 1, 2)))
     if chance.random() < 0.5:
         return _one(request(path, body, _JSON, *lines, host=chance.choice(("localhost", "127.0.0.1:1", None))))
     return _one(request("/v1/models", b"", *lines, method="GET"))
 
 
 def _path(chance: random.Random, document: Document) -> Case:
-    method = chance.choice(_METHODS)
-    path = chance.choice((*_PATHS, *document["paths"]))
+    method = chance.choice(METHODS)
+    path = chance.choice((*PATHS, *document["paths"]))
     return Case("", (Send(request(path, b"{}" if method == "POST" else b"", _JSON, method=method)),), 2, is_head=method == "HEAD")
 
 
 def _model_name(chance: random.Random, document: Document) -> Case:
-    path, body = good(chance, document, model=chance.choice((*_ODD_TEXTS, "tiny/../tiny", "file:///etc/passwd", "TINY", "tiny\0", "..", ".", "~", "C:\\x")))
+    path, body = good(
+        chance,
+        document,
+        model=chance.choice((*ODD_TEXTS, "tiny/../tiny", "file:///etc/passwd", "TINY", "tiny\0", "..", ".", "~", "C:\\x")),
+    )
     return _one(request(path, body, _JSON))
 
 
 def _length(chance: random.Random, document: Document) -> Case:
     path, body = good(chance, document)
-    raw = request(path, b"", _JSON, f"Content-Length: {chance.choice(_LENGTHS)}", length=False)
+    raw = request(path, b"", _JSON, f"Content-Length: {chance.choice(LENGTHS)}", length=False)
     return _one(raw + body, answers=3)
 
 
@@ -207,15 +192,22 @@ def _smuggled(chance: random.Random, document: Document) -> Case:
     path, body = good(chance, document)
     inner = request("/v1/models", b"", method="GET")
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    raw = request(path, b"", _JSON, f"Transfer-Encoding: {chance.choice(_CODINGS)}", f"Content-Length: {chance.choice((len(body), len(chunked), 4))}", length=False)
+    raw = request(
+        path,
+        b"",
+        _JSON,
+        f"Transfer-Encoding: {chance.choice(CODINGS)}",
+        f"Content-Length: {chance.choice((len(body), len(chunked), 4))}",
+        length=False,
+    )
     return _one(raw + chunked + inner, answers=1)
 
 
 def _chunks(chance: random.Random, document: Document) -> Case:
     path, body = good(chance, document)
-    raw = request(path, b"", _JSON, f"Transfer-Encoding: {chance.choice((*_CODINGS, 'chunked'))}", length=False)
+    raw = request(path, b"", _JSON, f"Transfer-Encoding: {chance.choice((*CODINGS, 'chunked'))}", length=False)
     begun = b"%x\r\n%s\r\n" % (len(body), body) if chance.random() < 0.5 else b""
-    return _one(raw + begun + chance.choice(_CHUNKS), answers=2)
+    return _one(raw + begun + chance.choice(CHUNKS), answers=2)
 
 
 def _oversized(chance: random.Random, document: Document) -> Case:
@@ -249,13 +241,19 @@ def _pipelined(chance: random.Random, document: Document) -> Case:
         path, body = good(chance, document)
         parts.append(request(path, body, _JSON) if chance.random() < 0.7 else request("/v1/models", b"", method="GET"))
     if chance.random() < 0.4:
-        parts[chance.randrange(count)] = chance.choice(_PREFACES)
+        parts[chance.randrange(count)] = chance.choice(PREFACES)
     return _one(b"".join(parts), answers=count + 3)
 
 
 def _leaving(chance: random.Random, document: Document) -> Case:
     """Half of the time in the middle of an answer, for which there would be more to say."""
-    path = chance.choice([path for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/api/chat", "/v1/messages") if path in document["paths"]])
+    path = chance.choice(
+        [
+            path
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/api/chat", "/v1/messages")
+            if path in document["paths"]
+        ]
+    )
     body = dict(_GOOD[path]) | {"stream": chance.random() < 0.6}
     for limit in ("max_tokens", "max_output_tokens"):
         if limit in body:
@@ -275,48 +273,14 @@ def _deaf(chance: random.Random, document: Document) -> Case:
 def _after_the_answer(chance: random.Random, document: Document) -> Case:
     """Something else follows a refusal whose body had not come yet, or an answer."""
     path, body = good(chance, document)
-    refused = request(path, b"", "Content-Type: text/plain", chance.choice(("Content-Length: 50", "Transfer-Encoding: chunked")), length=False)
+    refused = request(
+        path, b"", "Content-Type: text/plain", chance.choice(("Content-Length: 50", "Transfer-Encoding: chunked")), length=False
+    )
     first = chance.choice((refused, request(path, body, _JSON)))
-    return Case("", (Send(first), Wait(0.05), Send(chance.choice((*_CHUNKS, *_PREFACES, body)))), answers=4)
+    return Case("", (Send(first), Wait(0.05), Send(chance.choice((*CHUNKS, *PREFACES, body)))), answers=4)
 
 
 _KINDS: Mapping[Callable[[random.Random, Document], Case], int] = {
     _wrong_types: 30, _broken_json: 12, _bytes: 10, _noise: 3, _preface: 3, _header: 7, _path: 7, _model_name: 3, _length: 4, _smuggled: 4,
     _chunks: 4, _oversized: 3, _slow: 2, _pipelined: 3, _leaving: 4, _deaf: 1, _after_the_answer: 3,
 }  # fmt: skip
-
-
-def statuses(received: bytes, is_head: bool = False) -> Sequence[tuple[int, bytes]]:
-    """(status, body) of every answer in the bytes of a connection, whose last may be cut off. Raises `ValueError` for what is no HTTP."""
-    found = []
-    while received:
-        head, end, rest = received.partition(b"\r\n\r\n")
-        if not end:
-            break
-        line, *lines = head.split(b"\r\n")
-        version, status, *_ = line.split(b" ")
-        if version != b"HTTP/1.1":
-            raise ValueError(f"no answer: {line[:80]!r}")
-        headers = {name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in lines)}
-        body, received = (b"", rest) if is_head or status == b"100" else _body(headers, rest)
-        found.append((int(status), body))
-    return found
-
-
-def _body(headers: Mapping[bytes, bytes], rest: bytes) -> tuple[bytes, bytes]:
-    if b"content-length" in headers:
-        size = int(headers[b"content-length"])
-        return rest[:size], rest[size:]
-    if headers.get(b"transfer-encoding") != b"chunked":
-        return rest, b""
-    body = b""
-    while rest:
-        size_line, end, rest = rest.partition(b"\r\n")
-        if not end:
-            return body, b""
-        size = int(size_line, 16)
-        body += rest[:size]
-        rest = rest[size + 2 :]
-        if not size:
-            break
-    return body, rest

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .hostile_cases import Case, Deaf, HalfClose, Send, Vanish, Wait, statuses
+from .hostile_cases import Case, Deaf, HalfClose, Send, Vanish, Wait
+from .http_answers import statuses
 from .live_server import LiveServer
 
 TOGETHER = 48

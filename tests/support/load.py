@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .hostile_cases import request, statuses
+from .hostile_cases import request
+from .http_answers import statuses
 from .live_server import LiveServer
 
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -110,7 +111,9 @@ def _pieces(body: bytes, events: Sequence[Mapping[str, Any]]) -> Answer:
     for event in pieces:
         (choice,) = event["choices"]
         assert choice["index"] not in reasons
-        texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content", "") if "delta" in choice else choice["text"])
+        texts[choice["index"]] = texts.get(choice["index"], "") + (
+            choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        )
         if choice["finish_reason"]:
             reasons[choice["index"]] = choice["finish_reason"]
     return Answer(tuple(texts[i] for i in sorted(texts)), tuple(reasons[i] for i in sorted(texts)), usage["usage"]["completion_tokens"])
