@@ -235,7 +235,9 @@ def test_no_broad_except_unless_it_raises_again() -> None:
     _report(problems)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["chat", "--help"], ["completion", "bash"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["chat", "--help"], ["serve", "--help"], ["completion", "bash"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = "import sys\nfrom mlxinfer.cli import main\nmain()"
     report = "import atexit, sys\natexit.register(lambda: print('LOADED', *{m.split('.')[0] for m in sys.modules}, file=sys.stderr))\n"

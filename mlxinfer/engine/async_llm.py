@@ -74,6 +74,11 @@ class AsyncLLM:
     def default_params(self) -> SamplingParams:
         return self._now.intake.default_params
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was closed, or failed for good: nothing runs any more."""
+        return self._thread.ended.done()
+
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now, at most a few steps ago."""
         return self._thread.stats

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import MLXInferError
-from ..types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
+from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
+from .metrics import Tally
 from .models import Served
 from .problems import Problem, of_error, timed_out
 from .routing import Call
@@ -52,8 +53,7 @@ async def _encode(size: int, work: Any) -> list[int]:
 
 async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
     """The pieces of all `n` answers. Closing the iterator cancels the request. Raises `Problem`."""
-    tally = call.server.metrics.begin(ask.served.name)
-    call.log["model"] = ask.served.name
+    tally = _begin(call, ask)
     open_answers = ask.params.n
     try:
         async with aclosing(ask.served.llm.stream(ask.prompt, ask.params, client_id=ask.client_id)) as stream:
@@ -61,67 +61,55 @@ async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
                 tally.chunk(chunk)
                 if chunk.finish_reason:
                     open_answers -= 1
-                    _check_end(chunk)
-                    _log_usage(call, chunk)
+                    _note_end(call, chunk.finish_reason, chunk.usage, chunk.index)
                 yield chunk
     except MLXInferError as error:
         raise of_error(error) from error
     finally:
-        tally.end(whole=not open_answers)
-        if tally.first_s is not None:
-            call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
+        _end(call, tally, whole=not open_answers)
 
 
-def _check_end(chunk: Chunk) -> None:
-    if chunk.finish_reason == "timeout":
+def _begin(call: Call, ask: Ask) -> Tally:
+    call.log["model"] = ask.served.name
+    return call.server.metrics.begin(ask.served.name)
+
+
+def _end(call: Call, tally: Tally, *, whole: bool) -> None:
+    tally.end(whole)
+    if tally.first_s is not None:
+        call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
+
+
+def _note_end(call: Call, reason: FinishReason, usage: Usage | None, index: int) -> None:
+    """For the log; raises `Problem` for an answer that was ended."""
+    if reason == "timeout":
         raise timed_out()
-    if chunk.finish_reason == "cancelled":
+    if reason == "cancelled":
         raise Problem(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
-
-
-def _log_usage(call: Call, chunk: Chunk) -> None:
-    if chunk.usage is None:
+    log = call.log
+    log["finish_reason"] = reason
+    if usage is None:
         return
-    log, usage = call.log, chunk.usage
-    if chunk.index == 0:
+    if index == 0:
         log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.prompt_tokens
         log["cached_tokens"] = log.get("cached_tokens", 0) + usage.stats.reused_tokens
     log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
-    log["finish_reason"] = chunk.finish_reason
-
-
-class Collected:
-    """One answer, put together from its chunks."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self._pieces: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None
-        self._last: Chunk | None = None
-
-    def add(self, chunk: Chunk) -> None:
-        self._pieces.append(chunk.text)
-        self._token_ids += chunk.token_ids
-        if chunk.logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *chunk.logprobs]
-        self._last = chunk
-
-    def completion(self) -> Completion:
-        last = self._last
-        if last is None or last.finish_reason is None:
-            raise Problem(500, "internal", "The answer ended without a reason.", code="internal_error")
-        usage = last.usage or Usage(0, len(self._token_ids))
-        return Completion("".join(self._pieces), self._token_ids, last.finish_reason, usage, self._logprobs, self.index)
 
 
 async def collect(call: Call, ask: Ask) -> list[Completion]:
     """All `n` answers, whole. Raises `Problem`."""
-    answers = [Collected(index) for index in range(ask.params.n)]
-    async with aclosing(chunks(call, ask)) as pieces:
-        async for chunk in pieces:
-            answers[chunk.index].add(chunk)
-    return [answer.completion() for answer in answers]
+    tally = _begin(call, ask)
+    completions: list[Completion] = []
+    try:
+        completions = await ask.served.llm.generate([ask.prompt], ask.params, client_id=ask.client_id)
+        for completion in completions:
+            tally.completion(completion)
+            _note_end(call, completion.finish_reason, completion.usage, completion.index)
+        return completions
+    except MLXInferError as error:
+        raise of_error(error) from error
+    finally:
+        _end(call, tally, whole=bool(completions))
 
 
 async def score(call: Call, ask: Ask, top: int) -> list[TokenLogprob]:

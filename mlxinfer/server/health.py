@@ -21,7 +21,9 @@ class Health(TypedDict):
 
 async def health(call: Call, body: Any) -> ASGIApp:
     names = [served.name for served in call.server.models]
-    return JSONResponse(Health(status="ok", version=__version__, models=names))
+    failed = [served.name for served in call.server.models if served.llm.ended]
+    status = f"{', '.join(failed)} has failed" if failed else "ok"
+    return JSONResponse(Health(status=status, version=__version__, models=names), 503 if failed else 200)
 
 
 async def metrics(call: Call, body: Any) -> ASGIApp:

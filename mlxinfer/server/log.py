@@ -31,6 +31,11 @@ def start_logging(level: int = logging.INFO) -> None:
         logger.setLevel(least)
 
 
+def notice(message: str, **fields: Any) -> None:
+    """Something that whoever runs the server should know."""
+    logging.getLogger("mlxinfer").info(message, extra={"fields": fields})
+
+
 def access(fields: dict[str, Any]) -> None:
     """A request is over."""
     _ACCESS.info("request", extra={"fields": fields})

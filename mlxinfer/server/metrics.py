@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..types import Chunk, EngineStats, Usage
+from ..types import Chunk, Completion, EngineStats, Usage
 from .models import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -17,7 +19,6 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 
 _LABELS = ("model_name",)
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "From the request to its first token.", SECONDS),
-    ("inter_token_latency_seconds", "Between the tokens of an answer.", SECONDS),
     ("e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS),
     ("request_queue_time_seconds", "Waiting for a place in the batch.", SECONDS),
     ("request_prefill_time_seconds", "Reading the prompt.", SECONDS),
@@ -27,6 +28,22 @@ _HISTOGRAMS = (
 )
 
 
+class Gaps:
+    """Seconds between the tokens of one model's answers. Counted for every token, so as cheaply as can be."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def add_to(self, family: HistogramMetricFamily, model: str) -> None:
+        names = [*(str(bound) for bound in SECONDS), "+Inf"]
+        family.add_metric([model], buckets=list(zip(names, accumulate(self._counts), strict=True)), sum_value=self._sum)
+
+
 class Metrics:
     """What one server has done; `registry` holds it for /metrics."""
 
@@ -34,19 +51,20 @@ class Metrics:
         self.registry = CollectorRegistry()
         made = {name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS}
         self._histograms = {served.name: {name: made[name].labels(served.name) for name in made} for served in models}
+        self._gaps = {served.name: Gaps() for served in models}
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
-        self.registry.register(_Engines(models))
+        self.registry.register(_Engines(models, self._gaps))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def begin(self, model: str) -> Tally:
-        return Tally(self, model, self._histograms[model])
+        return Tally(self, model, self._histograms[model], self._gaps[model])
 
     def answered(self, method: str, path: str, status: int) -> None:
         """An HTTP request is over. `path` is that of a route, so that there are not more of them than routes."""
@@ -66,11 +84,11 @@ class Metrics:
 class Tally:
     """Counts one request: every chunk, then its end."""
 
-    def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram]) -> None:
+    def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], gaps: Gaps) -> None:
         self._metrics = metrics
         self._model = model
         self._of = histograms
-        self._between = histograms["inter_token_latency_seconds"].observe
+        self._between = gaps.observe
         self._began = time.monotonic()
         self._last: dict[int, float] = {}
         self.first_s: float | None = None
@@ -86,6 +104,16 @@ class Tally:
         self._last[chunk.index] = now
         if chunk.finish_reason and chunk.usage:
             self._finished(chunk.finish_reason, chunk.usage, chunk.index)
+
+    def completion(self, completion: Completion) -> None:
+        """An answer that came whole: what is between its tokens is known on average."""
+        usage = completion.usage
+        if self.first_s is None:
+            self.first_s = usage.ttft_s
+            self._of["time_to_first_token_seconds"].observe(usage.ttft_s)
+        if usage.completion_tokens > 1:
+            self._between(usage.stats.decode_s / (usage.completion_tokens - 1))
+        self._finished(completion.finish_reason, usage, completion.index)
 
     def _finished(self, reason: str, usage: Usage, index: int) -> None:
         stats = usage.stats
@@ -128,12 +156,17 @@ _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
 
 
 class _Engines(Collector):
-    """What the engines say of themselves when asked."""
+    """What is not counted by Prometheus' own classes: time between tokens, and what the engines say of themselves."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Registry, gaps: Mapping[str, Gaps]) -> None:
         self._models = models
+        self._gaps = gaps
 
     def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily("mlxinfer_inter_token_latency_seconds", "Between the tokens of an answer.", labels=_LABELS)
+        for model, gaps in self._gaps.items():
+            gaps.add_to(family, model)
+        yield family
         stats: list[tuple[str, EngineStats]] = [(served.name, served.llm.stats()) for served in self._models]
         for name, text, value in _GAUGES:
             yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))

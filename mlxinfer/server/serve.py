@@ -13,7 +13,7 @@ import uvicorn
 
 from .app import create_app
 from .connection import connection_class
-from .log import start_logging
+from .log import notice, start_logging
 from .models import Registry
 from .settings import ServerSettings
 from .sockets import address, listening
@@ -101,6 +101,9 @@ async def _run(
             stack.push_async_callback(models[name].close)
         if not await _unless(ending, asyncio.gather(*(llm.ready() for llm in models.values()))):
             return
+        for name, llm in models.items():
+            for note in llm.notes:
+                notice(note, model=name)
         where = " and ".join(map(address, sockets))
         server = HTTPServer(Registry(models, aliases), settings, ready=lambda: tell(f"ready on {where} ({', '.join(models)})"))
         await server.serve(sockets)

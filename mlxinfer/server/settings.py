@@ -48,14 +48,19 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if self.host is not None and not self.api_key and not is_loopback(self.host):
-            raise ServerError(
-                f"{self.host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
-            )
+        if self.host is not None:
+            self.check_address(self.host)
         if self.socket is None and self.host is None and not self.activated:
             raise ServerError("nowhere to listen: give --socket PATH or --port PORT")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and len(self.api_key) >= 8):
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
+
+    def check_address(self, host: str) -> None:
+        """Raises `ServerError` where other machines could ask and no key is asked for."""
+        if not self.api_key and not is_loopback(host):
+            raise ServerError(
+                f"{host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -29,6 +29,10 @@ def listening(settings: ServerSettings) -> Iterator[list[socket.socket]]:
     """Bound and listening. A Unix socket's file is removed at the end. Raises `ServerError`."""
     with ExitStack() as stack:
         sockets = handed_over() if settings.activated else []
+        for each in sockets:
+            stack.enter_context(each)
+            if each.family != socket.AF_UNIX:
+                settings.check_address(each.getsockname()[0])
         if settings.socket is not None:
             sockets.append(stack.enter_context(unix_socket(settings.socket)))
         if settings.host is not None:

@@ -166,6 +166,21 @@ def test_a_loop_that_is_gone_takes_its_requests_along(folder):
     assert (stats.running, stats.pages_used, stats.restarts) == (0, 0, 0)
 
 
+def test_a_stream_of_several_answers_has_those_of_generate(folder):
+    params = SamplingParams(temperature=1.5, seed=3, n=3, max_tokens=9)
+
+    async def main():
+        async with AsyncLLM(folder) as llm:
+            texts, ends = ["", "", ""], []
+            async for chunk in llm.stream(PROMPT, params):
+                texts[chunk.index] += chunk.text
+                ends += [chunk.index] if chunk.finish_reason else []
+            assert texts == [completion.text for completion in await llm.generate(PROMPT, params)]
+            assert sorted(ends) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
 def test_nothing_is_known_before_the_model_is_loaded(folder):
     llm = AsyncLLM(folder)
     if not llm._thread.opened.done():
@@ -192,7 +207,6 @@ def test_a_model_that_cannot_be_loaded_says_why_to_everybody(tmp_path):
         (lambda llm: llm.generate("", GREEDY), PromptError),
         (lambda llm: llm.generate([PROMPT, [-1]], GREEDY), PromptError),
         (lambda llm: text_of(llm.stream("a" * 5000, GREEDY)), PromptError),
-        (lambda llm: text_of(llm.stream(PROMPT, SamplingParams(n=2))), PromptError),
         (lambda llm: llm.generate(PROMPT, GREEDY, timeout_s=0), SamplingError),
         (lambda llm: llm.generate(PROMPT, GREEDY, priority=0.5), SamplingError),
         (lambda llm: llm.generate(PROMPT, GREEDY, client_id=7), SamplingError),

@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 from openai import OpenAI
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, openai_client
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
@@ -23,12 +22,6 @@ def live(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """The tiny model as `tiny`, on a Unix socket and on TCP."""
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
         yield server
-
-
-def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:
-    transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
-    options = {"base_url": f"{live.url}/v1", "api_key": "unused", "max_retries": 0, **settings}
-    return OpenAI(**options, http_client=httpx2.Client(transport=transport, timeout=60))  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["unix", "tcp"])

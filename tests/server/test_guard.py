@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from conftest import openai_client
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, openai_client
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import ServerError
 from mlxinfer.server.settings import Limits, ServerSettings
 
 KEY = "a key of the test"
-LIMITS = Limits(body_bytes=2000, header_bytes=4000, header_s=0.4, body_s=0.4, connections=8)
+LIMITS = Limits(body_bytes=2000, header_bytes=4000, header_s=0.4, body_s=0.4, connections=8, keep_alive_s=0.1, write_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,19 @@ def test_more_connections_than_there_may_be_are_dropped(strict: LiveServer) -> N
             break
         except (ConnectionError, OSError):
             continue
+
+
+def test_a_client_that_stops_reading_is_dropped(strict: LiveServer) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 4000, "logprobs": 20, "stream": True}).encode()
+    with strict.connect(unix=True) as deaf:
+        deaf.sendall(post(body))
+        strict.until(lambda s: s.running > 0)
+        strict.until(lambda s: s.running == 0)
+        connections = strict.server.server_state.connections
+        deadline = time.monotonic() + 20
+        while connections and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not connections
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])

@@ -46,6 +46,7 @@ def test_metrics_count_what_was_done(live: LiveServer, unix_client: OpenAI) -> N
     unix_client.completions.create(model="tiny", prompt="Hello", max_tokens=7, n=2)
     with unix_client.completions.create(model="tiny", prompt="Hello", max_tokens=3000, stream=True) as stream:
         next(stream)
+        live.until(lambda s: s.running == 1)
     live.until(lambda s: s.running == 0)
     after = samples(live)
 
@@ -59,6 +60,8 @@ def test_metrics_count_what_was_done(live: LiveServer, unix_client: OpenAI) -> N
     assert more("mlxinfer_time_to_first_token_seconds_count") == 2
     assert more("mlxinfer_e2e_request_latency_seconds_count") == 2
     assert more("mlxinfer_request_prompt_tokens_count") == 1
+    assert more("mlxinfer_inter_token_latency_seconds_count") >= 2
+    assert after["mlxinfer_inter_token_latency_seconds_bucket +Inf"] == after["mlxinfer_inter_token_latency_seconds_count"]
     assert more("mlxinfer_http_requests_total POST /v1/completions 200") >= 1
     assert more("mlxinfer_prefix_cache_queries_total") >= 10
     assert after["mlxinfer_num_requests_running"] == after["mlxinfer_num_requests_waiting"] == after["mlxinfer_kv_cache_usage_perc"] == 0

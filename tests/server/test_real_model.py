@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import openai_client
 from openai import OpenAI
-from support.live_server import LiveServer, live_server
+from support.live_server import LiveServer, live_server, openai_client
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

@@ -15,6 +15,7 @@ from support.live_server import LiveServer
 
 from mlxinfer.errors import ServerError
 from mlxinfer.server import connection as server_connection
+from mlxinfer.server import sockets as server_sockets
 from mlxinfer.server.peers import peer_uid, welcome
 from mlxinfer.server.settings import ServerSettings
 from mlxinfer.server.sockets import address, handed_over, listening, tcp_socket, unix_socket
@@ -152,6 +153,19 @@ with listening(ServerSettings(activated=True)) as sockets:
         done = subprocess.run(["bash", "-c", command], env=environment, pass_fds=[copy], capture_output=True, text=True, check=True)
         os.close(copy)
     assert done.stdout.split() == [f"unix:{place}", "False", "False"]
+
+
+@pytest.mark.parametrize(("host", "refused"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_socket_that_was_handed_over_needs_a_key_as_any_other(host: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in (None, "a long enough key"):
+        monkeypatch.setattr(server_sockets, "handed_over", lambda: [tcp_socket(host, 0)])
+        settings = ServerSettings(activated=True, api_key=key)
+        if refused and key is None:
+            with pytest.raises(ServerError, match="needs a key"), listening(settings):
+                pass
+        else:
+            with listening(settings) as (listener,):
+                assert listener.getsockname()[0] == host
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd's way")

@@ -14,6 +14,9 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
+import httpx2
+from openai import OpenAI
+
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
@@ -97,3 +100,10 @@ def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **setti
         finally:
             thread.join(60)
             assert not thread.is_alive()
+
+
+def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:
+    """OpenAI's client for this server, which tries everything once only."""
+    transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
+    options = {"base_url": f"{live.url}/v1", "api_key": "unused", "max_retries": 0, **settings}
+    return OpenAI(**options, http_client=httpx2.Client(transport=transport, timeout=60))  # type: ignore[arg-type]

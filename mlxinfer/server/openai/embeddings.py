@@ -18,7 +18,7 @@ class EmbeddingRequest(Body):
     input: PromptOrPrompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
 
 
 class Embeddings(TypedDict):

@@ -41,7 +41,7 @@ class Sampled(Body):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
