@@ -190,7 +190,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished answer. `index` counts the samples of one prompt when `n > 1`."""
+    """One finished answer. `index` counts the samples of one prompt when `n > 1`; `stop_string` is the one that ended it."""
 
     text: str
     token_ids: list[int]
@@ -198,11 +198,13 @@ class Completion:
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
     index: int = 0
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. The last one has a `finish_reason` and the `usage`; its text may be empty."""
+    """A piece of a streamed answer. The last one has a `finish_reason`, the `usage`, and the `stop_string` if there was one; its text may
+    be empty."""
 
     text: str
     token_ids: list[int] = field(default_factory=list)
@@ -210,3 +212,4 @@ class Chunk:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0
+    stop_string: str | None = None

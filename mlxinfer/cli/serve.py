@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @model_options
 @engine_options
 def serve(models: tuple[str, ...], install: bool, aliases: tuple[str, ...], **options: Any) -> None:
-    """Serve MODELs to programs that speak OpenAI's API.
+    """Serve MODELs to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. The socket can be opened by you alone and
     needs no key; TCP beyond this machine needs one.

@@ -55,13 +55,14 @@ class Answer:
         self._pieces.append(text)
         reason = self.finish_reason if is_last or self._stopped else None
         logprobs = None if logprob is None else [logprob]
-        return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index)
+        return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index, self._stops.met)
 
     def end(self) -> Chunk:
         """The last chunk of an answer that ended without a further token."""
         text = self._rest()
         self._pieces.append(text)
-        return Chunk(text, [], None if self._logprobs is None else [], self.finish_reason, self.usage, self.sequence.index)
+        logprobs: list[TokenLogprob] | None = None if self._logprobs is None else []
+        return Chunk(text, [], logprobs, self.finish_reason, self.usage, self.sequence.index, self._stops.met)
 
     def _rest(self) -> str:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
@@ -92,4 +93,5 @@ class Answer:
     def completion(self) -> Completion:
         """What there is so far; "cancelled" if it has not ended by itself."""
         reason = self.finish_reason or "cancelled"
-        return Completion("".join(self._pieces), self._token_ids, reason, self.usage, self._logprobs, self.sequence.index)
+        text, index = "".join(self._pieces), self.sequence.index
+        return Completion(text, self._token_ids, reason, self.usage, self._logprobs, index, self._stops.met)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..errors import EngineError, MLXInferError
+from ..loading.load import LoadedModel
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Progress
@@ -60,6 +61,17 @@ class AsyncLLM:
     @property
     def name(self) -> str:
         return self._now.loaded.name
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """What is known of the model; nobody but its own thread may compute with it."""
+        return self._now.loaded
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights, the cache and a step take."""
+        opened = self._now
+        return opened.plan.used if opened.plan else opened.loaded.weight_bytes
 
     @property
     def notes(self) -> tuple[str, ...]:

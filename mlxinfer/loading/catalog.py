@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..errors import MLXInferError, ModelNotFoundError
 from ..models import build, supports
-from ..nn.weights import Format
 from .aliases import ALIASES
 from .checkpoint import Checkpoint
-from .dtypes import dtype_name
 from .hub import cached_models, delete_cached
 from .load import model_type, open_checkpoint
 from .paths import models_dir
 from .planned import PlannedWeights
 from .resolve import resolve
+from .summary import Summary, summarize
 
 Kind = Literal["alias", "hub", "converted"]
 
@@ -32,24 +29,6 @@ class LocalModel:
     kind: Kind
     path: Path
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the headers of a checkpoint tell. `stored` counts tensors by how they are stored."""
-
-    name: str
-    path: Path
-    architecture: str
-    parameters: int
-    nbytes: int
-    stored: dict[str, int]
-    max_context: int | None
-    """None where this program has no graph of the architecture."""
-
-    @property
-    def bits_per_weight(self) -> float:
-        return self.nbytes * 8 / self.parameters if self.parameters else 0.0
 
 
 def local_models() -> list[LocalModel]:
@@ -103,25 +82,9 @@ def describe(what: str | Path) -> Summary:
     found = resolve(what)
     checkpoint = open_checkpoint(found.path)
     try:
-        names = list(checkpoint.names())
-        return Summary(
-            name=found.name,
-            path=found.path,
-            architecture=model_type(checkpoint),
-            parameters=sum(math.prod(checkpoint.shape(name)) for name in names),
-            nbytes=sum(checkpoint.nbytes(name) for name in names),
-            stored=dict(Counter(_form(checkpoint, name) for name in names).most_common()),
-            max_context=_max_context(checkpoint),
-        )
+        return summarize(checkpoint, found.name, model_type(checkpoint), _max_context(checkpoint))
     finally:
         checkpoint.close()
-
-
-def _form(checkpoint: Checkpoint, name: str) -> str:
-    stored = checkpoint.stored(name)
-    if not isinstance(stored, Format):
-        return dtype_name(stored)
-    return f"{stored.bits}-bit {stored.mode}, groups of {stored.group_size}"
 
 
 def _max_context(checkpoint: Checkpoint) -> int | None:

@@ -34,6 +34,7 @@ from .packed import PackedCopies, open_copies
 from .planned import PlannedWeights
 from .quantization import check_format
 from .resolve import resolve
+from .summary import Summary, summarize
 from .weights import CheckpointWeights, Progress
 
 
@@ -50,6 +51,7 @@ class LoadedModel:
     dtype: mx.Dtype
     weight_bytes: int
     notes: tuple[str, ...]
+    summary: Summary
 
 
 @contextmanager
@@ -94,6 +96,7 @@ def load(
             if isinstance(checkpoint, GGUFCheckpoint):
                 checkpoint.forget_vocabulary()
             model, notes = read(progress)
+            summary = summarize(checkpoint, found.name, model_type(checkpoint), model.max_context, quantize)
         finally:
             checkpoint.close()
     mx.clear_cache()
@@ -111,6 +114,7 @@ def load(
         dtype=compute,
         weight_bytes=sum(array.nbytes for array in arrays(model)),
         notes=(*model.notes, *notes),
+        summary=summary,
     )
 
 

@@ -69,6 +69,24 @@ async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
         _end(call, tally, whole=not open_answers)
 
 
+async def patiently(pieces: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
+    """These pieces, after a None if the first of them is not there within `seconds`: so that something can be said meanwhile."""
+    async with aclosing(pieces):
+        first = asyncio.ensure_future(anext(pieces))
+        try:
+            await asyncio.wait([first], timeout=seconds)
+            if not first.done():
+                yield None
+            yield await first
+        except StopAsyncIteration:
+            return
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        async for piece in pieces:
+            yield piece
+
+
 def _begin(call: Call, ask: Ask) -> Tally:
     call.log["model"] = ask.served.name
     return call.server.metrics.begin(ask.served.name)

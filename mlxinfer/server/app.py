@@ -11,7 +11,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import MLXInferError
-from . import health, log, openai, openapi
+from . import anthropic, health, log, ollama, openai, openapi
 from .guard import Guard, is_unix
 from .metrics import Metrics
 from .models import Registry
@@ -20,7 +20,7 @@ from .routing import Dialect, Server
 from .settings import ServerSettings
 from .sse import ClientGone
 
-DIALECTS: tuple[Dialect, ...] = (openai.DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, openai.DIALECT)
 """The first that claims a path renders its errors; the last claims all."""
 
 CLIENT_GONE = 499
@@ -88,7 +88,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            message["headers"] = [*message.get("headers", ()), *((name, self.id.encode()) for name in _ID_HEADERS)]
         await self._send(message)
 
     def finish(self, server: Server) -> None:
@@ -105,6 +105,8 @@ class _Exchange:
         )
 
 
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""As OpenAI's clients look for it, and as Anthropic's do."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

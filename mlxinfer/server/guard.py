@@ -18,6 +18,9 @@ PUBLIC = frozenset({"/health"})
 """Answered without a key, so that whoever starts the server can wait for it."""
 
 
+_UNSAID = frozenset({b"", b"application/x-www-form-urlencoded"})
+
+
 class Guard:
     """On TCP, a web page must not reach the server through the browser of its user: the Host has to be one of ours (DNS rebinding), and
     an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
@@ -79,11 +82,12 @@ def _without_port(host: str) -> str:
     return name if colon and port.isdigit() and port.isascii() else host
 
 
-async def read_json(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The body of a request that must be JSON. Raises `Problem` if it is not said to be, too long or too slow in coming."""
+async def read_json(scope: Scope, receive: Receive, limits: Limits, *, unsaid: bool = False) -> bytes:
+    """The body of a request that must be JSON. Raises `Problem` if it is not said to be, too long or too slow in coming. `unsaid`: what
+    curl and HTTP libraries send where nobody tells them what it is will do; a web page could send that too, but not without its Origin."""
     headers = _headers(scope)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
+    if kind != b"application/json" and not (unsaid and kind in _UNSAID):
         raise Problem(415, "invalid", "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise Problem(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")

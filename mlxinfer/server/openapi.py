@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from .._version import __version__
-from .fields import Body
 from .routing import Call, Doc, Endpoint, Server
 
 _REF = "#/components/schemas/{model}"
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 
+Schemas = Mapping[Any, dict[str, Any]]
+"""By type."""
+
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    bodies: list[type[Body]] = list(dict.fromkeys(e.body for e in endpoints if e.body))
-    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
-    components: dict[str, Any] = schemas.get("$defs", {})
+    schemas, components = _schemas(endpoints)
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
-        path = endpoint.shown
-        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path, components)
+        paths.setdefault(endpoint.shown, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlxinfer", "version": __version__},
@@ -36,29 +34,35 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint, path: str, components: dict[str, Any]) -> dict[str, Any]:
+def _schemas(endpoints: Iterable[Endpoint]) -> tuple[Schemas, dict[str, Any]]:
+    """Of bodies and answers, and what they refer to. All are made at once: dialects have types of the same name."""
+    bodies = [endpoint.body for endpoint in endpoints if endpoint.body]
+    answers = [endpoint.doc.answer for endpoint in endpoints if not isinstance(endpoint.doc.answer, str)]
+    inputs = [(number, "validation", TypeAdapter(body)) for number, body in enumerate(bodies)]
+    outputs = [(number, "serialization", TypeAdapter(answer)) for number, answer in enumerate(answers, len(bodies))]
+    made, definitions = TypeAdapter.json_schemas([*inputs, *outputs], ref_template=_REF)  # type: ignore[list-item]
+    by_number = {number: schema for (number, _), schema in made.items()}
+    return {kind: by_number[number] for number, kind in enumerate([*bodies, *answers])}, definitions.get("$defs", {})
+
+
+def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     doc = endpoint.doc
-    content = {doc.answer: {"schema": {"type": "string"}}} if isinstance(doc.answer, str) else _json(doc.answer, components)
+    content: dict[str, Any] = {doc.answer: {"schema": {"type": "string"}}} if isinstance(doc.answer, str) else _json(schemas[doc.answer])
     if doc.streams:
         content[doc.streams.partition(";")[0]] = {"schema": {"type": "string"}}
-    statuses = REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in (408, 413, 415))
+    statuses = (REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in (408, 413, 415))) + doc.statuses
     operation: dict[str, Any] = {
         "summary": doc.summary,
         "responses": {"200": {"description": "OK", "content": content}} | {str(s): {"description": "Refused"} for s in statuses},
     }
     if endpoint.body:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}}},
-        }
-    if names := re.findall(r"\{(\w+)\}", path):
+        operation["requestBody"] = {"required": True, "content": _json(schemas[endpoint.body])}
+    if names := re.findall(r"\{(\w+)\}", endpoint.shown):
         operation["parameters"] = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
     return operation
 
 
-def _json(answer: Any, components: dict[str, Any]) -> dict[str, Any]:
-    schema = TypeAdapter(answer).json_schema(ref_template=_REF, mode="serialization")
-    components |= schema.pop("$defs", {})
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,6 +39,7 @@ class Call:
     id: str
     receive: Receive
     path: Mapping[str, str] = field(default_factory=dict)
+    headers: Headers = field(default_factory=Headers)
     log: dict[str, Any] = field(default_factory=dict)
 
 
@@ -55,10 +57,13 @@ class Doc:
 
 
 class Endpoint(Route):
-    """`handler(call, body)` gives the response; it and the response may raise `Problem`. `body` is None for what has none."""
+    """`handler(call, body)` gives the response; it and the response may raise `Problem`. `body` is None for what has none; `unsaid` is
+    that of `read_json`."""
 
-    def __init__(self, method: str, path: str, handler: Handler, body: type[Body] | None, doc: Doc, *, server: Server) -> None:
-        super().__init__(path, _Handled(path, handler, body, server), methods=[method])
+    def __init__(
+        self, method: str, path: str, handler: Handler, body: type[Body] | None, doc: Doc, *, server: Server, unsaid: bool = False
+    ) -> None:
+        super().__init__(path, _Handled(path, handler, body, server, unsaid), methods=[method])
         self.method = method
         self.shown = shown(path)
         self.body = body
@@ -71,23 +76,24 @@ def shown(path: str) -> str:
 
 
 class _Handled:
-    def __init__(self, path: str, handler: Handler, body: type[Body] | None, server: Server) -> None:
+    def __init__(self, path: str, handler: Handler, body: type[Body] | None, server: Server, unsaid: bool) -> None:
         self._path = shown(path)
         self._handler = handler
         self._body = body
         self._server = server
+        self._unsaid = unsaid
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         state["route"] = self._path
         body = None
         if self._body is not None:
-            raw = await read_json(scope, receive, self._server.settings.limits)
+            raw = await read_json(scope, receive, self._server.settings.limits, unsaid=self._unsaid)
             try:
                 body = self._body.model_validate_json(raw)
             except ValidationError as error:
                 raise of_validation(error) from None
-        call = Call(self._server, state["request_id"], receive, scope["path_params"], state["log"])
+        call = Call(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
         response = await self._handler(call, body)
         await response(scope, receive, send)
 

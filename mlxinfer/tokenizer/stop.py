@@ -15,16 +15,18 @@ class StopStrings:
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(string for string in strings if string)
         self._held = ""
-        self._stopped = False
+        self.met: str | None = None
+        """The stop string that ended the text."""
 
     def add(self, text: str) -> tuple[str, bool]:
         """Take the next chunk; returns the text that is safe to emit, and whether a stop string was met."""
-        if self._stopped:
+        if self.met is not None:
             return "", True
         self._held += text
         cut = self._first_stop()
         if cut is not None:
-            safe, self._held, self._stopped = self._held[:cut], "", True
+            end, begin = cut
+            safe, self.met, self._held = self._held[:begin], self._held[begin:end], ""
             return safe, True
         keep = self._possible_beginning()
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
@@ -35,9 +37,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self) -> int | None:
+    def _first_stop(self) -> tuple[int, int] | None:
+        """Where it ends and where it begins."""
         found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
-        return min(found)[1] if found else None
+        return min(found, default=None)
 
     def _possible_beginning(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""

@@ -73,8 +73,10 @@ def test_stop_strings_may_span_tokens_and_are_not_shown(llm):
     assert stopped.text == whole.text[:first]
     assert stopped.finish_reason == "stop"
     assert len(stopped.token_ids) == first + 3
+    assert (stopped.stop_string, whole.stop_string) == (stop, None)
     streamed = list(llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=40, stop=stop)))
     assert "".join(c.text for c in streamed) == whole.text[:first]
+    assert [c.stop_string for c in streamed if c.finish_reason] == [stop]
 
 
 def test_text_held_back_for_a_stop_string_comes_out_at_the_end(llm):

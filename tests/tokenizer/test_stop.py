@@ -51,6 +51,14 @@ def test_text_that_only_looked_like_a_stop_comes_out() -> None:
     assert feed(["</s>"], ["a<", "/", "p>"]) == (["a", "", "</p>"], False, "")
 
 
+@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(LETTERS, max_size=8))
+def test_tells_which_stop_it_was(stops: list[str], chunks: list[str]) -> None:
+    machine = StopStrings(stops)
+    shown = "".join(machine.add(chunk)[0] for chunk in chunks)
+    assert (machine.met is not None) == cut("".join(chunks), stops)[1]
+    assert machine.met is None or (machine.met in stops and "".join(chunks).startswith(shown + machine.met))
+
+
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stop_strings_everything_passes(stops: list[str]) -> None:
     assert feed(stops, ["a", "b"]) == (["a", "b"], False, "")

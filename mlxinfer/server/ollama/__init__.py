@@ -1,0 +1,14 @@
+"""Ollama's API, as far as it is about using models: what fetches, makes and removes them is not here."""
+
+from __future__ import annotations
+
+from ..routing import Dialect, Endpoint, Server
+from . import chat, generate, models
+from .errors import render
+
+
+def _routes(server: Server) -> list[Endpoint]:
+    return [route for part in (chat, generate, models) for route in part.routes(server)]
+
+
+DIALECT = Dialect(name="ollama", prefixes=("/api/",), routes=_routes, render=render)
