@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .peers import peer_uid, welcome
@@ -57,6 +58,12 @@ class Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Uvicorn stops reading when the next request comes before its turn, and would not see that the client goes."""
+        super().handle_events()
+        if self.flow.read_paused and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

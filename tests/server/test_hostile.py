@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.hostile_cases import LIMITS, cases, request
 from support.hostile_client import Report, play
+from support.http_answers import statuses
 from support.live_server import LiveServer, live_server
 from support.tiny_directory import tiny_directory
 
@@ -119,3 +120,49 @@ def test_some_hundreds(target: LiveServer, document: dict[str, Any], errors: lis
 def test_twenty_thousand(target: LiveServer, document: dict[str, Any], errors: list[str]) -> None:
     report = survives(target, document, errors, seed=2, count=20_000)
     print(report.played, dict(report.answered), f"{report.longest_s:.1f} s")  # noqa: T201
+
+
+def test_a_bias_of_no_token_leaves_the_engine_alone(target: LiveServer) -> None:
+    body = {"model": "tiny", "prompt": "Hello", "logit_bias": {"99999": 1}}
+    status, _, found = target.exchange(request("/v1/completions", json.dumps(body).encode(), "Content-Type: application/json"))
+    assert (status, json.loads(found)["error"]["param"]) == (400, "logit_bias")
+    assert answer(target)
+    assert target.stats().restarts == 0
+
+
+def received(live: LiveServer, *parts: bytes) -> list[int]:
+    """The statuses of all answers until the server ends the connection."""
+    with live.connect(unix=True) as connection:
+        found = b""
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.05)
+        while piece := connection.recv(65536):
+            found += piece
+        return [status for status, _ in statuses(found)]
+
+
+def test_a_body_of_two_lengths_is_not_read(target: LiveServer) -> None:
+    hidden = request("/v1/models", method="GET")
+    raw = request("/v1/completions", b"", "Content-Type: application/json", "Transfer-Encoding: chunked", "Content-Length: 5", length=False)
+    assert received(target, raw + b"0\r\n\r\n" + hidden) == [400]
+
+
+def test_nothing_follows_the_refusal_of_a_broken_body(target: LiveServer, errors: list[str]) -> None:
+    refused = request("/v1/completions", b"", "Content-Type: text/plain", "Transfer-Encoding: chunked", length=False)
+    assert received(target, refused, b"no chunk\r\n") == [415]
+    assert received(target, GOOD.replace(b"Content-Length", b"X: y\r\nTransfer-Encoding: chunked\r\nX-Length") + b"\r\n") == [400]
+    assert not errors
+
+
+def test_whoever_has_sent_the_next_request_can_leave_as_well(target: LiveServer) -> None:
+    """Although nothing more is read of the connection meanwhile."""
+    body = json.dumps({"model": "tiny", "prompt": ["Hello"] * 60, "max_tokens": CONTEXT - 8, "n": 2}).encode()
+    long = request("/v1/completions", body, "Content-Type: application/json")
+    before = target.stats().completion_tokens
+    with target.connect(unix=True) as connection:
+        connection.sendall(long)
+        target.until(lambda s: s.running > 0)
+        connection.sendall(long)
+        time.sleep(0.05)
+    assert target.until(lambda s: s.running == s.waiting == 0).completion_tokens - before < 60 * 2 * CONTEXT / 2
