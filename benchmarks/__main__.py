@@ -17,6 +17,8 @@ from .options import DEFAULT_MODELS, RESULTS, cpus_option, engines_option, limit
 from .process import WorkerError
 from .report import caption, document
 from .samples import Results, read
+from .serving.command import STUDY as SERVING
+from .serving.command import show as show_serving
 from .studies import COMMANDS
 from .system import describe
 from .works import kv_works, works
@@ -71,6 +73,9 @@ def show(stem: Path) -> None:
     about = json.loads(place(stem, "json").read_text(encoding="utf-8"))
     if about.get("study") == STUDY:
         show_batch(stem, about)
+        return
+    if about.get("study") == SERVING:
+        show_serving(stem, about)
         return
     samples = read(place(stem, "csv"))
     models = [Results(name, samples) for name in about["models"]]

@@ -89,8 +89,10 @@ class Intake:
         return ids
 
     def sequences(self, ids: list[int], params: SamplingParams | None, terms: Terms) -> list[Sequence]:
-        """The `n` sequences of a request, of which the first leads the others."""
+        """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token."""
         params = params or self.default_params
+        if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
+            raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)

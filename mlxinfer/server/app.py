@@ -10,11 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import MLXInferError
 from . import anthropic, health, log, ollama, openai, openapi
 from .guard import Guard, is_unix
 from .metrics import Metrics
 from .models import Registry
-from .problems import Problem
+from .problems import Problem, of_error
 from .routing import Dialect, Server
 from .settings import ServerSettings
 from .sse import ClientGone
@@ -51,6 +52,8 @@ class _App:
             await self._refuse(problem, scope, receive, exchange)
         except HTTPException as error:
             await self._refuse(_of_routing(error, scope), scope, receive, exchange)
+        except MLXInferError as error:
+            await self._refuse(of_error(error), scope, receive, exchange)
         except ClientGone:
             exchange.status = CLIENT_GONE
         except Exception:

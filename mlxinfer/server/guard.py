@@ -38,6 +38,9 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
             raise Problem(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
+        if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
+            # RFC 9112, 6.1: where others on the way may have read another length, what follows is not to be believed.
+            raise Problem(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
         if is_unix(scope):
             if b"origin" in headers:
                 raise Problem(403, "permission", "Web pages may not use this socket.", code="origin_not_allowed")

@@ -41,6 +41,8 @@ class Problem(Exception):
     def headers(self) -> dict[str, str]:
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
+        if self.code == "ambiguous_length":
+            return {"connection": "close"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -40,7 +41,7 @@ class HTTPServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=round(limits.header_s),
+            timeout_keep_alive=ceil(limits.header_s),
             h11_max_incomplete_event_size=limits.header_bytes,
         )
         super().__init__(config)

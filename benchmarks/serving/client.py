@@ -1,0 +1,96 @@
+"""A client that does as little as it can, so that the time it takes is the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+_EVENT = b"data: {"
+_PATH = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """In seconds from connecting: the first byte, the first and the last piece of the answer."""
+
+    byte: float
+    first: float
+    last: float
+
+
+def _request(body: dict[str, Any], port: int, *, close: bool) -> bytes:
+    raw = json.dumps(body).encode()
+    end = "close" if close else "keep-alive"
+    head = f"POST {_PATH} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n"
+    return f"{head}Connection: {end}\r\n\r\n".encode() + raw
+
+
+async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
+    """The last piece is number `pieces`, or the last one that has come. Raises `ValueError` for a refusal."""
+    begun = perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(_request(body | {"stream": True}, port, close=True))
+    byte = first = last = 0.0
+    seen, rest = 0, b""
+    try:
+        while part := await reader.read(65536):
+            now = perf_counter() - begun
+            byte = byte or now
+            rest += part
+            found = rest.count(_EVENT)
+            if found and seen < pieces:
+                first, last = first or now, now
+                seen += found
+            rest = rest[-len(_EVENT) + 1 :] if found else rest[-1000:]
+    finally:
+        writer.close()
+    if not seen:
+        raise ValueError(f"no answer but {rest!r}")
+    return Times(byte, first, last)
+
+
+async def together(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> list[Times]:
+    return list(await asyncio.gather(*(stream(port, body, pieces) for body in bodies)))
+
+
+async def whole(port: int, bodies: Sequence[dict[str, Any]], connections: int) -> float:
+    """Seconds for all of them, over connections that are used again where the server lets them be."""
+    waiting = iter(bodies)
+    begun = perf_counter()
+    await asyncio.gather(*(_connection(port, waiting) for _ in range(connections)))
+    return perf_counter() - begun
+
+
+async def _connection(port: int, waiting: Any) -> None:
+    reader: asyncio.StreamReader | None = None
+    writer: asyncio.StreamWriter | None = None
+    for body in waiting:
+        if reader is None or writer is None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_request(body, port, close=False))
+        if not await _answer(reader):
+            writer.close()
+            reader = writer = None
+    if writer is not None:
+        writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader) -> bool:
+    """Read one; whether the connection may be used again. Raises `ValueError` for a refusal."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    version, status, *_ = head.split(" ", 2)
+    headers = {name.lower(): value.strip().lower() for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:])}
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        body = await reader.readuntil(b"0\r\n\r\n")
+    else:
+        body = await reader.read()
+        headers["connection"] = "close"
+    if status != "200":
+        raise ValueError(body.decode(errors="replace")[:300])
+    return version == "HTTP/1.1" and headers.get("connection") != "close"

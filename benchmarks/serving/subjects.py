@@ -1,0 +1,104 @@
+"""The servers, and the engine without one: each does the same jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+from mlxinfer import SamplingParams
+
+from ..batch.ours import Ours
+from ..batch.servers import LlamaServer, MLXServer, Server
+from . import client
+
+_NAME = "bench"
+
+
+class Served(Server):
+    """Whoever is asked over HTTP."""
+
+    def listen(self, url: str, model: str) -> None:
+        super().listen(url, model)
+        self._port = int(url.rpartition(":")[2])
+
+    def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
+        """Seconds between two tokens of a stream, of all prompts at once, as they arrive."""
+        found = self.wait(client.together(self._port, [self._body(prompt, steps) for prompt in prompts], steps))
+        return {"seconds": mean((times.last - times.first) / (steps - 1) for times in found)}
+
+    def connect(self, prompt: str, times: int) -> dict[str, Any]:
+        """Seconds from connecting to the `byte` that comes first, and to the `first` token, of a prompt that the server knows."""
+        self.wait(client.stream(self._port, self._body(prompt, 2), 1))
+        found = [self.wait(client.stream(self._port, self._body(prompt, 2), 1)) for _ in range(times)]
+        return {"byte": median(each.byte for each in found), "first": median(each.first for each in found)}
+
+    def short(self, prompts: Sequence[str], connections: int, tokens: int) -> dict[str, Any]:
+        """Seconds for an answer to each prompt."""
+        return {"seconds": self.wait(client.whole(self._port, [self._body(prompt, tokens) for prompt in prompts], connections))}
+
+    def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0} | self._more(True)
+
+
+class OurServer(Served):
+    def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
+        return [sys.executable, "-m", "mlxinfer", "serve", f"{_NAME}={model}", "--no-socket", "--port", str(port), "--no-speculate"]
+
+    def _version(self) -> str:
+        from importlib.metadata import version
+
+        return version("mlxinfer")
+
+    def _more(self, endless: bool) -> dict[str, Any]:
+        return {"model": _NAME, "ignore_eos": endless}
+
+
+class OtherLlamaServer(Served, LlamaServer):
+    pass
+
+
+class OtherMLXServer(Served, MLXServer):
+    pass
+
+
+class Engine(Ours):
+    """What the server is measured against: the same engine in a process that does nothing else."""
+
+    def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
+        return super().load(model, threads=threads, context=context, speculate=False)
+
+    def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
+        found = self.wait(self._llm.generate(prompts, _greedy(steps)))
+        return {"seconds": mean(1 / answer.usage.decode_tps for answer in found)}
+
+    def connect(self, prompt: str, times: int) -> dict[str, Any]:
+        found = [self.wait(self._first(prompt)) for _ in range(times + 1)][1:]
+        return {"byte": median(found), "first": median(found)}
+
+    async def _first(self, prompt: str) -> float:
+        begun, first = perf_counter(), 0.0
+        async for _ in self._llm.stream(prompt, _greedy(2)):
+            first = first or perf_counter() - begun
+        return first
+
+    def short(self, prompts: Sequence[str], connections: int, tokens: int) -> dict[str, Any]:
+        begun = perf_counter()
+        self.wait(self._all(prompts, connections, tokens))
+        return {"seconds": perf_counter() - begun}
+
+    async def _all(self, prompts: Sequence[str], connections: int, tokens: int) -> None:
+        waiting = iter(prompts)
+
+        async def one() -> None:
+            for prompt in waiting:
+                await self._llm.generate(prompt, _greedy(tokens))
+
+        await asyncio.gather(*(one() for _ in range(connections)))
+
+
+def _greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)

@@ -1,0 +1,80 @@
+"""Requests made from the server's own OpenAPI document: what it answers is what the document says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from support.hostile_cases import request
+from support.live_server import LiveServer, live_server
+from support.tiny_directory import tiny_directory
+
+from mlxinfer.engine.async_llm import AsyncLLM
+
+schemathesis = pytest.importorskip("schemathesis")
+from schemathesis import GenerationMode, checks  # noqa: E402
+from schemathesis.specs.openapi import checks as openapi_checks  # noqa: E402
+
+CHECKS = (
+    checks.not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_schema_conformance,
+    openapi_checks.negative_data_rejection,
+)
+PACE = {
+    "deadline": None,
+    "database": None,
+    "derandomize": True,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A context so short that no answer takes long."""
+    path = tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=128)
+    with live_server({"tiny": lambda: AsyncLLM(path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(small: LiveServer) -> Any:
+    document = json.loads(small.exchange(request("/openapi.json", method="GET"))[2])
+    found = schemathesis.openapi.from_dict(document)
+    # The body of a request may also be too long, and its model be none.
+    found.config.checks.negative_data_rejection.expected_statuses = ["400", "404", "413"]
+    return found
+
+
+def conforms(live: LiveServer, api: Any, examples: int) -> None:
+    operations = [result.ok() for result in api.get_all_operations()]
+    assert len(operations) >= 8
+    for operation, mode in product(operations, GenerationMode):
+        if mode is GenerationMode.NEGATIVE and not operation.body:
+            continue  # there is nothing to do wrong
+
+        @settings(max_examples=examples, **PACE)
+        @given(operation.as_strategy(generation_mode=mode))
+        def ask(case: Any) -> None:
+            # Else hardly any request would get past the name of its model.
+            if isinstance(case.body, dict) and isinstance(name := case.body.get("model"), str) and len(name) <= 256:
+                case.body["model"] = "tiny"
+            case.call_and_validate(base_url=live.url, checks=CHECKS, timeout=120)
+
+        ask()
+    stats = live.until(lambda s: s.running == s.waiting == s.pages_used == 0)
+    assert stats.restarts == 0
+
+
+def test_answers_are_as_documented(small: LiveServer, api: Any) -> None:
+    conforms(small, api, 8)
+
+
+@pytest.mark.slow
+def test_many_answers_are_as_documented(small: LiveServer, api: Any) -> None:
+    conforms(small, api, 150)
