@@ -48,7 +48,7 @@ class Connection(H11Protocol):
                 transport.abort()
                 return
         else:
-            # asyncio does so only where the listener was made with the protocol's number: without it, what is sent in two pieces waits 40 ms.
+            # asyncio does so only where the listener names its protocol; else what is sent in two pieces waits 40 ms for the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.app_state = {**self.app_state, **state}
         if len(self.connections) > self.limits.connections:
