@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,11 @@ def test_some_clients(steady: LiveServer) -> None:
 @pytest.mark.slow
 def test_five_hundred_requests_of_64_connections(steady: LiveServer) -> None:
     holds(steady, requests=500, connections=64, seed=4)
+
+
+def test_nothing_that_is_sent_waits_for_more(steady: LiveServer) -> None:
+    with steady.connect(unix=False) as connection:
+        connection.sendall(request("/health", method="GET"))
+        assert connection.recv(1)
+        (served,) = steady.server.server_state.connections
+        assert served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # type: ignore[union-attr]

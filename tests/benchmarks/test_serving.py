@@ -1,0 +1,95 @@
+"""The study of what HTTP costs, with tiny models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.live_server import LiveServer, live_server
+from support.tiny_directory import tiny_directory
+
+from benchmarks.batch.works import LLAMA_SERVER, OURS
+from benchmarks.samples import SECONDS, Results, Sample
+from benchmarks.serving import client, report
+from benchmarks.serving.subjects import Engine, OtherLlamaServer, OurServer
+from benchmarks.serving.worker import create
+from benchmarks.serving.works import ENGINE, SHORT, step_name
+from mlxinfer.engine.async_llm import AsyncLLM
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False)
+
+
+@pytest.fixture(scope="module")
+def live(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with live_server({"bench": lambda: AsyncLLM(model)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+        yield server
+
+
+@pytest.fixture
+def served(live: LiveServer) -> OurServer:
+    subject = OurServer()
+    subject.listen(live.url, "")
+    return subject
+
+
+def test_times_of_a_stream_are_in_order(live: LiveServer) -> None:
+    times = asyncio.run(client.stream(live.port, {"model": "bench", "prompt": "x", "max_tokens": 20}, 20))
+    assert 0 < times.byte <= times.first < times.last
+
+
+def test_a_refusal_is_told(live: LiveServer) -> None:
+    with pytest.raises(ValueError, match="not served here"):
+        asyncio.run(client.stream(live.port, {"model": "other", "prompt": "x"}, 2))
+    with pytest.raises(ValueError, match="not served here"):
+        asyncio.run(client.whole(live.port, [{"model": "other", "prompt": "x"}], 1))
+
+
+def test_the_server_and_the_engine_do_the_same_jobs(served: OurServer, model: Path, live: LiveServer) -> None:
+    engine = Engine()
+    engine.load(str(model), threads=1, context=128)
+    try:
+        for subject in (served, engine):
+            before = live.stats("bench").completion_tokens
+            assert subject.step(["one", "two"], 8)["seconds"] > 0
+            assert set(subject.connect("one", 2)) == {"byte", "first"}
+            assert subject.short(["a", "b", "c"], 2, 3)["seconds"] > 0
+            if subject is served:
+                live.until(lambda s: s.running == 0, "bench")
+                assert live.stats("bench").completion_tokens - before == 2 * 8 + 3 * 2 + 3 * 3
+    finally:
+        engine.close()
+
+
+def test_everybody_has_a_worker() -> None:
+    assert [type(create(name)) for name in (ENGINE, OURS, LLAMA_SERVER)] == [Engine, OurServer, OtherLlamaServer]
+
+
+def sample(engine: str, work: str, number: int, value: float) -> Sample:
+    return Sample("tiny", work, engine, number, 0, 1, 1, value, SECONDS)
+
+
+def test_overhead_is_of_pairs(tmp_path: Path) -> None:
+    values = {ENGINE: (0.010, 0.020, 0.010), OURS: (0.0102, 0.0208, 0.0100)}
+    samples = [sample(engine, step_name(1), n, value) for engine, found in values.items() for n, value in enumerate(found)]
+    results = Results("tiny", [*samples, sample(OURS, SHORT, 0, 25.0)])
+    found = report.overhead(results, 1)
+    assert found is not None
+    assert [round(value, 6) for value in (found.middle, found.low, found.high)] == [0.02, 0.0, 0.04]
+    (line,) = report.goals(results)
+    assert line.endswith("reached.")
+    assert "not reached" not in line
+    table = report.table(results)
+    assert "| 10.0 ms (10.0–20.0) | 10.2 ms (10.0–20.8) |" in table
+    assert "| – | 25.0/s (25.0–25.0) |" in table
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    picture: Any = pytest.importorskip("benchmarks.serving.picture")
+    picture.draw(Results("tiny", [sample(ENGINE, step_name(1), 0, 0.01)]), tmp_path / "x.svg", "")
+    assert (tmp_path / "x.svg").stat().st_size > 1000
