@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Union, cast
 
 import mlx.core as mx
-import numpy as np
 
 from ..cache.base import Segment
 from ..cache.paged import PagedCache
@@ -246,5 +245,6 @@ def _on_host(drafts: Proposed) -> list[int]:
 
 
 def _joined(drafts: list[Proposed]) -> mx.array:
-    parts = [mx.array(np.array(d, dtype=np.uint32)) if isinstance(d, list) else d for d in drafts if len(d)]
+    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
+    parts = [mx.array(d, dtype=mx.uint32) if isinstance(d, list) else d for d in drafts if len(d)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)

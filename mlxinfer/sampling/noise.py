@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
 _MASK = 2**64 - 1
 
@@ -21,7 +20,8 @@ def sample_seed(seed: int, index: int) -> int:
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
     """A threefry key per row, uint32 `[R, 2]`."""
     mixed = [sample_seed(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    return mx.array(np.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=np.uint32))
+    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
+    return mx.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=mx.uint32)
 
 
 def gumbel(keys: mx.array, size: int) -> mx.array:
