@@ -9,7 +9,7 @@ import numpy as np
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.format import KVFormat
-from mlxinfer.engine.engine import Logits
+from mlxinfer.engine.events import Logits
 from mlxinfer.engine.sequence import Sequence
 
 from ..loss import Rows

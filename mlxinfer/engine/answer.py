@@ -8,7 +8,7 @@ from ..device import peak_memory
 from ..tokenizer.stop import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
-from .engine import Token
+from .events import Token
 from .intake import with_message
 from .sequence import Sequence
 from .totals import request_stats

@@ -12,7 +12,8 @@ from ..errors import MLXInferError
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk
 from .answer import Answer
-from .engine import Engine, Event, Logits, Token
+from .engine import Engine
+from .events import Event, Logits, Token
 from .scoring import Score
 from .sequence import Sequence
 

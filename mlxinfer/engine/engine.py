@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ..config import EngineConfig
 from ..errors import MemoryPlanError
 from ..models.base import Model
 from ..types import EngineStats, FinishReason
+from .events import Ended, Event, Logits, token_of
 from .pace import Pace
 from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
@@ -32,35 +32,6 @@ if TYPE_CHECKING:
     from ..cache.disk.tier import DiskTier
 
 _DISK_WAIT_S = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token that a sequence got: its id, and if asked for its log-probability and the likeliest ones as (id, logprob)."""
-
-    sequence: Sequence
-    token_id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """Logits `[rows, vocab]` float32 of the rows from `past` on of a sequence that wants them; the same again if it had to start anew."""
-
-    sequence: Sequence
-    rows: mx.array
-    past: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A sequence that ended without a token: its time was up."""
-
-    sequence: Sequence
-
-
-Event = Token | Logits | Ended
 
 
 class Engine:
@@ -336,7 +307,7 @@ class Engine:
             if sequence.finish_reason:
                 break
             sequence.tokens.append(token)
-            events.append(_token(drawn, i))
+            events.append(token_of(drawn, i))
             if token in sequence.stop_ids:
                 self._finish(sequence, "stop")
             elif len(sequence.tokens) >= sequence.limit:
@@ -378,12 +349,3 @@ class Engine:
                 s.finish_reason = s.finish_reason or "cancelled"
                 s.slot = None
         self._start()
-
-
-def _token(drawn: Drawn, i: int) -> Token:
-    sequence = drawn.draw.sequence
-    wanted = sequence.params.logprobs
-    if wanted is None or drawn.logprobs is None:
-        return Token(sequence, drawn.tokens[i])
-    chosen, top = drawn.logprobs[i]
-    return Token(sequence, drawn.tokens[i], chosen, top[:wanted])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.golden_tokenizers import golden_tokenizer
 
 from mlxinfer.engine.answer import Answer
-from mlxinfer.engine.engine import Token
+from mlxinfer.engine.events import Token
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.types import SamplingParams
 

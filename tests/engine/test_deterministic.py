@@ -12,7 +12,8 @@ from support.plain_weights import PlainWeights
 from support.tiny_engine import GOLDEN, request
 
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine, Token
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.events import Token
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
 from mlxinfer.models.base import Model

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlxinfer.engine.engine import Engine, Token
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.events import Token
 from mlxinfer.engine.sequence import Sequence
 
 from .tiny_engine import request

@@ -12,7 +12,8 @@ import numpy as np
 
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine, Logits, Token
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.events import Logits, Token
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
 from mlxinfer.models.base import Model
