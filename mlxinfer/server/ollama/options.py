@@ -14,6 +14,8 @@ from ..models import Served
 from ..problems import Problem, invalid, of_error
 
 MAX_STOPS = 16
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+
 _RANDOM_SEED = -1
 _ENDLESS = (-1, -2)
 """As long as there is room in the context."""
@@ -33,16 +35,16 @@ class Options(Body):
 
     num_ctx: Annotated[int, Field(ge=1)] | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
-    seed: int | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     repeat_last_n: Annotated[Any, Only(-1, why="not supported yet: penalties are for the whole text, which is -1")] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     mirostat: Annotated[Any, Only(0)] = None
     mirostat_tau: Annotated[Any, Only()] = None
     mirostat_eta: Annotated[Any, Only()] = None

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
@@ -55,7 +55,7 @@ def head(body: Request) -> Head:
 def loaded(body: Request, say: Say) -> ASGIApp:
     """To a request without a prompt, which only asks for the model to be there."""
     reply = {**head(body), **say(""), "done": True, "done_reason": "load"}
-    return Lines.one(reply) if body.streams else JSONResponse(reply)
+    return Response(sse.line(reply), media_type=sse.JSON_LINES) if body.streams else JSONResponse(reply)
 
 
 class Lines:
@@ -70,10 +70,6 @@ class Lines:
         self._say = say
         self._ending = ending
         self._began = time.monotonic_ns()
-
-    @staticmethod
-    def one(reply: dict[str, Any]) -> ASGIApp:
-        return JSONResponse(reply, media_type=sse.JSON_LINES)
 
     async def response(self) -> ASGIApp:
         if self._body.streams:
