@@ -43,8 +43,8 @@ class Shaky:
         return self._embedding(tokens) * (1 + 1e-3 * tokens.shape[0])
 
 
-def requests(prompts: list[list[int]] = PROMPTS) -> list[Sequence]:
-    return [request(p, 80, temperature=0.8 * (i % 2), seed=i, logprobs=2) for i, p in enumerate(prompts)]
+def requests(prompts: list[list[int]] = PROMPTS, limit: int = 80) -> list[Sequence]:
+    return [request(p, limit, temperature=0.8 * (i % 2), seed=i, logprobs=2) for i, p in enumerate(prompts)]
 
 
 def engine(model: Model, *, deterministic: bool, prefix_cache: bool = True) -> Engine:
@@ -75,6 +75,9 @@ def test_answers_and_logprobs_are_the_same_to_the_bit_in_any_company(name):
     crowd = engine(model, deterministic=True)
     for gap in (0, 3, 9):
         assert run(crowd, requests(), gap) == alone
+    growing = [[token] * 5 for token in range(3, 8)]  # together they need twice the pages that there are
+    alone_growing = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests(growing, 150)]
+    assert run(crowd, requests(growing, 150)) == alone_growing
     turns = [[*p, *(token for token, _, _ in said), 7, 8, 9][:170] for p, said in zip(PROMPTS, alone, strict=True)]
     alone = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests(turns)]
     assert run(crowd, requests(turns)) == alone
