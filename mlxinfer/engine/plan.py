@@ -260,6 +260,7 @@ def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, pref
     context, pool = min(wanted, most), wanted * max_sequences + reuse_tokens
     if demands.token:
         pool = min(pool, int((room - demands.step.per_token * context) / demands.token))
+        reuse_tokens = min(reuse_tokens, pool)
     return _Shares(context, most, pool, max_sequences, reuse_tokens, snapshots)
 
 

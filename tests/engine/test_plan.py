@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
 
+from mlxinfer import kernels_cpu
 from mlxinfer.cache.format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.device import DeviceMemory
@@ -70,6 +71,7 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
     assert plan.reuse + plan.snapshots <= plan.limit / 4
 
 
+@pytest.mark.skipif(not kernels_cpu.in_use(), reason="plain MLX unpacks a whole layer in a step, which takes what fewer bits save here")
 def test_fewer_bits_make_room_for_more_tokens(tmp_path):
     loaded = load(tiny_directory(tmp_path, context=1 << 20), dtype="bfloat16")
     plans = {kv: plan_memory(loaded, kv=KVFormat.parse(kv), memory=device(100 * MB)) for kv in ("16", "8", "k8v4", "4")}
