@@ -25,7 +25,7 @@ class EngineConfig:
     prefix_cache: bool = True
     reuse_tokens: int = 2**20
     snapshot_bytes: int = 256 * 2**20
-    decode_share: float = 0.75
+    decode_share: float = 0.8
     max_step_s: float = 0.1
     max_draft: int = MAX_DRAFT
     ngrams: bool = True
