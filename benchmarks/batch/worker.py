@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from .. import worker
@@ -11,17 +12,19 @@ from .subject import Subject
 JOBS = ("load", "answer", "beside", "decode", "write", "keep", "kept", "close")
 
 
-class BatchWorker:
-    def __init__(self, name: str) -> None:
-        self._name = name
+class SubjectWorker:
+    def __init__(self, name: str, create: Callable[[str], Subject], jobs: Collection[str]) -> None:
+        """The subject is created by the first job, so that starting it can be timed from outside."""
+        self._create = partial(create, name)
+        self._jobs = jobs
         self._subject: Subject | None = None
 
     def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
         options = dict(job)
         kind = options.pop("do")
-        if kind not in JOBS:
+        if kind not in self._jobs:
             raise ValueError(f"no such job: {kind}")
-        self._subject = self._subject or create(self._name)
+        self._subject = self._subject or self._create()
         answer: dict[str, Any] = getattr(self._subject, kind)(**options)
         return answer
 
@@ -41,4 +44,4 @@ def create(name: str) -> Subject:
 
 
 if __name__ == "__main__":
-    worker.main(BatchWorker)
+    worker.main(partial(SubjectWorker, create=create, jobs=JOBS))

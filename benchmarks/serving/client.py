@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
 _EVENT = b"data: {"
 _PATH = "/v1/completions"
+_LEFT = 0.05
+"""The part of a stream's pieces before the last that are read as they come. Before them it sleeps, and lets the socket keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,15 @@ def _request(body: dict[str, Any], port: int, *, close: bool) -> bytes:
 
 async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
     """The last piece is number `pieces`, or the last one that has come. Raises `ValueError` for a refusal."""
+    loop = asyncio.get_running_loop()
     begun = perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(_request(body | {"stream": True}, port, close=True))
     byte = first = last = 0.0
     seen, rest = 0, b""
-    try:
-        while part := await reader.read(65536):
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        await loop.sock_sendall(connection, _request(body | {"stream": True}, port, close=True))
+        while part := await loop.sock_recv(connection, 1 << 20):
             now = perf_counter() - begun
             byte = byte or now
             rest += part
@@ -46,15 +53,17 @@ async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
                 first, last = first or now, now
                 seen += found
             rest = rest[-len(_EVENT) + 1 :] if found else rest[-1000:]
-    finally:
-        writer.close()
+            if 0 < seen < pieces * (1 - _LEFT):
+                await asyncio.sleep((last - first) / seen * (pieces - seen) / 2)
     if not seen:
         raise ValueError(f"no answer but {rest!r}")
     return Times(byte, first, last)
 
 
-async def together(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> list[Times]:
-    return list(await asyncio.gather(*(stream(port, body, pieces) for body in bodies)))
+async def step(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> float:
+    """Seconds between two pieces of a stream, of all of them at once."""
+    found = await asyncio.gather(*(stream(port, body, pieces) for body in bodies))
+    return mean((times.last - times.first) / (pieces - 1) for times in found)
 
 
 async def whole(port: int, bodies: Sequence[dict[str, Any]], connections: int) -> float:
@@ -94,3 +103,8 @@ async def _answer(reader: asyncio.StreamReader) -> bool:
     if status != "200":
         raise ValueError(body.decode(errors="replace")[:300])
     return version == "HTTP/1.1" and headers.get("connection") != "close"
+
+
+if __name__ == "__main__":
+    for job in sys.stdin:
+        print(json.dumps(asyncio.run(step(**json.loads(job)))), flush=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import quantiles
 from typing import Any
 
-from ..batch.works import LLAMA_SERVER, MLX_SERVER, OURS
+from ..batch.works import LLAMA_SERVER, MLX_SERVER
 from ..report import caption, number, versions, warnings
-from ..samples import Results, Spread
-from .works import ENGINE, EVERYBODY, SHORT, step_name
+from ..samples import Results
+from .works import ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
 
 __all__ = ["caption", "document", "overhead"]
 
@@ -43,21 +44,17 @@ def _cell(results: Results, work: str, engine: str) -> str:
     return f"{number(found.middle * scale)}{unit} ({number(found.low * scale)}–{number(found.high * scale)})"
 
 
-def overhead(results: Results, streams: int) -> Spread | None:
-    """Of a step with the server, as a part of the same step without: in pairs of the same round."""
-    found = results.part((step_name(streams), OURS), (step_name(streams), ENGINE))
-    return found and Spread(found.middle - 1, found.low - 1, found.high - 1)
+def overhead(results: Results, streams: int) -> list[float]:
+    """Of a step with the server, as a part of the same step without: of each pair, from the least."""
+    bare, served = (results.of(name(streams), ENGINE) for name in (bare_name, served_name))
+    return sorted(with_it.value / without.value - 1 for without, with_it in zip(bare, served, strict=True))
 
 
 def goals(results: Results) -> Iterator[str]:
     for streams in range(1, 17):
         found = overhead(results, streams)
-        if found:
-            best = _best(results, step_name(streams), OURS) / _best(results, step_name(streams), ENGINE) - 1
-            reached = "reached" if found.middle <= _GOAL else "not reached"
-            spread = f"{found.low:.1%} to {found.high:.1%}; the best rounds of both: {best:+.1%}"
-            yield f"The server adds {found.middle:.1%} to a {step_name(streams)} ({spread}; goal: at most {_GOAL:.0%}): {reached}."
-
-
-def _best(results: Results, work: str, engine: str) -> float:
-    return min(sample.value for sample in results.of(work, engine))
+        if len(found) > 1:
+            low, middle, high = quantiles(found, n=4)
+            reached = "reached" if middle <= _GOAL else "not reached"
+            spread = f"median of {len(found)} pairs, quartiles {low:.1%} to {high:.1%}; goal: at most {_GOAL:.0%}"
+            yield f"The server adds {middle:.1%} to a {step_name(streams)} ({spread}): {reached}."

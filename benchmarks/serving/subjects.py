@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import median
 from time import perf_counter
 from typing import Any
-
-from mlxinfer import SamplingParams
 
 from ..batch.ours import Ours
 from ..batch.servers import LlamaServer, MLXServer, Server
 from . import client
-
-_NAME = "bench"
+from .pairs import NAME, bare_step, greedy, measure
 
 
 class Served(Server):
@@ -27,8 +24,7 @@ class Served(Server):
 
     def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
         """Seconds between two tokens of a stream, of all prompts at once, as they arrive."""
-        found = self.wait(client.together(self._port, [self._body(prompt, steps) for prompt in prompts], steps))
-        return {"seconds": mean((times.last - times.first) / (steps - 1) for times in found)}
+        return {"seconds": self.wait(client.step(self._port, [self._body(prompt, steps) for prompt in prompts], steps))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:
         """Seconds from connecting to the `byte` that comes first, and to the `first` token, of a prompt that the server knows."""
@@ -46,7 +42,7 @@ class Served(Server):
 
 class OurServer(Served):
     def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
-        return [sys.executable, "-m", "mlxinfer", "serve", f"{_NAME}={model}", "--no-socket", "--port", str(port), "--no-speculate"]
+        return [sys.executable, "-m", "mlxinfer", "serve", f"{NAME}={model}", "--no-socket", "--port", str(port), "--no-speculate"]
 
     def _version(self) -> str:
         from importlib.metadata import version
@@ -54,7 +50,7 @@ class OurServer(Served):
         return version("mlxinfer")
 
     def _more(self, endless: bool) -> dict[str, Any]:
-        return {"model": _NAME, "ignore_eos": endless}
+        return {"model": NAME, "ignore_eos": endless}
 
 
 class OtherLlamaServer(Served, LlamaServer):
@@ -72,8 +68,11 @@ class Engine(Ours):
         return super().load(model, threads=threads, context=context, speculate=False)
 
     def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
-        found = self.wait(self._llm.generate(prompts, _greedy(steps)))
-        return {"seconds": mean(1 / answer.usage.decode_tps for answer in found)}
+        return {"seconds": self.wait(bare_step(self._llm, prompts, steps))}
+
+    def pairs(self, prompts: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
+        """Seconds of a step without the server and with it, in turns."""
+        return {"pairs": self.wait(measure(self._llm, prompts, steps, pairs))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:
         found = [self.wait(self._first(prompt)) for _ in range(times + 1)][1:]
@@ -81,7 +80,7 @@ class Engine(Ours):
 
     async def _first(self, prompt: str) -> float:
         begun, first = perf_counter(), 0.0
-        async for _ in self._llm.stream(prompt, _greedy(2)):
+        async for _ in self._llm.stream(prompt, greedy(2)):
             first = first or perf_counter() - begun
         return first
 
@@ -95,10 +94,6 @@ class Engine(Ours):
 
         async def one() -> None:
             for prompt in waiting:
-                await self._llm.generate(prompt, _greedy(tokens))
+                await self._llm.generate(prompt, greedy(tokens))
 
         await asyncio.gather(*(one() for _ in range(connections)))
-
-
-def _greedy(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from .. import worker
 from ..batch.subject import Subject
+from ..batch.worker import SubjectWorker
 from ..batch.works import LLAMA_SERVER, OURS
 from .works import ENGINE
 
-JOBS = ("load", "answer", "step", "connect", "short", "close")
-
-
-class ServingWorker:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._subject: Subject | None = None
-
-    def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        options = dict(job)
-        kind = options.pop("do")
-        if kind not in JOBS:
-            raise ValueError(f"no such job: {kind}")
-        self._subject = self._subject or create(self._name)
-        answer: dict[str, Any] = getattr(self._subject, kind)(**options)
-        return answer
-
-    def cpu_seconds(self) -> float:
-        return self._subject.cpu_seconds() if self._subject else 0.0
+JOBS = ("load", "answer", "step", "pairs", "connect", "short", "close")
 
 
 def create(name: str) -> Subject:
@@ -39,4 +21,4 @@ def create(name: str) -> Subject:
 
 
 if __name__ == "__main__":
-    worker.main(ServingWorker)
+    worker.main(partial(SubjectWorker, create=create, jobs=JOBS))

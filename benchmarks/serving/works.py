@@ -20,19 +20,41 @@ SHORT = f"short requests, {CONNECTIONS} connections"
 _SHORT_TOKENS = 4
 _CONNECTING = 5
 """Times in a row, of which the median counts."""
+_PAIRS = 10
 
 
 def step_name(streams: int) -> str:
     return f"step of {streams} stream{'s' * (streams > 1)}"
 
 
+def bare_name(streams: int) -> str:
+    return f"{step_name(streams)}, bare"
+
+
+def served_name(streams: int) -> str:
+    return f"{step_name(streams)}, served"
+
+
+def _prompts(streams: int) -> list[str]:
+    return [f"{number}. {STORIES[number % len(STORIES)]}" for number in range(streams)]
+
+
 def steps(case: Case) -> Iterator[Sample]:
     """Seconds from one token of a stream to the next."""
     for streams in case.plan.streams:
-        prompts = [f"{number}. {STORIES[number % len(STORIES)]}" for number in range(streams)]
+        prompts = _prompts(streams)
         case.process.ask("step", prompts=prompts, steps=2)  # so that the prompts are known
         answer = case.process.ask("step", prompts=prompts, steps=case.plan.steps)
         yield case.sample(step_name(streams), answer["seconds"], SECONDS, answer, 0, streams, case.plan.steps)
+
+
+def pairs(case: Case) -> Iterator[Sample]:
+    """A step of the bare engine, and of the same with the server, in turns: both of the same process."""
+    for streams in case.plan.streams:
+        answer = case.process.ask("pairs", prompts=_prompts(streams), steps=case.plan.steps, pairs=_PAIRS)
+        for bare, served in answer["pairs"]:
+            yield case.sample(bare_name(streams), bare, SECONDS, answer, 0, streams, case.plan.steps)
+            yield case.sample(served_name(streams), served, SECONDS, answer, 0, streams, case.plan.steps)
 
 
 def connecting(case: Case) -> Iterator[Sample]:
@@ -49,4 +71,9 @@ def short(case: Case) -> Iterator[Sample]:
     yield case.sample(SHORT, len(prompts) / answer["seconds"], REQUESTS_PER_S, answer, 0, CONNECTIONS, _SHORT_TOKENS)
 
 
-WORKS = (Work("steps", EVERYBODY, steps), Work("connecting", EVERYBODY, connecting), Work("short", EVERYBODY, short))
+WORKS = (
+    Work("pairs", (ENGINE,), pairs),
+    Work("steps", EVERYBODY, steps),
+    Work("connecting", EVERYBODY, connecting),
+    Work("short", EVERYBODY, short),
+)

@@ -6,6 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +109,18 @@ class AsyncLLM:
         `MLXInferError`s, also in the middle of an answer."""
         return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
 
+    def bursts(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        client_id: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """`stream`, with the pieces together that came together: for who passes them on."""
+        return self._bursts(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
+
     async def generate(
         self,
         prompts: Prompt | Many[Prompt],
@@ -140,20 +153,16 @@ class AsyncLLM:
         terms = Terms.of(client_id, priority, timeout_s)
         intake = (await self._opened()).intake
         ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
-        request = Request([intake.scored(ids, top, terms)], streams=True)
-        self._thread.send(request)
-        try:
-            found: list[TokenLogprob] = []
-            while True:
-                chunk = await request.next()
-                assert isinstance(chunk, Chunk)
-                found += chunk.logprobs or ()
-                if chunk.finish_reason == "stop":
-                    return found
-                if chunk.finish_reason:
-                    raise EngineError(f"the prompt was not read to its end: {chunk.finish_reason}")
-        finally:
-            self._thread.cancel(request)
+        found: list[TokenLogprob] = []
+        reason = None
+        async with aclosing(self._run([intake.scored(ids, top, terms)])) as bursts:
+            async for burst in bursts:
+                for chunk in burst:
+                    found += chunk.logprobs or ()
+                    reason = chunk.finish_reason
+        if reason != "stop":
+            raise EngineError(f"the prompt was not read to its end: {reason}")
+        return found
 
     async def chat(
         self,
@@ -214,17 +223,28 @@ class AsyncLLM:
     async def _stream(
         self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
     ) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(self._bursts(token_ids, params, terms)) as bursts:
+            async for burst in bursts:
+                for chunk in burst:
+                    yield chunk
+
+    async def _bursts(
+        self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
+    ) -> AsyncGenerator[list[Chunk], None]:
         intake = (await self._opened()).intake
-        sequences = intake.sequences(await token_ids(intake), params, terms)
+        async with aclosing(self._run(intake.sequences(await token_ids(intake), params, terms))) as bursts:
+            async for burst in bursts:
+                yield burst
+
+    async def _run(self, sequences: list[Sequence]) -> AsyncGenerator[list[Chunk], None]:
         request = Request(sequences, streams=True)
         self._thread.send(request)
         try:
             running = len(sequences)
             while running:
-                chunk = await request.next()
-                assert isinstance(chunk, Chunk)
-                running -= chunk.finish_reason is not None
-                yield chunk
+                burst = [piece for piece in await request.next() if isinstance(piece, Chunk)]
+                running -= sum(chunk.finish_reason is not None for chunk in burst)
+                yield burst
         finally:
             self._thread.cancel(request)
 
@@ -233,10 +253,12 @@ class AsyncLLM:
             request = Request(sequences, streams=False)
             self._thread.send(request)
             try:
-                found = [await request.next() for _ in sequences]
+                found: list[Completion] = []
+                while len(found) < len(sequences):
+                    found += (piece for piece in await request.next() if isinstance(piece, Completion))
             finally:
                 self._thread.cancel(request)
-        return sorted((c for c in found if isinstance(c, Completion)), key=lambda completion: completion.index)
+        return sorted(found, key=lambda completion: completion.index)
 
 
 async def _ids(prompt: Prompt, intake: Intake) -> list[int]:

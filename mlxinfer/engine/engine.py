@@ -95,6 +95,11 @@ class Engine:
     def idle(self) -> bool:
         return self.scheduler.idle and not self._flights
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the step that was submitted last does, and may take long."""
+        return bool(self._flights) and self._flights[-1].rows > self._flights[-1].decode_rows
+
     def stats(self) -> EngineStats:
         return self._totals.stats(self.cache.usage(), len(self.scheduler.running), len(self.scheduler.waiting))
 

@@ -189,9 +189,11 @@ class EngineThread:
                 ended = True
                 if not request.streams:
                     self._outbox.put(request, answer.completion())
-        if ended or perf_counter() - self._stats_at > _STATS_EVERY_S:
+        now = perf_counter()
+        if ended or now - self._stats_at > _STATS_EVERY_S:
             self._publish(desk)
-        self._send()
+        if desk.engine.reads_prompt or self._outbox.due(now):
+            self._send()
 
     def _send(self) -> None:
         for request in self._outbox.send():

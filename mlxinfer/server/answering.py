@@ -51,18 +51,19 @@ async def _encode(size: int, work: Any) -> list[int]:
     return ids
 
 
-async def chunks(call: Call, ask: Ask) -> AsyncGenerator[Chunk, None]:
-    """The pieces of all `n` answers. Closing the iterator cancels the request. Raises `Problem`."""
+async def bursts(call: Call, ask: Ask) -> AsyncGenerator[list[Chunk], None]:
+    """The pieces of all `n` answers, as many together as came together. Closing the iterator cancels the request. Raises `Problem`."""
     tally = _begin(call, ask)
     open_answers = ask.params.n
     try:
-        async with aclosing(ask.served.llm.stream(ask.prompt, ask.params, client_id=ask.client_id)) as stream:
-            async for chunk in stream:
-                tally.chunk(chunk)
-                if chunk.finish_reason:
-                    open_answers -= 1
-                    _note_end(call, chunk.finish_reason, chunk.usage, chunk.index)
-                yield chunk
+        async with aclosing(ask.served.llm.bursts(ask.prompt, ask.params, client_id=ask.client_id)) as incoming:
+            async for burst in incoming:
+                tally.burst(burst)
+                for chunk in burst:
+                    if chunk.finish_reason:
+                        open_answers -= 1
+                        _note_end(call, chunk.finish_reason, chunk.usage, chunk.index)
+                yield burst
     except MLXInferError as error:
         raise of_error(error) from error
     finally:

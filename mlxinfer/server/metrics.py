@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -35,9 +35,9 @@ class Gaps:
         self._counts = [0] * (len(SECONDS) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-        self._sum += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += times
+        self._sum += seconds * times
 
     def add_to(self, family: HistogramMetricFamily, model: str) -> None:
         names = [*(str(bound) for bound in SECONDS), "+Inf"]
@@ -82,7 +82,7 @@ class Metrics:
 
 
 class Tally:
-    """Counts one request: every chunk, then its end."""
+    """Counts one request: what comes of it, then its end."""
 
     def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], gaps: Gaps) -> None:
         self._metrics = metrics
@@ -93,17 +93,22 @@ class Tally:
         self._last: dict[int, float] = {}
         self.first_s: float | None = None
 
-    def chunk(self, chunk: Chunk) -> None:
+    def burst(self, chunks: Sequence[Chunk]) -> None:
+        """What lies between tokens that came together is known on average."""
         now = time.monotonic()
-        last = self._last.get(chunk.index)
-        if last is not None:
-            self._between(now - last)
-        elif self.first_s is None:
+        if self.first_s is None:
             self.first_s = now - self._began
             self._of["time_to_first_token_seconds"].observe(self.first_s)
-        self._last[chunk.index] = now
-        if chunk.finish_reason and chunk.usage:
-            self._finished(chunk.finish_reason, chunk.usage, chunk.index)
+        counts: dict[int, int] = {}
+        for chunk in chunks:
+            counts[chunk.index] = counts.get(chunk.index, 0) + 1
+        for index, count in counts.items():
+            if index in self._last:
+                self._between((now - self._last[index]) / count, count)
+            self._last[index] = now
+        for chunk in chunks:
+            if chunk.finish_reason and chunk.usage:
+                self._finished(chunk.finish_reason, chunk.usage, chunk.index)
 
     def completion(self, completion: Completion) -> None:
         """An answer that came whole: what is between its tokens is known on average."""

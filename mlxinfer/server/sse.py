@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from .problems import Problem
@@ -21,8 +21,6 @@ JSON_LINES = "application/x-ndjson"
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
@@ -30,15 +28,27 @@ class ClientGone(Exception):
 
 def data(value: Any) -> bytes:
     """One event without a name."""
-    return b"data: " + _encode(value).encode() + b"\n\n"
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 def event(name: str, value: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + _encode(value).encode() + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + to_json(value) + b"\n\n"
 
 
 def line(value: Any) -> bytes:
-    return _encode(value).encode() + b"\n"
+    return to_json(value) + b"\n"
+
+
+class Template:
+    """Events that differ in one field only: what is around it is encoded once."""
+
+    def __init__(self, before: Mapping[str, Any], name: str, after: Mapping[str, Any]) -> None:
+        head, tail = (to_json(part)[1:-1] for part in (before, after))
+        self._head = b"data: {" + head + b"," + to_json(name) + b":"
+        self._tail = (b"," + tail if tail else b"") + b"}\n\n"
+
+    def data(self, value: Any) -> bytes:
+        return self._head + to_json(value) + self._tail
 
 
 async def client_gone(receive: Receive) -> None:
@@ -72,7 +82,7 @@ class Stream:
 
     The status is held back for a moment (`Limits.patience_s`), so that a `Problem` before the first piece is raised and can have a status
     of its own; after that it becomes the piece that `failed` makes of it. While there is nothing to send, `keep_alive` is sent instead.
-    A client that closes the connection, or stops reading, closes `pieces`.
+    A client that closes the connection, or stops reading, closes `pieces`. An empty piece says that there will be others.
     """
 
     def __init__(
@@ -110,8 +120,10 @@ class Stream:
         try:
             async with aclosing(self._pieces) as pieces:
                 async for piece in pieces:
-                    await self._start()
-                    await self._write(piece)
+                    if not self._started:
+                        await self._start()
+                    if piece:
+                        await self._write(piece)
         except Problem as problem:
             if not self._started:
                 raise

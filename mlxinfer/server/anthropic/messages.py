@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..answering import Ask, chunks, collect, patiently
+from ..answering import Ask, bursts, collect, patiently
 from ..routing import Call, Doc, Endpoint, Server
 from .errors import OVERLOADED, piece
 from .schema import MessageRequest, MessageUsage, check_version, usage_of
@@ -85,15 +85,14 @@ class _Reply:
     async def events(self, call: Call) -> AsyncGenerator[bytes, None]:
         """The beginning is not kept waiting for the prompt to be read, so that pings come after it."""
         begun = False
-        async with aclosing(patiently(chunks(call, self._ask), call.server.settings.limits.patience_s)) as incoming:
-            async for chunk in incoming:
+        async with aclosing(patiently(bursts(call, self._ask), call.server.settings.limits.patience_s)) as incoming:
+            async for burst in incoming:
                 out = b"" if begun else self._begin()
                 begun = True
-                if chunk is not None:
+                for chunk in burst or ():
                     out += self._text(chunk.text) if chunk.text else b""
                     out += self._end(chunk) if chunk.finish_reason else b""
-                if out:
-                    yield out
+                yield out
 
     def _begin(self) -> bytes:
         start = self._message([], usage_of(Usage(len(self._ask.prompt), 0), self._tells_cached))

@@ -14,7 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..answering import Ask, chunks, collect
+from ..answering import Ask, bursts, collect
 from ..openai.logprobs import ContentLogprob, content_logprobs
 from ..routing import Call
 from .errors import piece
@@ -85,16 +85,16 @@ class Lines:
 
     async def _lines(self) -> AsyncGenerator[bytes, None]:
         token_ids: list[int] = []
-        async with aclosing(chunks(self._call, self._ask)) as incoming:
-            async for chunk in incoming:
-                token_ids += chunk.token_ids
+        async with aclosing(bursts(self._call, self._ask)) as incoming:
+            async for burst in incoming:
                 out = b""
-                if chunk.text or chunk.logprobs:
-                    out = sse.line({**head(self._body), **self._say(chunk.text), **self._logprobs(chunk), "done": False})
-                if chunk.finish_reason:
-                    out += sse.line({**head(self._body), **self._say(""), **self._end(chunk), **self._ending(token_ids)})
-                if out:
-                    yield out
+                for chunk in burst:
+                    token_ids += chunk.token_ids
+                    if chunk.text or chunk.logprobs:
+                        out += sse.line({**head(self._body), **self._say(chunk.text), **self._logprobs(chunk), "done": False})
+                    if chunk.finish_reason:
+                        out += sse.line({**head(self._body), **self._say(""), **self._end(chunk), **self._ending(token_ids)})
+                yield out
 
     def _whole(self, answer: Completion) -> dict[str, Any]:
         said = {**head(self._body), **self._say(answer.text), **self._logprobs(answer)}

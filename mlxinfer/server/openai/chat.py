@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ...types import Completion, Usage
+from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..answering import Ask, chunks, collect, encode_chat
+from ..answering import Ask, bursts, collect, encode_chat
 from ..fields import Body, Only
 from ..models import Served
 from ..problems import invalid
@@ -144,34 +144,35 @@ class _Streamed:
     def __init__(self, served: Served, wants_usage: bool) -> None:
         self._tokenizer = served.llm.tokenizer
         self._wants_usage = wants_usage
-        self._head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
-        self._head["system_fingerprint"] = FINGERPRINT
-        self._tail = {"usage": None} if wants_usage else {}
+        head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
+        self._head = {**head, "system_fingerprint": FINGERPRINT}
+        self._events = sse.Template(self._head, "choices", {"usage": None} if wants_usage else {})
+        self._begun: set[int] = set()
+        self._usages: list[Usage] = []
 
     async def pieces(self, call: Call, ask: Ask) -> AsyncGenerator[bytes, None]:
-        usages: list[Usage] = []
-        begun: set[int] = set()
-        async with aclosing(chunks(call, ask)) as incoming:
-            async for chunk in incoming:
-                out = b""
-                if chunk.index not in begun:
-                    begun.add(chunk.index)
-                    out = self._chunk(chunk.index, {"role": "assistant", "content": "", "refusal": None})
-                if chunk.text or chunk.logprobs:
-                    logprobs = token_logprobs(self._tokenizer, chunk.logprobs) if chunk.logprobs else None
-                    out += self._chunk(chunk.index, {"content": chunk.text}, logprobs)
-                if chunk.finish_reason:
-                    out += self._chunk(chunk.index, {}, None, chunk.finish_reason)
-                    usages += [chunk.usage] if chunk.usage else []
-                if out:
-                    yield out
+        async with aclosing(bursts(call, ask)) as incoming:
+            async for burst in incoming:
+                yield b"".join([self._piece(chunk) for chunk in burst])
         if self._wants_usage:
-            yield sse.data({**self._head, "choices": [], "usage": usage_of([usages])})
+            yield sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])})
         yield sse.DONE
 
-    def _chunk(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return sse.data({**self._head, "choices": [choice], **self._tail})
+    def _piece(self, chunk: Chunk) -> bytes:
+        out = b""
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            out = self._choice(chunk.index, {"role": "assistant", "content": "", "refusal": None})
+        if chunk.text or chunk.logprobs:
+            logprobs = token_logprobs(self._tokenizer, chunk.logprobs) if chunk.logprobs else None
+            out += self._choice(chunk.index, {"content": chunk.text}, logprobs)
+        if chunk.finish_reason:
+            out += self._choice(chunk.index, {}, None, chunk.finish_reason)
+            self._usages += [chunk.usage] if chunk.usage else []
+        return out
+
+    def _choice(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
+        return self._events.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])
 
 
 def routes(server: Server) -> list[Endpoint]:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, TokenLogprob, Usage
 from .. import sse
-from ..answering import Ask, chunks, collect, encode_text, merged, score, together
+from ..answering import Ask, bursts, collect, encode_text, merged, score, together
 from ..fields import Only, PromptOrPrompts
 from ..models import Served
 from ..problems import invalid
@@ -141,23 +141,21 @@ class _Job:
     def _choice(self, index: int, text: str, logprobs: TextLogprobs | None, reason: str | None) -> Choice:
         return Choice(text=text, index=self.first + index, logprobs=logprobs, finish_reason=reason)
 
-    async def choices(self) -> AsyncGenerator[Choice, None]:
-        """In pieces."""
+    async def choices(self) -> AsyncGenerator[list[Choice], None]:
+        """In pieces, as many together as came together."""
         legacy = [self._legacy() for _ in range(self.ask.params.n)]
         if self.body.echo:
             read: list[TokenLogprob] = await self._read()
-            for index, logprobs in enumerate(legacy):
-                yield self._choice(index, self.shown, logprobs.of_prompt(self.ask.prompt, read) if logprobs else None, None)
+            shapes = [logprobs.of_prompt(self.ask.prompt, read) if logprobs else None for logprobs in legacy]
+            yield [self._choice(index, self.shown, shape, None) for index, shape in enumerate(shapes)]
         if self.body.max_tokens == 0:
             self.usages.append(Usage(len(self.ask.prompt), 0))
-            for index in range(self.ask.params.n):
-                yield self._choice(index, "", None, "length")
+            yield [self._choice(index, "", None, "length") for index in range(self.ask.params.n)]
             return
-        async with aclosing(chunks(self.call, self.ask)) as incoming:
-            async for chunk in incoming:
-                self.usages += [chunk.usage] if chunk.usage else []
-                if chunk.text or chunk.logprobs or chunk.finish_reason:
-                    yield self._piece(chunk, legacy[chunk.index])
+        async with aclosing(bursts(self.call, self.ask)) as incoming:
+            async for burst in incoming:
+                self.usages += [chunk.usage for chunk in burst if chunk.usage]
+                yield [self._piece(c, legacy[c.index]) for c in burst if c.text or c.logprobs or c.finish_reason]
 
     def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> Choice:
         shape = logprobs.more(chunk.logprobs) if logprobs and chunk.logprobs else None
@@ -166,10 +164,10 @@ class _Job:
 
 async def _streamed(jobs: Sequence[_Job], wants_usage: bool) -> AsyncGenerator[bytes, None]:
     head = _head(jobs[0].ask.served)
-    tail = {"usage": None} if wants_usage else {}
-    async with aclosing(merged([job.choices() for job in jobs])) as choices:
-        async for _, choice in choices:
-            yield sse.data({**head, "choices": [choice], **tail})
+    events = sse.Template(head, "choices", {"usage": None} if wants_usage else {})
+    async with aclosing(merged([job.choices() for job in jobs])) as incoming:
+        async for _, choices in incoming:
+            yield b"".join([events.data([choice]) for choice in choices])
     if wants_usage:
         yield sse.data({**head, "choices": [], "usage": usage_of([job.usages for job in jobs])})
     yield sse.DONE

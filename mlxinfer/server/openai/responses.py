@@ -11,9 +11,9 @@ from typing import Any, Literal
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from ...types import SamplingParams, TokenLogprob, Usage
+from ...types import Chunk, SamplingParams, TokenLogprob, Usage
 from .. import sse
-from ..answering import Ask, chunks, collect, encode_chat
+from ..answering import Ask, bursts, collect, encode_chat
 from ..models import Served
 from ..problems import Problem
 from ..routing import Call, Doc, Endpoint, Server
@@ -120,19 +120,21 @@ class _Events:
         logprobs: list[TokenLogprob] = []
         reason, usage = "stop", None
         begun = False
-        async with aclosing(chunks(call, ask)) as incoming:
-            async for chunk in incoming:
+        async with aclosing(bursts(call, ask)) as incoming:
+            async for burst in incoming:
                 out = b"" if begun else self._begin()
                 begun = True
-                texts.append(chunk.text)
-                logprobs += chunk.logprobs or ()
-                if chunk.text or chunk.logprobs:
-                    out += self._text("response.output_text.delta", delta=chunk.text, logprobs=self._made.logprobs(chunk.logprobs or ()))
-                if chunk.finish_reason:
-                    reason, usage = chunk.finish_reason, chunk.usage
-                if out:
-                    yield out
+                for chunk in burst:
+                    texts.append(chunk.text)
+                    logprobs += chunk.logprobs or ()
+                    out += self._delta(chunk) if chunk.text or chunk.logprobs else b""
+                    if chunk.finish_reason:
+                        reason, usage = chunk.finish_reason, chunk.usage
+                yield out
         yield self._end("".join(texts), logprobs, reason, usage)
+
+    def _delta(self, chunk: Chunk) -> bytes:
+        return self._text("response.output_text.delta", delta=chunk.text, logprobs=self._made.logprobs(chunk.logprobs or ()))
 
     def failed(self, problem: Problem) -> bytes:
         return self._event("error", code=problem.code, message=problem.message, param=problem.param)
