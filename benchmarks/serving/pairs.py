@@ -1,4 +1,5 @@
-"""What the server adds to a step: the engine is asked in turns by its own process and over HTTP, so that nothing else differs."""
+"""The engine and the server in one process, so that the one's share is seen: what the server adds to a step, where the engine is asked in
+turns without it and over HTTP, and how many steps the engine still makes when a client has gone."""
 
 from __future__ import annotations
 
@@ -6,19 +7,25 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from statistics import mean
 from subprocess import PIPE
+from time import perf_counter
 from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
+from mlxinfer.engine.runner import Flight
+from mlxinfer.engine.scheduler import Work
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
 from mlxinfer.server.settings import LOOPBACK, ServerSettings
 
 NAME = "bench"
 _REST_S = 0.02
+_ENDLESS = 2000
+_READ = 20
+"""Pieces that a client reads before it goes; the next one reads one more, so that they go at all points of a step."""
 
 
 def greedy(steps: int) -> SamplingParams:
@@ -36,15 +43,39 @@ async def bare_step(llm: AsyncLLM, prompts: Sequence[str], steps: int) -> float:
 
 async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int) -> list[tuple[float, float]]:
     """(bare, served): seconds between two tokens of a stream, so often, after a first time that does not count."""
-    found = []
-    async with _serving(llm) as port, _client() as client:
+    found, bodies = [], [body(prompt, steps) for prompt in prompts]
+    async with _serving(llm) as port, _client() as ask:
         for number in range(pairs + 1):
             times: dict[bool, float] = {}
             for bare in (True, False) if number % 2 else (False, True):
                 await asyncio.sleep(_REST_S)
-                times[bare] = await (bare_step(llm, prompts, steps) if bare else _served_step(client, port, prompts, steps))
+                times[bare] = await (bare_step(llm, prompts, steps) if bare else ask("step", port=port, bodies=bodies, pieces=steps))
             found.append((times[True], times[False]))
     return found[1:]
+
+
+async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[int]:
+    """Steps that the engine has submitted after the client had closed its connection."""
+    assert llm._thread._desk is not None
+    runner = llm._thread._desk.engine.runner
+    submitted: list[float] = []
+    launch = runner.launch
+
+    def noted(work: list[Work]) -> Flight:
+        submitted.append(perf_counter())
+        return launch(work)
+
+    found = []
+    runner.launch = noted  # type: ignore[method-assign]
+    async with _serving(llm) as port, _client() as ask:
+        for number in range(times):
+            submitted.clear()
+            gone = await ask("leave", port=port, body=body(prompt, _ENDLESS), pieces=_READ + number)
+            while llm.stats().running:
+                await asyncio.sleep(_REST_S)
+            found.append(sum(when > gone for when in submitted))
+    runner.launch = launch  # type: ignore[method-assign]
+    return found
 
 
 @asynccontextmanager
@@ -63,20 +94,19 @@ async def _serving(llm: AsyncLLM) -> AsyncGenerator[int, None]:
 
 
 @asynccontextmanager
-async def _client() -> AsyncGenerator[asyncio.subprocess.Process, None]:
+async def _client() -> AsyncGenerator[Callable[..., Awaitable[float]], None]:
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.serving.client", stdin=PIPE, stdout=PIPE)
+    to, back = process.stdin, process.stdout
+    assert to is not None
+    assert back is not None
+
+    async def ask(what: str, **job: Any) -> float:
+        to.write(json.dumps({"do": what, **job}).encode() + b"\n")
+        answer: float = json.loads(await back.readline())
+        return answer
+
     try:
-        yield process
+        yield ask
     finally:
-        assert process.stdin is not None
-        process.stdin.close()
+        to.close()
         await process.wait()
-
-
-async def _served_step(client: asyncio.subprocess.Process, port: int, prompts: Sequence[str], steps: int) -> float:
-    assert client.stdin is not None
-    assert client.stdout is not None
-    job = {"port": port, "bodies": [body(prompt, steps) for prompt in prompts], "pieces": steps}
-    client.stdin.write(json.dumps(job).encode() + b"\n")
-    seconds: float = json.loads(await client.stdout.readline())
-    return seconds

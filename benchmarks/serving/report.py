@@ -9,7 +9,7 @@ from typing import Any
 from ..batch.works import LLAMA_SERVER, MLX_SERVER
 from ..report import caption, number, versions, warnings
 from ..samples import Results
-from .works import ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
+from .works import AFTER, ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
 
 __all__ = ["caption", "document", "overhead"]
 
@@ -40,7 +40,7 @@ def _cell(results: Results, work: str, engine: str) -> str:
     found = results.spread(work, engine)
     if found is None:
         return "–"
-    scale, unit = (1.0, "/s") if work == SHORT else (1000.0, " ms")
+    scale, unit = {SHORT: (1.0, "/s"), AFTER: (1.0, "")}.get(work, (1000.0, " ms"))
     return f"{number(found.middle * scale)}{unit} ({number(found.low * scale)}–{number(found.high * scale)})"
 
 
@@ -58,3 +58,8 @@ def goals(results: Results) -> Iterator[str]:
             reached = "reached" if middle <= _GOAL else "not reached"
             spread = f"median of {len(found)} pairs, quartiles {low:.1%} to {high:.1%}; goal: at most {_GOAL:.0%}"
             yield f"The server adds {middle:.1%} to a {step_name(streams)} ({spread}): {reached}."
+    left = [int(sample.value) for sample in results.of(AFTER, ENGINE)]
+    if left:
+        counts = ", ".join(f"{count} after {left.count(count)}" for count in sorted(set(left)))
+        goal = "goal: at most 1"
+        yield f"When a client has closed its connection the engine begins so many more steps ({len(left)} times, {goal}): {counts}."

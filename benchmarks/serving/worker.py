@@ -10,7 +10,7 @@ from ..batch.worker import SubjectWorker
 from ..batch.works import LLAMA_SERVER, OURS
 from .works import ENGINE
 
-JOBS = ("load", "answer", "step", "pairs", "connect", "short", "close")
+JOBS = ("load", "answer", "step", "pairs", "leave", "connect", "short", "close")
 
 
 def create(name: str) -> Subject:

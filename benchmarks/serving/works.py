@@ -13,14 +13,15 @@ ENGINE = "mlxinfer-engine"
 SERVERS = (OURS, LLAMA_SERVER, MLX_SERVER)
 EVERYBODY = (ENGINE, *SERVERS)
 BYTE, FIRST = "first byte, warm", "first token, warm"
-REQUESTS_PER_S = "requests/s"
+AFTER = "steps after the client has gone"
+REQUESTS_PER_S, STEPS = "requests/s", "steps"
 
 CONNECTIONS = 8
 SHORT = f"short requests, {CONNECTIONS} connections"
 _SHORT_TOKENS = 4
 _CONNECTING = 5
 """Times in a row, of which the median counts."""
-_PAIRS = 10
+_PAIRS, _LEAVING = 10, 10
 
 
 def step_name(streams: int) -> str:
@@ -57,6 +58,12 @@ def pairs(case: Case) -> Iterator[Sample]:
             yield case.sample(served_name(streams), served, SECONDS, answer, 0, streams, case.plan.steps)
 
 
+def leaving(case: Case) -> Iterator[Sample]:
+    answer = case.process.ask("leave", prompt=STORIES[0], times=_LEAVING)
+    for count in answer["steps"]:
+        yield case.sample(AFTER, count, STEPS, answer)
+
+
 def connecting(case: Case) -> Iterator[Sample]:
     prompt = case.passage(0)
     answer = case.process.ask("connect", prompt=prompt, times=_CONNECTING)
@@ -73,6 +80,7 @@ def short(case: Case) -> Iterator[Sample]:
 
 WORKS = (
     Work("pairs", (ENGINE,), pairs),
+    Work("leaving", (ENGINE,), leaving),
     Work("steps", EVERYBODY, steps),
     Work("connecting", EVERYBODY, connecting),
     Work("short", EVERYBODY, short),

@@ -16,7 +16,7 @@ from benchmarks.samples import SECONDS, Results, Sample
 from benchmarks.serving import client, report
 from benchmarks.serving.subjects import Engine, OtherLlamaServer, OurServer
 from benchmarks.serving.worker import create
-from benchmarks.serving.works import ENGINE, SHORT, bare_name, served_name, step_name
+from benchmarks.serving.works import AFTER, ENGINE, SHORT, bare_name, served_name, step_name
 from mlxinfer.engine.async_llm import AsyncLLM
 
 
@@ -68,13 +68,15 @@ def test_the_server_and_the_engine_do_the_same_jobs(served: OurServer, model: Pa
 
 def test_both_of_a_pair_are_measured(model: Path) -> None:
     engine = Engine()
-    engine.load(str(model), threads=1, context=128)
+    engine.load(str(model), threads=1, context=4096)
     try:
         found = engine.pairs(["one", "two"], 8, 3)["pairs"]
+        left = engine.leave("one", 2)["steps"]
     finally:
         engine.close()
     assert len(found) == 3
     assert all(bare > 0 and served > 0 for bare, served in found)
+    assert len(left) == 2
 
 
 def test_everybody_has_a_worker() -> None:
@@ -90,10 +92,14 @@ def test_overhead_is_of_pairs(last: float, said: str) -> None:
     values = {bare_name: (0.010, 0.020, 0.010), served_name: (0.0102, 0.0208, last)}
     samples = [sample(ENGINE, name(1), n, value) for name, found in values.items() for n, value in enumerate(found)]
     steps = [sample(ENGINE, step_name(1), 0, 0.01), sample(OURS, step_name(1), 0, 0.0102), sample(OURS, SHORT, 0, 25.0)]
-    results = Results("tiny", [*samples, *steps])
+    left = [sample(ENGINE, AFTER, 0, value) for value in (0.0, 1.0, 0.0)]
+    results = Results("tiny", [*samples, *steps, *left])
     assert [round(value, 6) for value in report.overhead(results, 1)] == sorted([0.02, 0.04, round(last / 0.01 - 1, 6)])
-    (line,) = report.goals(results)
+    line, *others = report.goals(results)
     assert line.endswith(said)
+    assert others == [
+        "When a client has closed its connection the engine begins so many more steps (3 times, goal: at most 1): 0 after 2, 1 after 1."
+    ]
     table = report.table(results)
     assert "| 10.0 ms (10.0–10.0) | 10.2 ms (10.2–10.2) |" in table
     assert "| – | 25.0/s (25.0–25.0) |" in table
