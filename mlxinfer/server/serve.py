@@ -73,6 +73,8 @@ def run(
 ) -> None:
     """Serve until a signal. Sockets come first: whoever connects while models load waits. Raises `MLXInferError`."""
     start_logging()
+    # Who starts us may have blocked them, as Foundation does on Linux, and that is inherited.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with listening(settings) as sockets:
         asyncio.run(_run(loads, settings, sockets, aliases or {}, tell))
 

@@ -107,6 +107,16 @@ def test_the_second_signal_stops_them(start: Start) -> None:
     assert not server.path.exists()
 
 
+def test_signals_that_were_blocked_at_the_start(start: Start) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        server = start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    server.ready()
+    assert server.end()[0] == 0
+
+
 def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path) -> None:
     server = start("--socket", "run/api.sock", "--port", "0", f"named={tiny_path}", f"tiny={tiny_path}", "--alias", "claude-*=named")
     assert server.ready().endswith("(named, tiny)")

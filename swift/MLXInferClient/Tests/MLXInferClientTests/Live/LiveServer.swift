@@ -36,6 +36,14 @@ final class LiveServer: @unchecked Sendable {
     /// What the server has printed.
     var log: String { (try? String(contentsOf: folder.appendingPathComponent("log"), encoding: .utf8)) ?? "" }
 
+    /// When the last request of those that ended so was over, to the millisecond.
+    func lastEnd(status: Int) -> Date? {
+        let line = log.split(separator: "\n").last { $0.contains("\"status\": \(status),") }
+        guard let line, case .object(let fields) = try? JSONDecoder().decode(JSONValue.self, from: Data(line.utf8)) else { return nil }
+        guard case .string(let time) = fields["time"] else { return nil }
+        return try? Date(time, strategy: .iso8601.year().month().day().timeZone(separator: .colon).time(includingFractionalSeconds: true))
+    }
+
     func start() {
         try? FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true, attributes: [.posixPermissions: 0o700])
         let file = folder.appendingPathComponent("log")
