@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from .errors import SamplingError
@@ -169,6 +169,14 @@ class EngineStats:
     pages: int = 0
     pages_used: int = 0
     pages_cached: int = 0
+
+    def __add__(self, later: EngineStats) -> EngineStats:
+        """Sums of both; what there is now is what `later` says."""
+        return replace(later, **{name: getattr(self, name) + getattr(later, name) for name in _SUMS})
+
+
+_NOW = frozenset({"restarts", "running", "waiting", "pages", "pages_used", "pages_cached"})
+_SUMS = tuple(each.name for each in fields(EngineStats) if each.name not in _NOW)
 
 
 @dataclass(frozen=True, slots=True)

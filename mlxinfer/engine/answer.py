@@ -11,7 +11,7 @@ from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from .events import Token
 from .intake import with_message
 from .sequence import Sequence
-from .totals import request_stats
+from .stats import request_stats
 
 
 class Answer:

@@ -16,6 +16,7 @@ from ..errors import EngineError, MLXInferError
 from ..loading.load import LoadedModel
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .desk import FEED
 from .engine_thread import EngineThread, Progress
 from .intake import Intake, Messages, Prompt, Terms, as_prompts
 from .request import Request
@@ -26,8 +27,6 @@ Result = TypeVar("Result")
 
 _SHORT = 2000
 """Characters or token ids that are prepared where they are: going through another thread would take longer."""
-_FEED = 4
-"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so the waiting list keeps room for others."""
 
 
 class AsyncLLM:
@@ -135,7 +134,7 @@ class AsyncLLM:
         opened = await self._opened()
         items = as_prompts(prompts)
         all_ids = await _prepared(sum(map(len, items)), partial(_all_ids, opened.intake, items))
-        free = asyncio.Semaphore(_FEED * opened.config.max_sequences)
+        free = asyncio.Semaphore(FEED * opened.config.max_sequences)
         requests = [opened.intake.sequences(ids, params, terms) for ids in all_ids]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:

@@ -17,6 +17,9 @@ from .events import Event, Logits, Token
 from .scoring import Score
 from .sequence import Sequence
 
+FEED = 4
+"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so the waiting list keeps room for others."""
+
 
 @dataclass(slots=True)
 class Desk:

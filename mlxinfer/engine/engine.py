@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ from .scheduler import Schedule, Scheduler
 from .sequence import Sequence
 from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
+from .stats import ended_stats
 from .timing import StepTimes
-from .totals import Totals
 from .waiting import WaitingList
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Engine:
         self.identity = identity
         self._disk = disk
         self._dtype = dtype
-        self._totals = Totals()
+        self._ended = EngineStats()
+        self._steps = 0
         self._start()
 
     def _start(self) -> None:
@@ -101,7 +103,16 @@ class Engine:
         return bool(self._flights) and self._flights[-1].rows > self._flights[-1].decode_rows
 
     def stats(self) -> EngineStats:
-        return self._totals.stats(self.cache.usage(), len(self.scheduler.running), len(self.scheduler.waiting))
+        usage = self.cache.usage()
+        return replace(
+            self._ended,
+            steps=self._steps,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages=usage.pages,
+            pages_used=usage.used,
+            pages_cached=usage.cached,
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`."""
@@ -289,7 +300,7 @@ class Engine:
         """A step takes from the landing of the one before it, or from its own launch if the device was idle."""
         self.scheduler.pace.observe(flight.decode_rows, flight.rows - flight.decode_rows, now - max(flight.launched, self._landed_at))
         self._landed_at = now
-        self._totals.steps += 1
+        self._steps += 1
 
     def _commit(self, flight: Flight) -> None:
         tokens = {s.slot: s.tokens for s in (w.sequence for w in flight.work) if s.slot is not None and self._may_share(s)}
@@ -326,7 +337,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        self._totals.add(sequence)
+        self._ended += ended_stats(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
         """Remember where a sequence stands, for those that begin alike."""

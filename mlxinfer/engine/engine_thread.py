@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -230,17 +230,7 @@ class EngineThread:
 
     def _publish(self, desk: Desk) -> None:
         self._stats_at = perf_counter()
-        self.stats = replace(_sum(self._before, desk.engine.stats()), restarts=self._restarts)
-
-
-_NOW = frozenset({"restarts", "running", "waiting", "pages", "pages_used", "pages_cached"})
-"""What is no sum over requests."""
-
-
-def _sum(before: EngineStats, now: EngineStats) -> EngineStats:
-    """Of an engine that failed and of the one that took its place."""
-    sums = {f.name: getattr(before, f.name) + getattr(now, f.name) for f in fields(EngineStats) if f.name not in _NOW}
-    return replace(now, **sums)
+        self.stats = replace(self._before + desk.engine.stats(), restarts=self._restarts)
 
 
 def _one_line(error: BaseException) -> str:

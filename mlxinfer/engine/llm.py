@@ -17,15 +17,12 @@ from ..errors import MLXInferError, QueueFullError
 from ..loading.load import LoadedModel
 from ..types import Chunk, Completion, EngineStats, SamplingParams
 from .answer import Answer
-from .desk import Desk
+from .desk import FEED, Desk
 from .engine import Engine
 from .intake import Messages, Prompt, Terms, as_prompts, one_answer
 from .plan import plan_engine
 from .sequence import Sequence
 from .settings import Opened, Settings
-
-_FEED = 4
-"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so the waiting list keeps room for others."""
 
 
 class LLM:
@@ -189,7 +186,7 @@ class LLM:
     def _feed(self, requests: deque[list[Sequence]], answers: list[Answer]) -> None:
         """Submit requests while there is room for them on the waiting list, as many as keep the engine busy."""
         desk = self._open_desk
-        while requests and len(desk.answers) < _FEED * desk.engine.config.max_sequences:
+        while requests and len(desk.answers) < FEED * desk.engine.config.max_sequences:
             try:
                 answers += desk.submit(requests[0])
             except QueueFullError:
