@@ -94,6 +94,8 @@ def run_blocks(
     bits = [(16, 16)] * len(sealed) if bits is None else bits
     first = [()] * len(sealed) if first is None else first
     y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations)
+    if not full:
+        return y, [[]] * len(sealed), [[]] * len(sealed)
     left = iter(full)
     filled, filled_first = [], []
     for plan, pages, first_pages in zip(plans, sealed, first, strict=True):

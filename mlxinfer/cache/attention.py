@@ -119,7 +119,8 @@ def run_blocks(
     parts: Sequence[tuple[LayerStore, StepAttention]],
     rotations: Sequence[Rotation | None],
 ) -> tuple[mx.array, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
+    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`. Gives the pages that became full as well, of each part where
+    there are any."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
     x, filled, first = kernels_cpu.run_blocks(
@@ -132,4 +133,6 @@ def run_blocks(
         [(store.format.k_bits, store.format.v_bits) for store in stores],
         [store.first for store in stores],
     )
+    if not any(filled):
+        return x, []
     return x, [step.full(*pages) for step, *pages in zip(steps, filled, first, strict=True)]

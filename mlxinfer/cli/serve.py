@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
 @click.option("--alias", "aliases", multiple=True, metavar="OTHER=NAME", help="Another name of a model; may end in *; repeatable.")
+@click.option("--request-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End a request that takes longer.")
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
@@ -51,9 +52,10 @@ def _settings(
     port: int | None,
     api_key_file: Path | None,
     allowed_hosts: tuple[str, ...],
+    request_timeout: float | None,
     activated: bool,
 ) -> ServerSettings:
-    from ..server.settings import DEFAULT_PORT, LOOPBACK, ServerSettings, default_socket, read_api_key
+    from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, read_api_key
 
     if socket is not None and no_socket:
         raise click.UsageError("--socket and --no-socket exclude each other")
@@ -65,6 +67,7 @@ def _settings(
         activated=activated,
         api_key=read_api_key(api_key_file),
         allowed_hosts=allowed_hosts,
+        limits=Limits(request_s=request_timeout),
     )
 
 

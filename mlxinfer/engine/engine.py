@@ -13,7 +13,6 @@ import mlx.core as mx
 from ..cache.base import PAGE
 from ..cache.format import KVFormat
 from ..cache.paged import PagedCache
-from ..cache.pool import Growth
 from ..config import EngineConfig
 from ..errors import MemoryPlanError
 from ..models.base import Model
@@ -22,6 +21,7 @@ from .events import Ended, Event, Logits, token_of
 from .pace import Pace
 from .runner import Drawn, Flight, Runner
 from .scheduler import Schedule, Scheduler
+from .seats import Seats
 from .sequence import Sequence
 from .speculation.draft_model import Drafter
 from .speculation.speculator import Speculator
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..cache.disk.tier import DiskTier
 
 _DISK_WAIT_S = 0.005
+_OBSERVED = 4
 
 
 class Engine:
@@ -90,6 +91,7 @@ class Engine:
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
         draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
         self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
+        self.seats = Seats(self.model, config, self.cache, self.scheduler, self.speculator)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -151,7 +153,7 @@ class Engine:
         try:
             events = self._land_if(self._must_land)
             events += self._expire()
-            self._admit()
+            self.seats.admit(flying=bool(self._flights))
             self.cache.tidy(idle=False)
             self.speculator.propose(self.scheduler.running)
             schedule = self._scheduled(events)
@@ -173,7 +175,7 @@ class Engine:
             events += self._land_if(lambda: bool(self._flights))
             for sequence in schedule.preempt:
                 if sequence in self.scheduler.running:
-                    self._preempt(sequence)
+                    self.seats.preempt(sequence)
 
     def _must_land(self) -> bool:
         """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
@@ -183,7 +185,7 @@ class Engine:
         flight, running = self._flights[-1], self.scheduler.running
         if self.cache.arrived:
             return True
-        return flight.needs_commit or flight.drafted or any(map(self._outgrown, running)) or self.speculator.promising(running)
+        return flight.needs_commit or flight.drafted or any(map(self.seats.outgrown, running)) or self.speculator.promising(running)
 
     def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
         events: list[Event] = []
@@ -196,82 +198,6 @@ class Engine:
         for sequence in expired:
             self.abort(sequence, "timeout")
         return [Ended(sequence) for sequence in expired]
-
-    def _admit(self) -> None:
-        for sequence in filter(self._outgrown, self.scheduler.running):
-            self._restart(sequence)
-        self._fork_all()
-        if self.scheduler.admit(self._open):
-            self._fork_all()  # all of a prompt may be cached already
-
-    def _open(self, sequence: Sequence) -> bool | None:
-        """Give a sequence its slot, with whatever of its tokens is cached already. False if there is no room beside the others, None while
-        the disk is being read."""
-        key = self._cache_key(sequence)
-        if key is not None and self.cache.prefetch(sequence.tokens, key, store=not self._flights):
-            return None
-        match = None if key is None else self.cache.find(sequence.tokens, key)
-        reused = match.reused if match else 0
-        if self.scheduler.running and not self._room_for(Growth(None, reused, len(sequence.tokens) - reused + PAGE, match)):
-            return False
-        sequence.slot, sequence.num_computed = self.cache.open(match, key), reused
-        if not sequence.preemptions:
-            sequence.reused, sequence.miss = reused, match.note if match else ""
-            sequence.times.started = perf_counter()
-        return True
-
-    def _room_for(self, newcomer: Growth) -> bool:
-        """Whether it can run beside the others for a while: a page more for each, so that nobody has to leave at once."""
-        return self.cache.room([*(Growth(s.slot, s.num_computed, s.remaining + PAGE) for s in self.scheduler.running), newcomer])
-
-    def _cache_key(self, sequence: Sequence) -> str | None:
-        """What else its keys and values depend on, beside its tokens; None if they are not to be shared."""
-        if not self.config.prefix_cache or sequence.one_by_one or sequence.wants_logits:
-            return None
-        rotation = self.model.rotation(sequence.total)
-        return f"{sequence.adapter} {rotation}" if any(rotation) else sequence.adapter
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Its pages go to others, or are kept as long as nobody needs them. It comes back and recomputes what is gone by then."""
-        self._keep(sequence)
-        assert sequence.slot is not None
-        self.cache.release(sequence.slot)
-        self.speculator.forget(sequence)
-        sequence.slot, sequence.unread, sequence.num_computed = None, None, 0
-        sequence.drafts = []
-        sequence.preemptions += 1
-        self.scheduler.requeue(sequence)
-
-    def _outgrown(self, sequence: Sequence) -> bool:
-        """Whether the sequence has crossed the length at which the model rotates every position differently (longrope)."""
-        boundary = self.model.recompute_at
-        return boundary is not None and sequence.total <= boundary < sequence.num_tokens and sequence.remaining > 0
-
-    def _restart(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
-        self.cache.release(sequence.slot)
-        sequence.total = sequence.num_tokens
-        sequence.slot = self.cache.open(None, self._cache_key(sequence))
-        sequence.num_computed, sequence.unread = 0, None
-
-    def _fork_all(self) -> None:
-        for leader in list(self.scheduler.running):
-            if leader.followers and leader.num_computed == leader.fork_point:
-                self._fork(leader)
-
-    def _fork(self, leader: Sequence) -> None:
-        """Followers take the leader's past and run from here on; they wait where there is no room for all of them."""
-        assert leader.slot is not None
-        for follower in reversed(leader.followers):
-            fits = self._room_for(Growth(leader.slot, leader.num_computed, 1 + PAGE))
-            if len(self.scheduler.running) >= self.config.max_sequences or not fits:
-                self.scheduler.requeue(follower)
-                continue
-            follower.slot = self.cache.fork(leader.slot)
-            follower.num_computed = follower.reused = leader.num_computed
-            follower.times.started = leader.times.started
-            self.scheduler.run(follower)
-        leader.followers = []
 
     def _land(self, flight: Flight) -> list[Event]:
         drawn = flight.read()
@@ -293,12 +219,15 @@ class Engine:
             if work.sequence.finish_reason:
                 self._release_if_landed(work.sequence)
             elif work.sequence.num_computed in work.sequence.marks and not self._flying(work.sequence):
-                self._keep(work.sequence)
+                self.seats.keep(work.sequence)
         return events
 
     def _observe(self, flight: Flight, now: float) -> None:
-        """A step takes from the landing of the one before it, or from its own launch if the device was idle."""
-        self.scheduler.pace.observe(flight.decode_rows, flight.rows - flight.decode_rows, now - max(flight.launched, self._landed_at))
+        """A step takes from the landing of the one before it, or from its own launch if the device was idle. Of steps with nothing but
+        answers a few tell as much as all."""
+        prefill_rows = flight.rows - flight.decode_rows
+        if prefill_rows or not self._steps % _OBSERVED or not self.times.alone.knows(flight.decode_rows):
+            self.scheduler.pace.observe(flight.decode_rows, prefill_rows, now - max(flight.launched, self._landed_at))
         self._landed_at = now
         self._steps += 1
 
@@ -339,17 +268,9 @@ class Engine:
         sequence.finish_reason = reason
         self._ended += ended_stats(sequence)
 
-    def _keep(self, sequence: Sequence) -> None:
-        """Remember where a sequence stands, for those that begin alike."""
-        if sequence.slot is not None and self._cache_key(sequence) is not None and not self.config.deterministic:
-            self.cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed])
-
     def _release_if_landed(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._flying(sequence):
-            self._keep(sequence)
-            self.cache.release(sequence.slot)
-            sequence.slot = None
-            self.speculator.forget(sequence)
+            self.seats.release(sequence)
 
     def _flying(self, sequence: Sequence) -> bool:
         return any(w.sequence is sequence for f in self._flights for w in f.work)

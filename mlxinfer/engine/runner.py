@@ -55,22 +55,16 @@ class Flight:
     logits: dict[Sequence, tuple[int, mx.array]]
     """Of the sequences that want them: the position of their first row, and all rows' logits, `[count, vocab]`."""
     launched: float = field(default_factory=perf_counter)
+    rows: int = field(init=False)
+    decode_rows: int = field(init=False)
+    drafted: bool = field(init=False)
+    needs_commit: bool = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        return sum(w.count for w in self.work)
-
-    @property
-    def decode_rows(self) -> int:
-        return sum(w.count for w in self.work if w.decodes)
-
-    @property
-    def drafted(self) -> bool:
-        return any(w.drafts for w in self.work)
-
-    @property
-    def needs_commit(self) -> bool:
-        return any(step.needs_commit for step in self.steps)
+    def __post_init__(self) -> None:
+        self.rows = sum([w.count for w in self.work])
+        self.decode_rows = sum([w.count for w in self.work if w.decodes])
+        self.drafted = any(w.drafts for w in self.work)
+        self.needs_commit = any(step.needs_commit for step in self.steps)
 
     @property
     def state(self) -> list[mx.array]:

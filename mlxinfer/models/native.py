@@ -25,10 +25,12 @@ class Run:
     blocks: Sequence[Block]
     native: kernels_cpu.Blocks | None = None
     layers: Sequence[int] = ()
+    ropes: Sequence[str | None] = ()
+    """Of each block where it is rotated, for the CPU kernels."""
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         if self.native is not None and step.runs_blocks:
-            turns = [rotations[b.rope] if b.rope is not None and _attention(b).rotates else None for b in self.blocks]
+            turns = [None if rope is None else rotations[rope] for rope in self.ropes]
             return step.run_blocks(x, self.native, self.layers, turns)
         for block in self.blocks:
             x = block(x, step, rotations)
@@ -42,7 +44,8 @@ def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
         same = list(group)
         if is_native:
             layers = [_attention(block).layer for block in same]
-            found.append(Run(same, kernels_cpu.blocks([_native(block) for block in same], dtype), layers))
+            ropes = [block.rope if _attention(block).rotates else None for block in same]
+            found.append(Run(same, kernels_cpu.blocks([_native(block) for block in same], dtype), layers, ropes))
         else:
             found.append(Run(same))
     return found

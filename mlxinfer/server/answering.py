@@ -56,7 +56,7 @@ async def bursts(call: Call, ask: Ask) -> AsyncGenerator[list[Chunk], None]:
     tally = _begin(call, ask)
     open_answers = ask.params.n
     try:
-        async with aclosing(ask.served.llm.bursts(ask.prompt, ask.params, client_id=ask.client_id)) as incoming:
+        async with aclosing(ask.served.llm.bursts(ask.prompt, ask.params, **_terms(call, ask))) as incoming:
             async for burst in incoming:
                 tally.burst(burst)
                 for chunk in burst:
@@ -86,6 +86,10 @@ async def patiently(pieces: AsyncGenerator[T, None], seconds: float) -> AsyncGen
             await asyncio.gather(first, return_exceptions=True)
         async for piece in pieces:
             yield piece
+
+
+def _terms(call: Call, ask: Ask) -> dict[str, Any]:
+    return {"client_id": ask.client_id, "timeout_s": call.server.settings.limits.request_s}
 
 
 def _begin(call: Call, ask: Ask) -> Tally:
@@ -120,7 +124,7 @@ async def collect(call: Call, ask: Ask) -> list[Completion]:
     tally = _begin(call, ask)
     completions: list[Completion] = []
     try:
-        completions = await ask.served.llm.generate([ask.prompt], ask.params, client_id=ask.client_id)
+        completions = await ask.served.llm.generate([ask.prompt], ask.params, **_terms(call, ask))
         for completion in completions:
             tally.completion(completion)
             _note_end(call, completion.finish_reason, completion.usage, completion.index)
@@ -135,7 +139,7 @@ async def score(call: Call, ask: Ask, top: int) -> list[TokenLogprob]:
     """How likely each token of the prompt is, from the second on. Raises `Problem`."""
     call.log["model"] = ask.served.name
     try:
-        return await ask.served.llm.score(ask.prompt, top, client_id=ask.client_id)
+        return await ask.served.llm.score(ask.prompt, top, **_terms(call, ask))
     except MLXInferError as error:
         raise of_error(error) from error
 

@@ -20,9 +20,10 @@ def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
     if settings.host is not None:
         sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
     hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
+    limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
     value = {
         "Label": LABEL,
-        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts],
+        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
         "Sockets": {LAUNCHD_NAME: sockets},
         "ProcessType": "Interactive",
         "StandardErrorPath": str(path.with_name("serve.log")),

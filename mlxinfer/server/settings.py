@@ -22,6 +22,8 @@ class Limits:
     header_s: float = 15.0
     """From connecting, or from the end of the last answer on the same connection, to the end of the next request's headers."""
     body_s: float = 30.0
+    request_s: float | None = None
+    """For an answer, the time that it waits included."""
     connections: int = 1024
     prompts: int = 256
     """Prompts of one request, and answers to them."""

@@ -87,6 +87,20 @@ def test_a_stream_that_waits_is_kept_awake(narrow: LiveServer, client: OpenAI) -
     assert [choice.finish_reason for chunk in waiting for choice in chunk.choices if choice.finish_reason] == ["length"]
 
 
+def test_a_request_that_takes_too_long(tiny_path: Path, tmp_path: Path) -> None:
+    limits = Limits(request_s=0.001)
+    with (
+        live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path / "api.sock", limits=limits) as server,
+        openai_client(server, unix=True) as client,
+    ):
+        with pytest.raises(openai.APIStatusError) as found:
+            create(client)
+        assert (found.value.status_code, found.value.code) == (408, "timeout")
+        with pytest.raises(openai.APIError, match="longer than it may"):
+            list(create(client, stream=True))
+        assert server.until(lambda s: s.running == s.waiting == 0).pages_used == 0
+
+
 def fail(*_: object) -> Any:
     raise RuntimeError("a fault of the test")
 

@@ -174,12 +174,24 @@ def test_mistakes_end_in_one_line(start: Start, tiny_path: Path, arguments: list
 
 
 def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, tmp_path: Path) -> None:
-    server = start("--install", f"chat={tiny_path}", "--kv", "8", "--no-speculate", "--alias", "x=chat", "--port", "8081")
+    server = start(
+        "--install", f"chat={tiny_path}", "--kv", "8", "--no-speculate", "--alias", "x=chat", "--port", "8081", "--request-timeout", "30"
+    )
     out, errors = server.process.communicate(timeout=60)
     found = plistlib.loads(out.encode())
     arguments = found["ProgramArguments"]
     assert arguments[1:4] == ["-m", "mlxinfer", "serve"]
-    assert arguments[4:] == [f"chat={tiny_path}", "--alias", "x=chat", "--kv", "8", "--no-speculate", "--activated"]
+    assert arguments[4:] == [
+        f"chat={tiny_path}",
+        "--alias",
+        "x=chat",
+        "--kv",
+        "8",
+        "--no-speculate",
+        "--activated",
+        "--request-timeout",
+        "30",
+    ]
     unix, tcp = found["Sockets"]["Listeners"]
     assert unix == {"SockPathName": str(tmp_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
     assert (tcp["SockNodeName"], tcp["SockServiceName"]) == ("127.0.0.1", "8081")

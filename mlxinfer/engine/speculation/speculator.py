@@ -113,6 +113,8 @@ class Speculator:
 
     def landed(self, flight: Flight, drawn: Iterable[Drawn], now: float) -> None:
         """Learn from a step that has been read."""
+        if self._idle:
+            return
         drained = flight.launched >= self._landed_at
         # Waiting for somebody to read the answer is not part of a step.
         seconds = now - max(self._landed_at, flight.launched - 0.002)
