@@ -132,6 +132,7 @@ class PagedCache:
             assert match
             assert isinstance(rows, snapshots.Rows)
             snapshots.put(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
+            self._submit_open()
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
             self._opaque[slot] = opaque[0].make()
@@ -150,9 +151,14 @@ class PagedCache:
         self._grow_slots()
         for store in self._stores.values():
             store.copy_open(slot, new)
+        self._submit_open()
         for recurrent in self._recurrent.values():
             recurrent.copy(slot, new)
         return new
+
+    def _submit_open(self) -> None:
+        """All at once: the next step would wait for one layer's after another's."""
+        mx.async_eval([a for store in self._stores.values() for a in store.open])  # type: ignore[no-untyped-call]
 
     def release(self, slot: int) -> None:
         self.pool.release(slot)
