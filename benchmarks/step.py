@@ -125,7 +125,7 @@ class _Step:
 def budget(path: Path, depth: int) -> dict[str, float]:
     if os.environ.get("MLXINFER_WHOLE_BLOCKS") == "0":
         CacheStep.runs_blocks = property(lambda step: False)  # type: ignore[assignment]
-    llm = LLM(str(path), speculate=False)
+    llm = LLM(str(path), speculate=False, prefix_cache=False)
     model = llm.engine.model
     if not isinstance(model, Decoder):
         raise RuntimeError("this model is no plain decoder")

@@ -20,7 +20,8 @@ _PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`stored` counts tensors by how they are stored, and `quantization` is the short name of how most of the parameters are."""
+    """`stored` counts tensors by how they are stored, and `most` is the short name of how most of the parameters are. `file_type` is what
+    the writer of a GGUF file calls its mixture of types, by its number there."""
 
     name: str
     path: Path
@@ -29,13 +30,25 @@ class Summary:
     parameters: int
     nbytes: int
     stored: dict[str, int]
-    quantization: str
+    most: str
+    file_type: int | None
     max_context: int | None
     """None where this program has no graph of the architecture."""
 
     @property
     def bits_per_weight(self) -> float:
         return self.nbytes * 8 / self.parameters if self.parameters else 0.0
+
+    @property
+    def quantization(self) -> str:
+        if self.file_type is None:
+            return self.most
+        from gguf import LlamaFileType  # takes longer than all of the summary
+
+        try:
+            return LlamaFileType(self.file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except ValueError:
+            return self.most
 
 
 def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context: int | None, quantize: Format | None = None) -> Summary:
@@ -46,6 +59,7 @@ def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context:
     for tensor in names:
         parameters[stored[tensor]] += math.prod(checkpoint.shape(tensor))
     most = parameters.most_common(1)[0][0] if parameters else mx.float32
+    quantized = quantize if quantize and not isinstance(most, Format) else None
     return Summary(
         name=name,
         path=checkpoint.path,
@@ -54,7 +68,8 @@ def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context:
         parameters=sum(parameters.values()),
         nbytes=sum(map(checkpoint.nbytes, names)),
         stored=dict(Counter(map(_form, stored.values())).most_common()),
-        quantization=_short(quantize) if quantize and not isinstance(most, Format) else _file_type(checkpoint) or _short(most),
+        most=_short(quantized or most),
+        file_type=None if quantized else _file_type(checkpoint),
         max_context=max_context,
     )
 
@@ -71,14 +86,9 @@ def _short(stored: Format | mx.Dtype) -> str:
     return f"Q{stored.bits}" if stored.mode == "affine" else stored.mode.upper()
 
 
-def _file_type(checkpoint: Checkpoint) -> str | None:
-    """What the writer of a GGUF file calls its mixture of types."""
+def _file_type(checkpoint: Checkpoint) -> int | None:
     number = checkpoint.metadata.get("general.file_type") if isinstance(checkpoint, GGUFCheckpoint) else None
-    if number is None:
-        return None
-    from gguf import LlamaFileType
-
     try:
-        return LlamaFileType(int(number)).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        return None if number is None else int(number)
     except ValueError:
         return None
