@@ -71,6 +71,10 @@ class EngineError(MLXInferError):
     """The engine stopped; the request was not finished."""
 
 
+class DeadlineError(EngineError):
+    """What was asked for took longer than its `timeout_s`."""
+
+
 class ServerError(MLXInferError):
     """The server cannot be set up as asked: a socket in use, a path too long, an address that needs a key."""
 

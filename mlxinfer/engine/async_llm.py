@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..errors import EngineError, MLXInferError
+from ..errors import DeadlineError, EngineError, MLXInferError
 from ..loading.load import LoadedModel
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
@@ -159,6 +159,8 @@ class AsyncLLM:
                 for chunk in burst:
                     found += chunk.logprobs or ()
                     reason = chunk.finish_reason
+        if reason == "timeout":
+            raise DeadlineError(f"the prompt was not read within {timeout_s:g} s")
         if reason != "stop":
             raise EngineError(f"the prompt was not read to its end: {reason}")
         return found

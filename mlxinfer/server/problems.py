@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from ..errors import (
+    DeadlineError,
     EngineError,
     MemoryPlanError,
     MLXInferError,
@@ -75,6 +76,8 @@ def of_error(error: MLXInferError) -> Problem:
         return Problem(404, "not_found", message, param="model", code="model_not_found")
     if isinstance(error, QueueFullError):
         return Problem(429, "rate_limit", message, code="rate_limit_exceeded")
+    if isinstance(error, DeadlineError):
+        return timed_out()
     if isinstance(error, EngineError):
         return Problem(503, "overloaded", message, code="engine_stopped")
     return Problem(500, "internal", message, code="internal_error")

@@ -98,6 +98,9 @@ def test_a_request_that_takes_too_long(tiny_path: Path, tmp_path: Path) -> None:
         assert (found.value.status_code, found.value.code) == (408, "timeout")
         with pytest.raises(openai.APIError, match="longer than it may"):
             list(create(client, stream=True))
+        with pytest.raises(openai.APIStatusError) as found:
+            create(client, prompt="Hello " * 500, echo=True, logprobs=1, max_tokens=0)
+        assert (found.value.status_code, found.value.code) == (408, "timeout")
         assert server.until(lambda s: s.running == s.waiting == 0).pages_used == 0
 
 
