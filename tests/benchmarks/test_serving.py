@@ -40,7 +40,7 @@ def served(live: LiveServer) -> OurServer:
 
 def test_times_of_a_stream_are_in_order(live: LiveServer) -> None:
     times = asyncio.run(client.stream(live.port, {"model": "bench", "prompt": "x", "max_tokens": 20}, 20))
-    assert 0 < times.byte <= times.first < times.last
+    assert 0 < times.byte <= times.first <= times.last
 
 
 def test_a_refusal_is_told(live: LiveServer) -> None:
@@ -56,7 +56,7 @@ def test_the_server_and_the_engine_do_the_same_jobs(served: OurServer, model: Pa
     try:
         for subject in (served, engine):
             before = live.stats("bench").completion_tokens
-            assert subject.step(["one", "two"], 8)["seconds"] > 0
+            assert subject.step(["one", "two"], 8)["seconds"] >= 0
             assert set(subject.connect("one", 2)) == {"byte", "first"}
             assert subject.short(["a", "b", "c"], 2, 3)["seconds"] > 0
             if subject is served:
@@ -75,7 +75,8 @@ def test_both_of_a_pair_are_measured(model: Path) -> None:
     finally:
         engine.close()
     assert len(found) == 3
-    assert all(bare > 0 and served > 0 for bare, served in found)
+    # Few tokens may come in one piece: then nothing is between the first and the last.
+    assert all(bare > 0 and served >= 0 for bare, served in found)
     assert len(left) == 2
 
 
