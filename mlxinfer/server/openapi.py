@@ -49,7 +49,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     doc = endpoint.doc
     content: dict[str, Any] = {doc.answer: {"schema": {"type": "string"}}} if isinstance(doc.answer, str) else _json(schemas[doc.answer])
     if doc.streams:
-        content[doc.streams.partition(";")[0]] = {"schema": {"type": "string"}}
+        content[doc.streams.partition(";")[0]] = {}  # a schema would be that of each event
     statuses = (REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in (408, 413, 415))) + doc.statuses
     operation: dict[str, Any] = {
         "summary": doc.summary,
