@@ -119,8 +119,7 @@ def run_blocks(
     parts: Sequence[tuple[LayerStore, StepAttention]],
     rotations: Sequence[Rotation | None],
 ) -> tuple[mx.array, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`. Gives the pages that became full as well, of each part where
-    there are any."""
+    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
     x, filled, first = kernels_cpu.run_blocks(
@@ -134,5 +133,5 @@ def run_blocks(
         [store.first for store in stores],
     )
     if not any(filled):
-        return x, []
+        return x, [{}] * len(parts)
     return x, [step.full(*pages) for step, *pages in zip(steps, filled, first, strict=True)]

@@ -79,7 +79,7 @@ class CacheStep:
         parts = [self._attention[layer] for layer in layers]
         y, filled = run_blocks(x, blocks, parts, rotations)
         self._written.append(y)
-        for layer, full in zip(layers, filled, strict=bool(filled)):
+        for layer, full in zip(layers, filled, strict=True):
             self._keep(layer, y, full)
         return y
 

@@ -39,8 +39,8 @@ def served(live: LiveServer) -> OurServer:
 
 
 def test_times_of_a_stream_are_in_order(live: LiveServer) -> None:
-    times = asyncio.run(client.stream(live.port, {"model": "bench", "prompt": "x", "max_tokens": 20}, 20))
-    assert 0 < times.byte <= times.first <= times.last
+    times = asyncio.run(client.stream(live.port, {"model": "bench", "prompt": "x", "max_tokens": 500}, 500))
+    assert 0 < times.byte <= times.first < times.last
 
 
 def test_a_refusal_is_told(live: LiveServer) -> None:
@@ -56,12 +56,12 @@ def test_the_server_and_the_engine_do_the_same_jobs(served: OurServer, model: Pa
     try:
         for subject in (served, engine):
             before = live.stats("bench").completion_tokens
-            assert subject.step(["one", "two"], 8)["seconds"] >= 0
+            assert subject.step(["one", "two"], 100)["seconds"] > 0
             assert set(subject.connect("one", 2)) == {"byte", "first"}
             assert subject.short(["a", "b", "c"], 2, 3)["seconds"] > 0
             if subject is served:
                 live.until(lambda s: s.running == 0, "bench")
-                assert live.stats("bench").completion_tokens - before == 2 * 8 + 3 * 2 + 3 * 3
+                assert live.stats("bench").completion_tokens - before == 2 * 100 + 3 * 2 + 3 * 3
     finally:
         engine.close()
 
@@ -70,13 +70,12 @@ def test_both_of_a_pair_are_measured(model: Path) -> None:
     engine = Engine()
     engine.load(str(model), threads=1, context=4096)
     try:
-        found = engine.pairs(["one", "two"], 8, 3)["pairs"]
+        found = engine.pairs(["one", "two"], 500, 3)["pairs"]
         left = engine.leave("one", 2)["steps"]
     finally:
         engine.close()
     assert len(found) == 3
-    # Few tokens may come in one piece: then nothing is between the first and the last.
-    assert all(bare > 0 and served >= 0 for bare, served in found)
+    assert all(bare > 0 and served > 0 for bare, served in found)
     assert len(left) == 2
 
 
