@@ -1,6 +1,6 @@
 /// A `chat.completion.chunk` as it comes; fields that are not named here are ignored.
 struct ChatChunk: AnswerChunk {
-    struct Choice: Decodable {
+    struct Choice: AnswerChoice {
         var index: Int?
         var delta: Delta?
         var logprobs: Logprobs?
@@ -45,4 +45,16 @@ struct ChatChunk: AnswerChunk {
     var choices: [Choice]?
     var usage: Usage?
     var error: JSONValue?
+}
+
+extension ChatChunk.Choice {
+    var text: String? { delta?.content }
+    var reasoning: String? { delta?.reasoningContent ?? delta?.reasoning }
+    var tokens: [TokenLogprob]? { logprobs?.content }
+    var calls: [ToolCallDelta] {
+        (delta?.calls ?? []).enumerated().map { place, call in
+            let (name, arguments) = (call.function?.name, call.function?.arguments ?? "")
+            return ToolCallDelta(index: call.index ?? place, id: call.id, name: name, arguments: arguments)
+        }
+    }
 }

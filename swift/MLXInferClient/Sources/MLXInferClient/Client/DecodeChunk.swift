@@ -2,7 +2,27 @@ import Foundation
 
 /// What an event's data holds: a piece of an answer, or the server's error.
 protocol AnswerChunk: Decodable {
+    associatedtype Choice: AnswerChoice
+    var id: String? { get }
+    var model: String? { get }
+    var choices: [Choice]? { get }
+    var usage: Usage? { get }
     var error: JSONValue? { get }
+}
+
+/// The part of a chunk that belongs to one answer.
+protocol AnswerChoice: Decodable {
+    var index: Int? { get }
+    var text: String? { get }
+    var reasoning: String? { get }
+    var calls: [ToolCallDelta] { get }
+    var tokens: [TokenLogprob]? { get }
+    var finish: FinishReason? { get }
+}
+
+extension AnswerChoice {
+    var reasoning: String? { nil }
+    var calls: [ToolCallDelta] { [] }
 }
 
 /// The chunk that an event's data holds.

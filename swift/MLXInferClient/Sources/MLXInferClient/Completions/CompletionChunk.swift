@@ -1,6 +1,6 @@
 /// A `text_completion` chunk as it comes; fields that are not named here are ignored.
 struct CompletionChunk: AnswerChunk {
-    struct Choice: Decodable {
+    struct Choice: AnswerChoice {
         var index: Int?
         var text: String?
         var logprobs: Logprobs?
@@ -42,4 +42,8 @@ struct CompletionChunk: AnswerChunk {
     var choices: [Choice]?
     var usage: Usage?
     var error: JSONValue?
+}
+
+extension CompletionChunk.Choice {
+    var tokens: [TokenLogprob]? { logprobs?.list }
 }

@@ -1,11 +1,16 @@
-/// Translates the chunks of a completion to events.
-struct CompletionStream: EventReader {
+typealias ChatStream = AnswerStream<ChatChunk>
+typealias CompletionStream = AnswerStream<CompletionChunk>
+
+/// Translates the chunks of an answer to events. A pure value: the same chunks always give the same events.
+struct AnswerStream<Chunk: AnswerChunk>: EventReader {
     private(set) var partial = ""
     private(set) var isFinished = false
     private var hasStarted = false
 
+    init() {}
+
     mutating func read(_ data: [UInt8], into output: inout [ChatEvent]) throws {
-        let chunk = try decodeChunk(CompletionChunk.self, data)
+        let chunk = try decodeChunk(Chunk.self, data)
         if !hasStarted {
             hasStarted = true
             output.append(.started(id: chunk.id ?? "", model: chunk.model ?? ""))
@@ -14,13 +19,15 @@ struct CompletionStream: EventReader {
         if let usage = chunk.usage { output.append(.usage(usage)) }
     }
 
-    private mutating func read(_ choice: CompletionChunk.Choice, into output: inout [ChatEvent]) throws {
+    private mutating func read(_ choice: Chunk.Choice, into output: inout [ChatEvent]) throws {
         guard choice.index ?? 0 == 0 else { throw HTTPFailure.malformed("a second answer, where one was asked for") }
+        if let reasoning = choice.reasoning, !reasoning.isEmpty { output.append(.reasoning(reasoning)) }
         if let text = choice.text, !text.isEmpty {
             partial += text
             output.append(.text(text))
         }
-        if let tokens = choice.logprobs?.list, !tokens.isEmpty { output.append(.logprobs(tokens)) }
+        output += choice.calls.map(ChatEvent.toolCallDelta)
+        if let tokens = choice.tokens, !tokens.isEmpty { output.append(.logprobs(tokens)) }
         if let reason = choice.finish, !isFinished {
             isFinished = true
             output.append(.finished(reason))
