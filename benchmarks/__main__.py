@@ -21,7 +21,7 @@ from .serving.command import STUDY as SERVING
 from .serving.command import show as show_serving
 from .studies import COMMANDS
 from .system import describe
-from .works import kv_works, works
+from .workloads import kv_works, works
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode

@@ -15,7 +15,7 @@ from typing import Any
 from .process import Process, WorkerError
 from .samples import BYTES, MACHINE, SECONDS, TOKENS_PER_S, Sample
 from .system import ROOT
-from .works import FIRST_NAME, MEMORY_NAME, ONE_AT_A_TIME, OURS, OURS_FIRST, PROMPT, START, START_NAME, Work, context_of
+from .workloads import FIRST_NAME, MEMORY_NAME, ONE_AT_A_TIME, OURS, OURS_FIRST, PROMPT, START, START_NAME, Work, context_of
 
 Tell = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxinfer.cache.base import PAGE, AttentionSpec
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.store import LayerStore
 
 CONTEXTS = (4096, 32768, 131072)

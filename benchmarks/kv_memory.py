@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.cache.base import Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.loading.load import LoadedModel, load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .samples import BYTES, MACHINE, SECONDS, Results, Spread
-from .works import OURS
+from .workloads import OURS
 
 MOST_IDLE_S = 1.0
 MOST_OTHERS = 0.05

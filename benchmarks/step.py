@@ -18,11 +18,11 @@ from time import perf_counter, thread_time
 import mlx.core as mx
 
 from mlxinfer import LLM
+from mlxinfer.bench.machine import measure_machine
+from mlxinfer.bench.measure import Bench
 from mlxinfer.cache.base import PAGE, HeadSteps, Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.step import CacheStep
-from mlxinfer.engine.machine import measure_machine
-from mlxinfer.engine.measure import Bench
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn.attention import Attention
 from mlxinfer.nn.mlp import GatedMLP

@@ -61,11 +61,11 @@ class Worker:
         if kind == "cost":
             return dict(self.engine.cost(**options))
         if kind == "memory":
-            from mlxinfer.metrics import peak_rss
+            from mlxinfer.device import peak_rss
 
             return {"peak_rss_bytes": peak_rss()}
         if kind == "machine":
-            from mlxinfer.engine.machine import measure_machine
+            from mlxinfer.bench.machine import measure_machine
 
             return asdict(measure_machine(options["bytes"]))
         raise ValueError(f"no such job: {job!r}")

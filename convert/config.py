@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..loading.dtypes import dtype_name
-from ..models.old_style import lost_in_old_style, to_old_style
+from ..loading.formats import dtype_name
+from ..models.hf_compat import lost_in_old_style, to_old_style
 from ..nn.weights import Format
 from .mapper import Plan
 

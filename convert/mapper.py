@@ -12,15 +12,12 @@ import mlx.core as mx
 
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
-from ..loading.dtypes import dtype_name, main_dtype
+from ..loading.formats import AFFINE_GROUPS, dtype_name, main_dtype, packed_shapes
 from ..loading.gguf import GGUFCheckpoint
-from ..loading.ledger import Request
 from ..loading.load import model_type
-from ..loading.planned import Planned, PlannedWeights
-from ..loading.quantization import AFFINE_GROUPS, packed_shapes
-from ..loading.weights import can_quantize
+from ..loading.weights import Planned, PlannedWeights, Request, can_quantize
 from ..models import build, supports
-from ..models.wrapped import TEXT_MODELS, text_config
+from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.weights import Format
 from .report import Action
 

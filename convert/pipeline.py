@@ -10,13 +10,12 @@ from pathlib import Path
 import mlx.core as mx
 
 from ..loading.checkpoint import Checkpoint
-from ..loading.dtypes import parse_dtype
 from ..loading.files import to_json
+from ..loading.formats import check_format, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.load import load_tokenizer, open_checkpoint
-from ..loading.no_tokenizer import NoTokenizer
-from ..loading.quantization import check_format
 from ..loading.resolve import resolve
+from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged

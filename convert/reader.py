@@ -10,8 +10,7 @@ import mlx.core as mx
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.directory import SafetensorsCheckpoint
-from ..loading.ledger import Request
-from ..loading.weights import settle
+from ..loading.weights import Request, settle
 from ..nn.weights import Matrix, map_rows
 
 BLOCK = 1 << 24

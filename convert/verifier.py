@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import ConversionError, MLXInferError
 from ..loading.directory import SafetensorsCheckpoint
-from ..loading.planned import PlannedWeights
+from ..loading.weights import PlannedWeights
 from ..models import build
 from .mapper import Plan, str_format
 

@@ -20,7 +20,7 @@ STUDY = "batch"
 
 
 def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    from .works import WORKS
+    from .workloads import WORKS
 
     engines = {engine for work in WORKS for engine in work.engines}
     found = {}
@@ -61,7 +61,7 @@ def batch(name: str, models: dict[str, Path], cpus: list[int], threads: int | No
     """Many streams, long prompts beside them, prefixes used again, conversations, drafts. Writes results/NAME.csv, .json, .md and .svg."""
     from .servers import PATH_VARIABLE
     from .study import Settings, Study
-    from .works import Plan
+    from .workloads import Plan
 
     if llama_server:
         os.environ[PATH_VARIABLE] = str(llama_server.absolute())
@@ -81,7 +81,7 @@ def batch(name: str, models: dict[str, Path], cpus: list[int], threads: int | No
 
 
 def _chosen(works: str, engines: str) -> dict[str, Any]:
-    from .works import WORKS
+    from .workloads import WORKS
 
     prefixes = tuple(word for word in works.split(",") if word)
     kinds = tuple(work for work in WORKS if not prefixes or work.name.startswith(prefixes))

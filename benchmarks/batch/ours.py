@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxinfer import AsyncLLM, Chunk, SamplingParams
 
-from .subject import Piece, Prompt, Subject
+from .client import Piece, Prompt, Subject
 
 _QUIET_S, _MOST_S = 1.0, 30.0
 _TOKENS = range(32, 96)
@@ -23,7 +23,7 @@ class Ours(Subject):
     def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
         from importlib.metadata import version
 
-        from mlxinfer.loading.packed import finish_background_work
+        from mlxinfer.loading.repack_cache import finish_background_work
 
         self._folder = Path(settings.get("prefix_dir", ""))
         self._llm = self.wait(self._open(model, settings))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ..picture import COLOURS
 from ..samples import Results
 from .report import streams_found, turns_found
-from .works import (
+from .workloads import (
     ALONE,
     BESIDE,
     COLD,

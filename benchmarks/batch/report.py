@@ -8,7 +8,7 @@ from typing import Any
 from ..report import caption, cell, number, ratio, versions, warnings
 from ..samples import Results, Spread
 from .texts import STORIES
-from .works import (
+from .workloads import (
     ALONE,
     BESIDE,
     COLD,

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from .subject import Piece, Prompt, Subject
+from .client import Piece, Prompt, Subject
 
 PATH_VARIABLE = "LLAMA_SERVER"
 SLOTS = 4

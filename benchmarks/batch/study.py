@@ -15,8 +15,8 @@ from mlxinfer.loading.load import load_tokenizer, open_checkpoint
 from ..kv.quality import converted
 from ..process import Process, WorkerError
 from ..samples import Sample
-from ..works import PROMPT
-from .works import LLAMA, MLX_LM, MLX_SERVER, SETTINGS, WORKS, Case, Plan, Work
+from ..workloads import PROMPT
+from .workloads import LLAMA, MLX_LM, MLX_SERVER, SETTINGS, WORKS, Case, Plan, Work
 
 Tell = Callable[[str], None]
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .. import worker
-from .subject import Subject
+from .client import Subject
 
 JOBS = ("load", "answer", "beside", "decode", "write", "keep", "kept", "close")
 

@@ -12,7 +12,7 @@ from mlx_lm import load
 from mlx_lm.generate import batch_generate, generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from ..works import DEEP
+from ..workloads import DEEP
 from .base import WARM_STEPS, About, random_tokens
 
 

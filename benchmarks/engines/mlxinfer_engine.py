@@ -13,7 +13,7 @@ from mlxinfer import LLM, SamplingParams
 from .base import About
 
 if TYPE_CHECKING:
-    from mlxinfer.engine.measure import Bench
+    from mlxinfer.bench.measure import Bench
     from mlxinfer.engine.sequence import Sequence
 
 MOST_STEPS = 256
@@ -32,7 +32,7 @@ class MLXInfer:
     def about(self) -> About:
         from importlib.metadata import version  # not before the first token
 
-        from mlxinfer.loading.packed import finish_background_work
+        from mlxinfer.loading.repack_cache import finish_background_work
 
         # Whoever asks measures next.
         finish_background_work()
@@ -52,7 +52,7 @@ class MLXInfer:
         return bench.decode(self._held[key], steps)
 
     def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
-        from mlxinfer.engine.roofline import footprint
+        from mlxinfer.bench.roofline import footprint
 
         engine = self.llm.engine
         sizes = footprint(engine.model, self.llm.config, self.llm.dtype)
@@ -66,9 +66,9 @@ class MLXInfer:
 
     def _bench(self, kv: int = 16) -> Bench:
         # What measures is no part of what loads.
-        from mlxinfer.cache.format import KVFormat
+        from mlxinfer.bench.measure import Bench
+        from mlxinfer.cache.kv_format import KVFormat
         from mlxinfer.engine.engine import Engine
-        from mlxinfer.engine.measure import Bench
 
         if kv not in self._engines:
             engine = self.llm.engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.engine.events import Logits
 from mlxinfer.engine.sequence import Sequence
 

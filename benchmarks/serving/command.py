@@ -15,7 +15,7 @@ from ..options import RESULTS, cpus_option, models_option
 from ..process import Process, WorkerError
 from ..samples import Results, read
 from ..system import describe
-from .works import EVERYBODY, WORKS
+from .workloads import EVERYBODY, WORKS
 
 STUDY = "serving"
 
@@ -38,7 +38,7 @@ def serving(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     """What the server adds to a step, the time to a first byte, short requests. Writes results/NAME.csv, .json, .md and .svg."""
     from ..batch.servers import PATH_VARIABLE
     from ..batch.study import Settings, Study
-    from ..batch.works import MLX_SERVER, Plan
+    from ..batch.workloads import MLX_SERVER, Plan
 
     if llama_server:
         os.environ[PATH_VARIABLE] = str(llama_server.absolute())

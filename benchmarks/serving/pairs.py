@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
-from mlxinfer.engine.runner import Flight
+from mlxinfer.engine.model_runner import Flight
 from mlxinfer.engine.scheduler import Work
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer

@@ -7,10 +7,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..batch.works import LLAMA_SERVER, MLX_SERVER, OURS
+from ..batch.workloads import LLAMA_SERVER, MLX_SERVER, OURS
 from ..picture import COLOURS
 from ..samples import Results
-from .works import BYTE, ENGINE, EVERYBODY, FIRST, SHORT, step_name
+from .workloads import BYTE, ENGINE, EVERYBODY, FIRST, SHORT, step_name
 
 _COLOUR = {ENGINE: "#93c5fd", OURS: COLOURS["mlxinfer"], LLAMA_SERVER: COLOURS["llama.cpp"], MLX_SERVER: COLOURS["mlx-lm"]}
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from statistics import quantiles
 from typing import Any
 
-from ..batch.works import LLAMA_SERVER, MLX_SERVER
+from ..batch.workloads import LLAMA_SERVER, MLX_SERVER
 from ..report import caption, number, versions, warnings
 from ..samples import Results
-from .works import AFTER, ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
+from .workloads import AFTER, ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
 
 __all__ = ["caption", "document", "overhead"]
 

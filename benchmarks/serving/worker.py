@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from .. import worker
-from ..batch.subject import Subject
+from ..batch.client import Subject
 from ..batch.worker import SubjectWorker
-from ..batch.works import LLAMA_SERVER, OURS
-from .works import ENGINE
+from ..batch.workloads import LLAMA_SERVER, OURS
+from .workloads import ENGINE
 
 JOBS = ("load", "answer", "step", "pairs", "leave", "connect", "short", "close")
 

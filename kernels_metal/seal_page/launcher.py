@@ -1,4 +1,4 @@
-"""Seals full pages on the GPU; the same in plain MLX is in `mlxinfer/cache/sealing.py`."""
+"""Seals full pages on the GPU; the same in plain MLX is in `mlxinfer/cache/kv_quantization.py`."""
 
 from __future__ import annotations
 

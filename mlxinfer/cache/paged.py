@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from . import snapshots
-from .attention import AttentionBackend
-from .backend import attention_backend
+from .attention.native import AttentionBackend
+from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
-from .format import KVFormat
-from .matching import Match
+from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import Growth, PagePool, PoolUsage
-from .recurrent import RecurrentStore
+from .prefix_match import Match
+from .state import RecurrentStore, Rows, put_rows, take_rows
 from .step import CacheStep
 from .store import LayerStore
 
 if TYPE_CHECKING:
-    from .disk.prefixes import PrefixesOnDisk
-    from .disk.tier import DiskTier
+    from .disk.prefetch import PrefixesOnDisk
+    from .disk.storage import DiskTier
 
 
 class PagedCache:
@@ -73,8 +72,8 @@ class PagedCache:
         self._disk = self._on_disk(disk) if disk else None
 
     def _on_disk(self, tier: DiskTier) -> PrefixesOnDisk | None:
-        from .disk.entries import Entries
-        from .disk.prefixes import PrefixesOnDisk
+        from .disk.layout import Entries
+        from .disk.prefetch import PrefixesOnDisk
 
         if self.pool.index is None:
             return None
@@ -130,8 +129,8 @@ class PagedCache:
                 recurrent.reset(slot)
         else:
             assert match
-            assert isinstance(rows, snapshots.Rows)
-            snapshots.put(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
+            assert isinstance(rows, Rows)
+            put_rows(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
             self._submit_open()
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
@@ -168,8 +167,8 @@ class PagedCache:
         """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
         self.pool.keep(slot, tokens, partial(self._rows, slot))
 
-    def _rows(self, slot: int, count: int) -> tuple[snapshots.Rows, int]:
-        rows = snapshots.take(slot, count, self._stores, self._recurrent)
+    def _rows(self, slot: int, count: int) -> tuple[Rows, int]:
+        rows = take_rows(slot, count, self._stores, self._recurrent)
         return rows, rows.nbytes
 
     def state(self, slot: int) -> list[mx.array]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .matching import Match, find
 from .pages import PAGE, AttentionGroup, PageTable, pages_for
-from .prefix import Node, PrefixIndex, Snapshot, token_bytes
+from .prefix_match import Match, find
+from .prefix_tree import Node, PrefixIndex, Snapshot, token_bytes
 
 Places = list["int | None"]
 """Where pages that became full are to be stored; None for those that are there already."""

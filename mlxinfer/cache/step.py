@@ -8,9 +8,9 @@ from functools import cached_property
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-from .attention import Full, NativeStep, Options, StepAttention, run_blocks
+from .attention.native import Full, NativeStep, Options, StepAttention, run_blocks
 from .base import HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
-from .recurrent import RecurrentStore
+from .state import RecurrentStore
 from .store import Filled, LayerStore
 
 

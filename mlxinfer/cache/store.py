@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .base import PAGE, AttentionSpec
-from .format import KVFormat
-from .sealing import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
+from .kv_format import KVFormat
+from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
 
 Pages = tuple[mx.array, mx.array]
 """Keys and values of pages in a row, `[Hkv, n, 64, D]` in the dtype that is computed in."""

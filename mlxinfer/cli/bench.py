@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._version import __version__
-from ..metrics import peak_rss
-from .opening import opened
+from .console import human_bytes, opened
 from .options import model_argument, model_options, split
-from .text import human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..engine.machine import Machine
-    from ..engine.measure import Row
+    from ..bench.machine import Machine
+    from ..bench.measure import Row
 
 _SHORT_PROMPT = 8
 
@@ -73,8 +71,9 @@ def bench(model: str, as_json: bool, **options: Any) -> None:
 def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     from importlib.metadata import version
 
-    from ..engine.machine import measure_machine
-    from ..engine.measure import Bench, Plan, measure
+    from ..bench.machine import measure_machine
+    from ..bench.measure import Bench, Plan, measure
+    from ..device import peak_rss
 
     # These bring all that loading needs with them, so it is timed without its import.
     plan, rows, start = Plan(**chosen), [], perf_counter()

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .opening import opened
+from .console import opened
 from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
 
 

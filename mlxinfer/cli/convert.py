@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .opening import byte_bar
+from .console import byte_bar, human_bytes
 from .options import complete_model
-from .text import human_bytes
 
 if TYPE_CHECKING:
     from ..convert.report import Report

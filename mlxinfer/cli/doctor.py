@@ -11,8 +11,7 @@ import click
 from .options import ABOVE_ZERO, complete_model
 
 if TYPE_CHECKING:
-    from .diagnosis import Diagnosis
-    from .model_diagnosis import ModelDiagnosis
+    from .diagnosis import Diagnosis, ModelDiagnosis
 
 
 @click.command(short_help="What this machine has, and what it lacks.")
@@ -39,6 +38,6 @@ def _diagnose(model: str | None, kv: str, kv_first16: bool, memory_gb: float | N
         from .diagnosis import diagnose
 
         return diagnose()
-    from .model_diagnosis import diagnose_model
+    from .diagnosis import diagnose_model
 
     return diagnose_model(model, kv, kv_first16, memory_gb, draft)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import click
 
+from .console import human_bytes
 from .options import model_argument
-from .text import human_bytes
 
 
 @click.group(no_args_is_help=False, short_help="List, show, pull and remove models.")

@@ -13,9 +13,8 @@ import click
 
 from ..errors import PromptError
 from ..types import Completion, SamplingParams, Usage
-from .opening import opened
+from .console import logprob_table, opened, printable, usage_line
 from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
-from .text import logprob_table, printable, usage_line
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM

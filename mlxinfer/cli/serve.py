@@ -92,7 +92,7 @@ def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSetti
 
 
 def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: ServerSettings, options: dict[str, Any]) -> None:
-    from ..server.launchd import LABEL, property_list
+    from ..server.sockets import LABEL, property_list
 
     arguments = [*map(_absolute, models), *(part for alias in aliases for part in ("--alias", alias)), *_spelled(options)]
     click.echo(property_list(arguments, settings), nl=False)

@@ -16,10 +16,9 @@ from ..errors import DeadlineError, EngineError, MLXInferError
 from ..loading.load import LoadedModel
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
-from .desk import FEED
-from .engine_thread import EngineThread, Progress
-from .intake import Intake, Messages, Prompt, Terms, as_prompts
-from .request import Request
+from .engine_thread import EngineThread, Progress, Request
+from .input_processor import Intake, Messages, Prompt, Terms, as_prompts
+from .output_processor import FEED
 from .sequence import Sequence
 from .settings import Opened, Settings
 

@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..cache.base import PAGE
-from ..cache.format import KVFormat
+from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError
-from ..models.base import Model
+from ..models.decoder import Model
 from ..types import EngineStats, FinishReason
 from .events import Ended, Event, Logits, token_of
-from .pace import Pace
-from .runner import Drawn, Flight, Runner
+from .kv_cache_manager import Seats
+from .model_runner import Drawn, Flight, Runner
+from .prefill_budget import Pace, StepTimes
+from .request_queue import WaitingList
 from .scheduler import Schedule, Scheduler
-from .seats import Seats
-from .sequence import Sequence
-from .speculation.draft_model import Drafter
-from .speculation.speculator import Speculator
-from .stats import ended_stats
-from .timing import StepTimes
-from .waiting import WaitingList
+from .sequence import Sequence, ended_stats
+from .spec_decode.draft_model import Drafter
+from .spec_decode.proposer import Speculator
 
 if TYPE_CHECKING:
-    from ..cache.disk.tier import DiskTier
+    from ..cache.disk.storage import DiskTier
 
 _DISK_WAIT_S = 0.005
 _OBSERVED = 4

@@ -10,7 +10,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from .runner import Drawn
+    from .model_runner import Drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.format import KVFormat
+from ..cache.kv_format import KVFormat
 from ..config import EngineConfig
 from ..errors import MLXInferError, QueueFullError
 from ..loading.load import LoadedModel
+from ..loading.memory_plan import plan_engine
 from ..types import Chunk, Completion, EngineStats, SamplingParams
-from .answer import Answer
-from .desk import FEED, Desk
 from .engine import Engine
-from .intake import Messages, Prompt, Terms, as_prompts, one_answer
-from .plan import plan_engine
+from .input_processor import Messages, Prompt, Terms, as_prompts, one_answer
+from .output_processor import FEED, Answer, Desk
 from .sequence import Sequence
 from .settings import Opened, Settings
 

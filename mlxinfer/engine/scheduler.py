@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..cache.pages import PAGE
 from ..cache.pool import Growth
-from .pace import Pace
-from .waiting import WaitingList
+from .prefill_budget import Pace
+from .request_queue import WaitingList
 
 if TYPE_CHECKING:
     from .sequence import Sequence

@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.backend import fallback_lines
-from ..cache.format import KVFormat
-from ..cache.quality import loss_line
-from ..cache.report import unquantized_lines
-from ..config import MAX_DRAFT, EngineConfig
+from ..cache.attention.select import fallback_lines
+from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
+from ..config import MAX_DRAFT, EngineConfig, default_params
 from ..errors import MLXInferError
-from ..loading.identity import identity
+from ..loading.fingerprint import identity
 from ..loading.load import LoadedModel, load
-from ..loading.paths import prefix_dir
+from ..loading.memory_plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
+from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
-from .defaults import default_params
 from .engine import Engine
-from .intake import Intake
-from .plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
-from .speculation.draft_model import Drafter
+from .input_processor import Intake
+from .spec_decode.draft_model import Drafter
 
 if TYPE_CHECKING:
-    from ..cache.disk.tier import DiskTier
+    from ..cache.disk.storage import DiskTier
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +118,7 @@ class Opened:
         s = self.settings
         if s is None or not s.prefix_disk_gb or not s.prefix_cache:
             return None
-        from ..cache.disk.tier import DiskTier
+        from ..cache.disk.storage import DiskTier
 
         return DiskTier(Path(s.prefix_dir or prefix_dir()), int(s.prefix_disk_gb * 2**30), note=_log.warning)
 

@@ -9,14 +9,12 @@ from typing import Literal
 
 from ..errors import MLXInferError, ModelNotFoundError
 from ..models import build, supports
-from .aliases import ALIASES
 from .checkpoint import Checkpoint
 from .hub import cached_models, delete_cached
 from .load import model_type, open_checkpoint
-from .paths import models_dir
-from .planned import PlannedWeights
-from .resolve import resolve
+from .resolve import ALIASES, models_dir, resolve
 from .summary import Summary, summarize
+from .weights import PlannedWeights
 
 Kind = Literal["alias", "hub", "converted"]
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
-from .quantization import QuantizationBlock
+from .formats import QuantizationBlock
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
 INDEX = "model.safetensors.index.json"

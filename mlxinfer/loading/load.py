@@ -14,28 +14,25 @@ from typing import Any
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.format import KVFormat
+from ..cache.kv_format import KVFormat
 from ..device import device_memory
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
-from ..nn.packing import settle
-from ..nn.tree import arrays
+from ..nn.packing import arrays, settle
 from ..nn.weights import Format
 from ..tokenizer import tokenizer as tokenizers
+from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
-from .dtypes import compute_dtype, dtype_name
 from .files import read_json_if_there
+from .formats import check_format, compute_dtype, dtype_name
 from .gguf import GGUFCheckpoint
-from .memory import check_memory
-from .no_tokenizer import NoTokenizer, has_tokenizer
-from .packed import PackedCopies, open_copies
-from .planned import PlannedWeights
-from .quantization import check_format
+from .memory import check_memory, tensor_bytes
+from .repack_cache import PackedCopies, open_copies
 from .resolve import resolve
 from .summary import Summary, summarize
-from .weights import CheckpointWeights, Progress
+from .weights import CheckpointWeights, PlannedWeights, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: 
 
 def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> Read:
     # mlx-lm brings transformers with it, which takes seconds to import.
-    from .borrowed import check_borrowed, load_borrowed
+    from .load_fallback import check_borrowed, load_borrowed
 
     check_borrowed(checkpoint)
     if quantize:
@@ -194,3 +191,30 @@ def _notes(weights: CheckpointWeights) -> list[str]:
         *(f"{count} tensors were rounded from {stored} to {dtype_name(weights.dtype)}" for stored, count in rounded.items()),
         *(f"{count} tensors are not used: {reason}" for reason, count in skipped.items()),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """`model` has no weights, and takes `weight_bytes` once it has; it is None where it runs on mlx-lm's graph and cache."""
+
+    name: str
+    model_type: str
+    dtype: mx.Dtype
+    model: Model | None
+    weight_bytes: int = 0
+
+
+def outline(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> Outline:
+    """Raises `MLXInferError`."""
+    found = resolve(path_or_id)
+    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
+    try:
+        compute, kind = compute_dtype(checkpoint, dtype), model_type(checkpoint)
+        if not supports(kind):
+            return Outline(found.name, kind, compute, None)
+        planned = PlannedWeights(checkpoint, compute)
+        model = build(checkpoint.config, planned)
+        weights = sum(tensor_bytes(tensor, compute, quantize) for tensor in planned.tensors.values())
+        return Outline(found.name, kind, compute, model, weights)
+    finally:
+        checkpoint.close()

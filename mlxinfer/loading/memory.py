@@ -7,15 +7,14 @@ import math
 import mlx.core as mx
 
 from ..cache.base import PAGE
-from ..cache.format import KVFormat
+from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..device import device_memory
 from ..errors import MemoryPlanError
-from ..models.base import Model
+from ..models.decoder import Model
 from ..nn.weights import Format
-from .planned import Planned, PlannedWeights
-from .quantization import FIXED
-from .weights import can_quantize
+from .formats import FIXED
+from .weights import Planned, PlannedWeights, can_quantize
 
 _LEAST_CONTEXT = 4 * PAGE
 _MOST_BLOCK_SCALE = 4

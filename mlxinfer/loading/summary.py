@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..nn.weights import Format
 from .checkpoint import Checkpoint
-from .dtypes import dtype_name
+from .formats import dtype_name
 from .gguf import GGUFCheckpoint
 
 _PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

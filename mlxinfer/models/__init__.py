@@ -9,9 +9,8 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.weights import Weights
-from .base import Model
-from .decoder import Architecture, Decoder, keep_lazy
-from .wrapped import NOTE, TEXT_MODELS, text_config, text_weights
+from .decoder import Architecture, Decoder, Model, keep_lazy
+from .vlm_text import NOTE, TEXT_MODELS, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -13,8 +14,35 @@ from ..nn.norms import RMSNorm
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from .block import Block
-from .native import runs
-from .sizes import Sizes
+from .common import Sizes
+from .fused_blocks import runs
+
+
+class Model(Protocol):
+    """A causal language model over one flat row of tokens. Holds weights only; all state is in the cache."""
+
+    model_type: str
+    vocab_size: int
+    max_context: int
+    """Positions that the config allows."""
+    layers: tuple[LayerSpec, ...]
+    """What each layer keeps; the cache is laid out from it."""
+    recompute_at: int | None
+    """A length whose crossing changes how every token is rotated (longrope): the engine then computes the sequence anew."""
+    notes: tuple[str, ...]
+    """What the user should be told at load."""
+
+    def rotation(self, length: int) -> tuple[int, ...]:
+        """Equal for lengths of a sequence at which its tokens are rotated alike."""
+        ...
+
+    def hidden(self, tokens: mx.array, step: Step) -> mx.array:
+        """int32 `[T]` to the last layer's normed states `[T, hidden]`, keys and values appended to the cache."""
+        ...
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """`[R, hidden]` to `[R, vocab]`, float32, with the model's own scaling and cap."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ..nn.activations import Gate
 from ..nn.linear import JoinedLinear
 from ..nn.moe import ExpertLinear, Experts
 from ..nn.weights import Dense, Format, Matrix, Quantized, Recipe, Weights, map_rows, stack
-from .config import ConfigReader
+from .config_reader import ConfigReader
 
 MXFP4 = Format(4, 32, "mxfp4")
 PROJECTIONS = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UnsupportedModelError
-from ..nn.frequencies import ROPE_TYPES, make_rope
-from ..nn.rope import Rope
-from .config import ConfigReader, is_number
+from ..nn.rope import ROPE_TYPES, Rope, make_rope
+from .config_reader import ConfigReader, is_number
 
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 _OWN: dict[str, frozenset[str]] = {

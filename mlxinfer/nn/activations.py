@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
-from .fuse import fused
+
+Elementwise = Callable[..., mx.array]
+
+
+def fused(function: Elementwise) -> Elementwise:
+    """`mx.compile` on a GPU. On the CPU it would call a C++ compiler, which is not there on every machine."""
+    if mx.default_device().type != mx.gpu:
+        return function
+    return cast(Elementwise, mx.compile(function, shapeless=True))
+
 
 Gate = Callable[[mx.array, mx.array], mx.array]
 """`(gate, up)`, both `[..., ff]`, to `[..., ff]`."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
-from .activations import silu
-from .fuse import fused
+from .activations import fused, silu
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 

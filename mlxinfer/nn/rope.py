@@ -5,15 +5,143 @@ The rotated pairs are `(i, i + dims / 2)` of the first `dims` channels of a head
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.base import Rotation, Segment, Step
+
+Parameters = Mapping[str, Any]
+
+
+def make_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """A rope from parameters that have been checked: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
+    return ROPE_TYPES[parameters["rope_type"]](parameters, head_dim, max_positions)
+
+
+def _plain(parameters: Parameters, dims: int, theta: float | None = None) -> Frequencies:
+    base = parameters["rope_theta"] if theta is None else theta
+    return 1.0 / base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+
+
+def _rotated(parameters: Parameters, head_dim: int) -> int:
+    return int(head_dim * parameters["partial_rotary_factor"])
+
+
+def _fixed(frequencies: Frequencies, context: int, gain: float = 1.0) -> Rope:
+    return Rope(2 * len(frequencies), context, lambda length: frequencies, lambda length: 0, gain)
+
+
+def _default(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    dims = _rotated(parameters, head_dim)
+    return _fixed(_plain(parameters, dims), max_positions)
+
+
+def _linear(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    dims = _rotated(parameters, head_dim)
+    factor = parameters["factor"]
+    return _fixed(_plain(parameters, dims) / factor, int(factor * max_positions))
+
+
+def _proportional(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """Partial rotation spread over the whole head: the pairs beyond the rotated share stand still."""
+    moving = int(parameters["partial_rotary_factor"] * head_dim // 2)
+    frequencies = np.zeros(head_dim // 2)
+    frequencies[:moving] = _plain(parameters, head_dim)[:moving] / parameters.get("factor", 1.0)
+    return _fixed(frequencies, max_positions)
+
+
+def _dynamic(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """The base grows with the sequence once that is longer than the trained context."""
+    dims = _rotated(parameters, head_dim)
+    factor, theta = parameters["factor"], parameters["rope_theta"]
+
+    def frequencies(length: int) -> Frequencies:
+        stretch = factor * max(length, max_positions) / max_positions - (factor - 1)
+        return _plain(parameters, dims, theta * stretch ** (dims / (dims - 2)))
+
+    return Rope(2 * ((dims + 1) // 2), int(factor * max_positions), frequencies, lambda length: max(length, max_positions))
+
+
+def _llama3(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    dims = _rotated(parameters, head_dim)
+    frequencies = _plain(parameters, dims)
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return _fixed(frequencies * ((1 - smooth) / parameters["factor"] + smooth), max_positions)
+
+
+def _yarn(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    dims = _rotated(parameters, head_dim)
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or max_positions / original
+    frequencies = _plain(parameters, dims)
+    low, high = _yarn_range(parameters, dims, original)
+    ramp = np.clip((np.arange(len(frequencies)) - low) / (high - low), 0, 1)
+    context = max(max_positions, int(factor * original))
+    return _fixed(frequencies * (ramp / factor + (1 - ramp)), context, _yarn_gain(parameters, factor))
+
+
+def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float, float]:
+    """The pairs between which interpolation fades in, by how often they turn within the trained context."""
+
+    def pair_of(turns: float) -> float:
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
+
+    low, high = pair_of(parameters.get("beta_fast") or 32), pair_of(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_gain(parameters: Parameters, factor: float) -> float:
+    def scale(multiplier: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+
+
+def _longrope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """One set of divisors for sequences within the trained context, another for longer ones."""
+    dims = _rotated(parameters, head_dim)
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or max_positions / original
+    gain = parameters.get("attention_factor")
+    if gain is None:
+        gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    plain = _plain(parameters, dims)
+    short = plain / np.array(parameters["short_factor"], np.float64)
+    long = plain / np.array(parameters["long_factor"], np.float64)
+
+    def frequencies(length: int) -> Frequencies:
+        return long if length > original else short
+
+    return Rope(2 * len(plain), max_positions, frequencies, lambda length: original + (length > original), float(gain), original)
+
+
+ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "proportional": _proportional,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
 
 Frequencies = NDArray[np.float64]
 """Radians per position, `[dims / 2]`."""

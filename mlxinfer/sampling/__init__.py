@@ -1,8 +1,6 @@
 """From logits to tokens."""
 
 from .logprobs import TokenLogprobs
-from .noise import sample_seed
-from .sampler import Row, Sampled, SamplingBatch
-from .spread import Drafts
+from .sampler import Drafts, Row, Sampled, SamplingBatch, sample_seed
 
 __all__ = ["Drafts", "Row", "Sampled", "SamplingBatch", "TokenLogprobs", "sample_seed"]

@@ -7,7 +7,7 @@ needs it. The order is vLLM's: log-probabilities of the plain logits, bias, pena
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import mlx.core as mx
@@ -16,9 +16,142 @@ import numpy as np
 from .. import kernels_cpu
 from ..types import SamplingParams
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
-from .noise import gumbel, row_keys
-from .penalties import Penalties
-from .spread import Drafts, Spread
+
+_MASK = 2**64 - 1
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """A 64-bit seed for sample `index` of a request: the SplitMix64 finaliser (Steele et al., 2014) of both."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
+    """A threefry key per row, uint32 `[R, 2]`."""
+    mixed = [sample_seed(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
+    return mx.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=mx.uint32)
+
+
+def gumbel(keys: mx.array, size: int) -> mx.array:
+    """Standard Gumbel noise `[R, size]`, row r from key r: the argmax of logits plus it is a sample of their softmax."""
+    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens proposed for each sequence: `counts[s]` of them for sequence s, one sequence's after another's in `tokens` `[sum]`."""
+
+    counts: Sequence[int]
+    tokens: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Sequence s has `1 + counts[s]` rows, one after another: the first behind what is known, each further one behind one more draft."""
+
+    drafts: Drafts
+    sequences: list[int] = field(init=False)
+    """`[R]`: whose row it is."""
+    behind: list[int] = field(init=False)
+    """`[R]`: drafts that the row stands behind."""
+    plain: list[int] = field(init=False)
+    """Rows of sequences without drafts."""
+
+    def __post_init__(self) -> None:
+        counts = self.drafts.counts
+        object.__setattr__(self, "sequences", [s for s, count in enumerate(counts) for _ in range(count + 1)])
+        object.__setattr__(self, "behind", [i for count in counts for i in range(count + 1)])
+        starts = np.cumsum([0, *(count + 1 for count in counts)]).tolist()
+        object.__setattr__(self, "plain", [start for start, count in zip(starts, counts, strict=False) if not count])
+
+    @property
+    def rows(self) -> mx.array:
+        """`sequences` on the device."""
+        return mx.array(self.sequences)
+
+    def said(self) -> tuple[mx.array, mx.array]:
+        """`(row, token)` pairs: the drafts that each row stands behind."""
+        rows: list[int] = []
+        places: list[int] = []
+        row = first = 0
+        for count in self.drafts.counts:
+            for behind in range(count + 1):
+                rows += [row] * behind
+                places += range(first, first + behind)
+                row += 1
+            first += count
+        return mx.array(rows), self.drafts.tokens[mx.array(places)]
+
+
+class Penalties:
+    """What each sequence has said. `repetition_penalty` (Keskar et al., 2019) looks at prompt and answer, as Hugging Face and vLLM do;
+    presence and frequency (OpenAI's) at the answer alone."""
+
+    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+        params = [row.params for row in rows]
+        self._repeats = any(p.repetition_penalty != 1 for p in params)
+        self._subtracts = any(p.presence_penalty or p.frequency_penalty for p in params)
+        self._counts = _counts([row.answer for row in rows], vocab_size)
+        for i, row in enumerate(rows):
+            if row.unread is not None:
+                self._counts = self._counts.at[mx.array([i]), row.unread].add(1)
+        self._prompts = _counts([row.prompt for row in rows], vocab_size) > 0 if self._repeats else None
+        self._rows = mx.arange(len(rows))
+        self._repetition = _column([p.repetition_penalty for p in params])
+        self._presence = _column([p.presence_penalty for p in params])
+        self._frequency = _column([p.frequency_penalty for p in params])
+
+    @staticmethod
+    def of(rows: Sequence[Row], vocab_size: int) -> Penalties | None:
+        wanted = any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in (row.params for row in rows))
+        return Penalties(rows, vocab_size) if wanted else None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self._counts]
+
+    def count(self, tokens: mx.array, spread: Spread | None = None) -> None:
+        """Add what has just been chosen for the rows `[R]`; what was drafted is added with `say`, once it is known what holds."""
+        rows = self._rows
+        if spread is not None:
+            if not spread.plain:
+                return
+            rows = mx.array([spread.sequences[row] for row in spread.plain])
+            tokens = tokens[mx.array(spread.plain)]
+        self._counts = self._counts.at[rows, tokens].add(1)
+
+    def say(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Add tokens to what a sequence has said."""
+        ids = mx.array(np.asarray(tokens, dtype=np.int32))
+        self._counts = self._counts.at[mx.full(ids.shape, sequence, mx.int32), ids].add(1)
+
+    def apply(self, logits: mx.array, spread: Spread | None = None) -> mx.array:
+        """Penalized float32 logits `[R, vocab]`: a row for each sequence, or as `spread` says."""
+        counts = self._counts
+        if spread is not None:
+            counts = counts[spread.rows].at[spread.said()].add(1)
+        said = counts > 0
+        if self._prompts is not None:
+            factor = mx.where(said | _take(self._prompts, spread), _take(self._repetition, spread), 1.0)
+            logits = mx.where(logits > 0, logits / factor, logits * factor)
+        if self._subtracts:
+            logits = logits - _take(self._frequency, spread) * counts - _take(self._presence, spread) * said
+        return logits
+
+
+def _take(array: mx.array, spread: Spread | None) -> mx.array:
+    return array if spread is None else array[spread.rows]
+
+
+def _counts(tokens: Sequence[Sequence[int]], vocab_size: int) -> mx.array:
+    """How often each row's tokens occur, float32 `[R, vocab]`."""
+    rows = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
+    flat = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in tokens])
+    counts = mx.zeros((len(tokens), vocab_size))
+    return counts.at[mx.array(rows), mx.array(flat)].add(1) if flat.size else counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,48 @@ import time
 import uuid
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import TypedDict
 
+from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, health, log, ollama, openai, openapi
-from .guard import Guard, is_unix
+from . import anthropic, log, ollama, openai
+from .auth import Guard, is_unix
+from .errors import Problem, of_error
 from .metrics import Metrics
 from .models import Registry
-from .problems import Problem, of_error
-from .routing import Dialect, Server
+from .routing import Call, Dialect, Doc, Endpoint, Server, document_routes
 from .settings import ServerSettings
 from .sse import ClientGone
+
+
+class Health(TypedDict):
+    status: str
+    version: str
+    models: list[str]
+
+
+async def health(call: Call, body: Any) -> ASGIApp:
+    names = [served.name for served in call.server.models]
+    failed = [served.name for served in call.server.models if served.llm.ended]
+    status = f"{', '.join(failed)} has failed" if failed else "ok"
+    return JSONResponse(Health(status=status, version=__version__, models=names), 503 if failed else 200)
+
+
+async def metrics(call: Call, body: Any) -> ASGIApp:
+    return Response(generate_latest(call.server.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def health_routes(server: Server) -> list[Endpoint]:
+    return [
+        Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
+        Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
+    ]
+
 
 DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, openai.DIALECT)
 """The first that claims a path renders its errors; the last claims all."""
@@ -29,8 +58,8 @@ CLIENT_GONE = 499
 def create_app(models: Registry, settings: ServerSettings) -> ASGIApp:
     """Serve these models. The engines are the caller's to start and to close."""
     server = Server(models, settings, Metrics(models))
-    endpoints = [*(route for dialect in DIALECTS for route in dialect.routes(server)), *health.routes(server)]
-    return _App(server, Router([*endpoints, *openapi.routes(server, endpoints)], redirect_slashes=False))
+    endpoints = [*(route for dialect in DIALECTS for route in dialect.routes(server)), *health_routes(server)]
+    return _App(server, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
 
 class _App:

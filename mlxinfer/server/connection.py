@@ -11,8 +11,8 @@ import h11
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .peers import peer_uid, welcome
 from .settings import Limits
+from .sockets import peer_uid, welcome
 
 _NO_HTTP = {"error": {"message": "This is no valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
 _NO_HTTP_BODY = json.dumps(_NO_HTTP).encode()

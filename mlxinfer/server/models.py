@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import ServerError
-from .problems import no_such_model
+from .errors import no_such_model
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM

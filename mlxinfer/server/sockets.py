@@ -6,15 +6,63 @@ import ctypes
 import errno
 import fcntl
 import os
+import plistlib
 import socket
 import stat
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import ServerError
-from .settings import ServerSettings
+from .settings import LOOPBACK, ServerSettings, default_socket
+
+_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_VERSION = 0, 1, 0
+_XUCRED = struct.Struct("=IIhxx16I")
+"""version, uid, number of groups, groups: `struct xucred` of <sys/ucred.h>."""
+_UCRED = struct.Struct("=iII")
+"""pid, uid, gid: `struct ucred` of <sys/socket.h>."""
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """The user who connected; None where the system does not say. Raises `OSError`."""
+    if sys.platform == "darwin":
+        raw = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
+        version, uid = _XUCRED.unpack(raw.ljust(_XUCRED.size, b"\0"))[:2]
+        return uid if version == _XUCRED_VERSION and len(raw) >= 8 else None
+    if sys.platform == "linux":
+        return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+    return None
+
+
+def welcome(uid: int | None) -> bool:
+    """The user whose server this is, and root, who may do anything anyway."""
+    return uid is not None and uid in (os.geteuid(), 0)
+
+
+LABEL = "mlxinfer.serve"
+
+
+def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
+    """For `~/Library/LaunchAgents`. `arguments`: the models and their options. The key is not written into it."""
+    path = (settings.socket or default_socket()).absolute()
+    sockets: list[dict[str, Any]] = [{"SockPathName": str(path), "SockPathMode": 0o600}]
+    if settings.host is not None:
+        sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
+    hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
+    limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
+    value = {
+        "Label": LABEL,
+        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
+        "Sockets": {LAUNCHD_NAME: sockets},
+        "ProcessType": "Interactive",
+        "StandardErrorPath": str(path.with_name("serve.log")),
+        "Umask": 0o077,
+    }
+    return plistlib.dumps(value, sort_keys=False).decode()
+
 
 LAUNCHD_NAME = "Listeners"
 """The key under `Sockets` in the property list."""

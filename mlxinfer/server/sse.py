@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from .problems import Problem
+from .errors import Problem
 from .settings import Limits
 
 T = TypeVar("T")

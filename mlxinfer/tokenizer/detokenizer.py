@@ -3,8 +3,142 @@
 from __future__ import annotations
 
 import codecs
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from .pieces import Pieces
+from ..errors import TokenizerError
+from .backend import Backend
+
+_Step = Callable[[str | bytes, bool], str | bytes]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Pieces:
+    """Bytes of every token, worked out when first asked for."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._special = backend.special
+        self._steps, self.separator, self.strip_left = _steps(backend)
+        self._known: dict[int, bytes | None] = {}
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def piece(self, token_id: int, *, first: bool = False) -> bytes | None:
+        """The bytes of a token inside a text, or at its beginning; None for an id that the vocabulary has not."""
+        if first:
+            return self._decode(token_id, first=True)
+        if token_id not in self._known:
+            self._known[token_id] = self._decode(token_id, first=False)
+        return self._known[token_id]
+
+    def _decode(self, token_id: int, first: bool) -> bytes | None:
+        value: str | bytes | None = self._backend.token(token_id) if 0 <= token_id < 2**32 else None
+        if value is None:
+            return None
+        for step in self._steps:
+            value = step(value, first)
+        return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
+
+
+def _steps(backend: Backend) -> tuple[list[_Step], bytes, int]:
+    """The steps of one token, what stands between tokens, and how many spaces the beginning of a text loses."""
+    if backend.decoder is None:
+        return [], b" ", 0
+    steps: list[_Step] = []
+    strip_left = 0
+    fused = False
+    for config in _flat(json.loads(backend.decoder.__getstate__())):
+        kind = config.get("type")
+        if kind == "Fuse":
+            fused = True
+        elif kind == "Strip" and fused:
+            if config["content"] != " " or config["stop"] or strip_left:
+                raise TokenizerError("tokenizer.json: only spaces at the beginning of a text can be stripped by its decoder")
+            strip_left = config["start"]
+        elif kind in _MAKERS and not fused:
+            steps.append(_MAKERS[kind](config))
+        else:
+            raise TokenizerError(f"tokenizer.json: the decoder {kind!r} is not supported{' after Fuse' if fused else ''}")
+    return steps, b"", strip_left
+
+
+def _flat(config: dict[str, Any]) -> list[dict[str, Any]]:
+    if config.get("type") != "Sequence":
+        return [config]
+    return [step for inner in config["decoders"] for step in _flat(inner)]
+
+
+def _byte_level(config: dict[str, Any]) -> _Step:
+    def step(value: str | bytes, first: bool) -> str | bytes:
+        if isinstance(value, bytes):
+            return value
+        mapped = [_BYTE_OF.get(char) for char in value]
+        return value if None in mapped else bytes(byte for byte in mapped if byte is not None)
+
+    return step
+
+
+def _replace(config: dict[str, Any]) -> _Step:
+    old, new = config["pattern"].get("String"), config["content"]
+    if not old:
+        raise TokenizerError("tokenizer.json: a decoder that replaces a regular expression is not supported")
+    return lambda value, first: value if isinstance(value, bytes) else value.replace(old, new)
+
+
+def _byte_fallback(config: dict[str, Any]) -> _Step:
+    def step(value: str | bytes, first: bool) -> str | bytes:
+        match = None if isinstance(value, bytes) else _BYTE_TOKEN.fullmatch(value)
+        return bytes([int(match[1], 16)]) if match else value
+
+    return step
+
+
+def _metaspace(config: dict[str, Any]) -> _Step:
+    mark, drops_first = config["replacement"], config["prepend_scheme"] != "never"
+
+    def step(value: str | bytes, first: bool) -> str | bytes:
+        if isinstance(value, bytes):
+            return value
+        return value.replace(mark, "" if first and drops_first else " ")
+
+    return step
+
+
+def _strip_each(config: dict[str, Any]) -> _Step:
+    content, start, stop = config["content"], config["start"], config["stop"]
+
+    def step(value: str | bytes, first: bool) -> str | bytes:
+        if isinstance(value, bytes):
+            return value
+        left = min(start, len(value) - len(value.lstrip(content)))
+        right = min(stop, len(value) - left - len(value[left:].rstrip(content)))
+        return value[left : len(value) - right]
+
+    return step
+
+
+_MAKERS: dict[str | None, Callable[[dict[str, Any]], _Step]] = {
+    "ByteLevel": _byte_level,
+    "Replace": _replace,
+    "ByteFallback": _byte_fallback,
+    "Metaspace": _metaspace,
+    "Strip": _strip_each,
+}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in byte-level models: GPT-2's table (`bytes_to_unicode` of its `encoder.py`)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:
@@ -41,3 +175,51 @@ class Detokenizer:
         spaces = min(self._to_strip, len(text) - len(text.lstrip(" ")))
         self._to_strip = self._to_strip - spaces if spaces == len(text) else 0
         return text[spaces:]
+
+
+class StopStrings:
+    """Cuts a stream of text before the first stop string, wherever the chunk borders fall.
+
+    Text that may be the beginning of a stop string is held back until more text decides. The stop string itself is never
+    emitted. Where two end at the same character, the one that begins earlier wins.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = tuple(string for string in strings if string)
+        self._held = ""
+        self.met: str | None = None
+        """The stop string that ended the text."""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """Take the next chunk; returns the text that is safe to emit, and whether a stop string was met."""
+        if self.met is not None:
+            return "", True
+        self._held += text
+        cut = self._first_stop()
+        if cut is not None:
+            end, begin = cut
+            safe, self.met, self._held = self._held[:begin], self._held[begin:end], ""
+            return safe, True
+        keep = self._possible_beginning()
+        safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return safe, False
+
+    def finish(self) -> str:
+        """The text still held back when the stream ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_stop(self) -> tuple[int, int] | None:
+        """Where it ends and where it begins."""
+        found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
+        return min(found, default=None)
+
+    def _possible_beginning(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = 0
+        for string in self._strings:
+            for size in range(min(len(string) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(string[:size]):
+                    longest = size
+                    break
+        return longest

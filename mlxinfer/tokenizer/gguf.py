@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import TokenizerError
-from .byte_level import build_byte_level, split_merges
-from .library import LibraryBackend, frame_texts, tokenizer_errors
-from .parts import DEFAULT_TEMPLATE, Backend, TokenizerParts
+from .backend import DEFAULT_TEMPLATE, Backend, LibraryBackend, TokenizerParts, frame_texts, tokenizer_errors
 from .pretokenizers import pre_tokenization
 from .sentencepiece import PLAIN, Normalization, build_sentencepiece
-from .vocabulary import TokenType, Vocabulary
+from .vocab import TokenType, Vocabulary, build_byte_level, split_merges
 
 _END_OF_TURN = frozenset(
     {
@@ -154,7 +152,7 @@ def _build(keys: _Metadata, model: str, pre: str, vocabulary: Vocabulary, first:
     else:
         normalization, rstrip = _normalization(keys, model), _right_stripped(keys, vocabulary)
         if model == "llama" and normalization == PLAIN and not rstrip:
-            from .sentencepiece_native import SentencePieceBackend  # imports a library that few models need
+            from .sentencepiece_backend import SentencePieceBackend  # imports a library that few models need
 
             # What that library does not take is for the other one to take, or to say what is wrong with it.
             with suppress(RuntimeError):

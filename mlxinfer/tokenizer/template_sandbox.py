@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
@@ -18,7 +19,7 @@ from jinja2.visitor import NodeTransformer
 
 from ..errors import TemplateError
 from .template_builtins import DROPPED_FILTERS, FILTERS, FUNCTIONS, GUARDED_METHODS, ChatNamespace, GuardedMethod, output
-from .template_limits import check_operands, seen, spend, weighed
+from .template_limits import Budget, check_operands, seen, spend, weighed
 
 _MAX_SOURCE = 1_000_000
 
@@ -175,3 +176,39 @@ class _Instrument(NodeTransformer):
 
 def _filtered(name: str, node: nodes.Node) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+Renderer = Callable[[Mapping[str, Any]], str]
+
+
+def compile_template(source: str) -> Renderer:
+    """A function from variables to text; both raise `TemplateError`."""
+    with _template_errors():
+        template = ChatEnvironment().from_string(source)
+
+    def render(variables: Mapping[str, Any]) -> str:
+        with _template_errors(), Budget(variables):
+            return "".join(template.generate(variables))
+
+    return render
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """A template can raise anything that Python can."""
+    try:
+        yield
+    except TemplateError:
+        raise
+    except TemplateSyntaxError as error:
+        raise TemplateError(f"the chat template cannot be read: line {error.lineno}: {_one_line(error.message)}") from error
+    except SecurityError as error:
+        raise TemplateError(f"the chat template does what it must not: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise TemplateError("the chat template nests or recurses too deeply") from error
+    except Exception as error:
+        raise TemplateError(f"the chat template fails: {_one_line(error) or type(error).__name__}") from error
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())[:300]

@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PromptError
-from .chat_template import ChatTemplates
-from .control import ControlTokens
-from .detokenizer import Detokenizer
+from .backend import TokenizerParts, tokenizer_errors
+from .chat_template import ChatTemplates, ControlTokens
+from .detokenizer import Detokenizer, Pieces
 from .gguf import read_gguf
-from .huggingface import read_directory
-from .library import tokenizer_errors
-from .parts import TokenizerParts
-from .pieces import Pieces
-from .save import save_tokenizer
+from .huggingface import read_directory, save_tokenizer
 
 
 class Tokenizer:

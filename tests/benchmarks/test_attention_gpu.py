@@ -10,7 +10,7 @@ from support.emulated import emulated, needs_emulator
 from benchmarks import attention_gpu
 from benchmarks.__main__ import main
 from benchmarks.attention_gpu import Pages, Result, measure, measure_prefill, prefill_table, table
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 
 
 @pytest.mark.skipif(not attention_gpu.missing_gpu(), reason="there is a GPU")

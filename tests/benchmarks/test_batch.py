@@ -17,10 +17,11 @@ from support.golden_tokenizers import golden_tokenizer
 from support.tiny_directory import tiny_directory
 
 from benchmarks.__main__ import main
-from benchmarks.batch import report, works
+from benchmarks.batch import report
+from benchmarks.batch import workloads as works
+from benchmarks.batch.client import Piece, Prompt, Subject
 from benchmarks.batch.servers import PATH_VARIABLE, LlamaServer, MLXServer
 from benchmarks.batch.study import Settings, Study
-from benchmarks.batch.subject import Piece, Prompt, Subject
 from benchmarks.batch.texts import CODE, edits, passage
 from benchmarks.process import WorkerError
 from benchmarks.samples import Results, Sample

@@ -14,7 +14,7 @@ from benchmarks import system
 from benchmarks.compare import Comparison, Settings
 from benchmarks.process import Process, WorkerError
 from benchmarks.samples import Sample
-from benchmarks.works import Work, context_of, works
+from benchmarks.workloads import Work, context_of, works
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
 WORKS = (

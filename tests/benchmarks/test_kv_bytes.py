@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from benchmarks.__main__ import main
 from benchmarks.kv_bytes import CONTEXTS, SHAPES, layer_bytes, step_bytes
 from mlxinfer.cache.base import AttentionSpec
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 
 ROOT = Path(__file__).parents[2]
 

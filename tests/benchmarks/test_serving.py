@@ -11,12 +11,12 @@ import pytest
 from support.live_server import LiveServer, live_server
 from support.tiny_directory import tiny_directory
 
-from benchmarks.batch.works import LLAMA_SERVER, OURS
+from benchmarks.batch.workloads import LLAMA_SERVER, OURS
 from benchmarks.samples import SECONDS, Results, Sample
 from benchmarks.serving import client, report
 from benchmarks.serving.subjects import Engine, OtherLlamaServer, OurServer
 from benchmarks.serving.worker import create
-from benchmarks.serving.works import AFTER, ENGINE, SHORT, bare_name, served_name, step_name
+from benchmarks.serving.workloads import AFTER, ENGINE, SHORT, bare_name, served_name, step_name
 from mlxinfer.engine.async_llm import AsyncLLM
 
 

@@ -6,11 +6,11 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cache.backend import attention_backend
+from mlxinfer.cache.attention.reference import PlainAttention
+from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.cache.store import LayerStore
 
 LAYERS, TOKENS, CHUNK = 12, 3000, 256

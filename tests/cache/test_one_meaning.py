@@ -6,11 +6,11 @@ import pytest
 from support.tiny import random_tokens
 from support.tiny_engine import tiny_engine, tiny_model
 
-from mlxinfer.cache.backend import attention_backend
+from mlxinfer.cache.attention.reference import PlainAttention
+from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import AttentionSpec, Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.types import SamplingParams
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
 
-from mlxinfer.cache.backend import attention_backend
+from mlxinfer.cache.attention.reference import PlainAttention
+from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.plain import PlainAttention
 from mlxinfer.cache.pool import Growth
 
 PLAIN_ATTENTION = PlainAttention()

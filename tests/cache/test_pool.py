@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import Growth, PagePool
-from mlxinfer.cache.prefix import ITEM, token_bytes
+from mlxinfer.cache.prefix_tree import ITEM, token_bytes
 
 CAPACITY, REUSE, SNAPSHOTS, CHUNK = 14, 9, 300, 200
 COUNTS = st.one_of(st.integers(1, CHUNK), st.sampled_from([1, 20, PAGE, 2 * PAGE, 3 * PAGE]))

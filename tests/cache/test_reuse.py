@@ -8,7 +8,7 @@ from support.tiny_engine import tiny_model
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import PAGE, Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.pool import Match, PoolUsage
 

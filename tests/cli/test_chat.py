@@ -9,9 +9,9 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.cli.repl.commands import COMMANDS, Leave, obey
 from mlxinfer.cli.repl.conversation import Conversation
-from mlxinfer.cli.repl.writing import meter
+from mlxinfer.cli.repl.loop import COMMANDS, Leave, obey
+from mlxinfer.cli.repl.terminal import meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)

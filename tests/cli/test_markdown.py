@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.repl.inline import LONGEST_SPAN, Piece, pieces
-from mlxinfer.cli.repl.markdown import MarkdownStream
+from mlxinfer.cli.repl.markdown import LONGEST_SPAN, MarkdownStream, Piece, pieces
 
 BOLD, CODE, RESET = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.text import human_bytes, printable, usage_line
+from mlxinfer.cli.console import human_bytes, printable, usage_line
 from mlxinfer.types import RequestStats, Usage
 
 

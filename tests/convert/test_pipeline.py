@@ -28,7 +28,7 @@ from mlxinfer.errors import (
 )
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
 from mlxinfer.loading.load import load, load_tokenizer, open_checkpoint
-from mlxinfer.nn.tree import arrays
+from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Dense, Format, Quantized, numbers
 
 SMOLLM2 = "smollm2"

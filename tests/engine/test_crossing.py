@@ -6,7 +6,7 @@ import pytest
 from support.parrot import VOCABULARY, parrot
 from support.tiny_engine import request
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 

@@ -16,7 +16,7 @@ from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.events import Token
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 from mlxinfer.nn.linear import Embedding
 
 Said = list[tuple[int, float | None, tuple[tuple[int, float], ...]]]

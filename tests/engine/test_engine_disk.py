@@ -5,8 +5,8 @@ import pytest
 from support.tiny import random_tokens
 from support.tiny_engine import request, run, tiny_model
 
-from mlxinfer.cache.disk.tier import DiskTier
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.disk.storage import DiskTier
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 

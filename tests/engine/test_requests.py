@@ -12,7 +12,7 @@ from support.tiny_directory import tiny_directory
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine import settings
-from mlxinfer.engine.intake import Terms, message_ends, with_message
+from mlxinfer.engine.input_processor import Terms, message_ends, with_message
 from mlxinfer.errors import DraftError, QueueFullError, SamplingError
 from mlxinfer.loading.load import load
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from support.counting_engine import CountingEngine, sequence
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.engine.pace import Pace
+from mlxinfer.engine.prefill_budget import Pace, StepTimes
+from mlxinfer.engine.request_queue import WaitingList
 from mlxinfer.engine.scheduler import Scheduler
-from mlxinfer.engine.timing import StepTimes
-from mlxinfer.engine.waiting import WaitingList
 
 PAGES = 8
 REQUEST = st.fixed_dictionaries(

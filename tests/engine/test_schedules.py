@@ -7,7 +7,7 @@ import pytest
 from support.schedules import Kind, kinds, play
 from support.tiny_engine import run, tiny_engine
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.engine.engine import Engine
 
 FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}

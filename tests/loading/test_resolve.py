@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxinfer.errors import CheckpointError, MLXInferError, ModelNotFoundError
-from mlxinfer.loading.aliases import ALIASES, Alias
-from mlxinfer.loading.paths import models_dir
-from mlxinfer.loading.resolve import Resolved, resolve
+from mlxinfer.loading.resolve import ALIASES, Alias, Resolved, models_dir, resolve
 
 
 @pytest.fixture(autouse=True)

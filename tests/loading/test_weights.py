@@ -9,9 +9,8 @@ import pytest
 
 from mlxinfer.errors import WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
-from mlxinfer.loading.dtypes import loses_precision
-from mlxinfer.loading.planned import PlannedWeights
-from mlxinfer.loading.weights import CheckpointWeights, is_finite
+from mlxinfer.loading.formats import loses_precision
+from mlxinfer.loading.weights import CheckpointWeights, PlannedWeights, is_finite
 from mlxinfer.nn.weights import Dense, Format, Quantized, Recipe, stack
 
 FOUR = Format(4, 32)

@@ -14,7 +14,7 @@ from support.plain_weights import PlainWeights
 from support.tiny import logits_of, open_model
 
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir())

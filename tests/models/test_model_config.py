@@ -13,8 +13,8 @@ from published_configs import PHI4_MINI, PUBLISHED, QWEN25, WRAPPED
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.models import FAMILIES, architecture, build, supports
-from mlxinfer.models.config import ConfigReader
-from mlxinfer.models.wrapped import text_config
+from mlxinfer.models.config_reader import ConfigReader
+from mlxinfer.models.vlm_text import text_config
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 

@@ -11,7 +11,7 @@ from support.plain_weights import PlainWeights, RandomWeights, unpacked
 from support.tiny import logits_of, random_tokens
 
 from mlxinfer.models import FAMILIES, build
-from mlxinfer.nn.tree import arrays
+from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Format, Quantized
 
 SIZES: dict[str, Any] = {

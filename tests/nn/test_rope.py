@@ -11,8 +11,7 @@ import pytest
 from support.plain_step import PlainCache
 
 from mlxinfer.cache.base import AttentionSpec
-from mlxinfer.nn.frequencies import make_rope
-from mlxinfer.nn.rope import Rope
+from mlxinfer.nn.rope import Rope, make_rope
 
 LAYERS = (AttentionSpec(1, 8, 8),)
 

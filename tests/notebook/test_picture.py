@@ -6,7 +6,7 @@ import pytest
 
 from mlxinfer.errors import MLXInferError
 from mlxinfer.notebook import logprobs_picture
-from mlxinfer.notebook.picture import MOST_TOKENS
+from mlxinfer.notebook.display import MOST_TOKENS
 from mlxinfer.types import Completion, TokenLogprob, Usage
 
 TOKENS = [

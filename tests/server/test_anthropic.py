@@ -16,10 +16,9 @@ from support.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
-from mlxinfer.server.anthropic.count_tokens import TokenCount
-from mlxinfer.server.anthropic.errors import render
-from mlxinfer.server.anthropic.messages import MessageObject
-from mlxinfer.server.problems import Problem, of_error, timed_out
+from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
+from mlxinfer.server.anthropic.protocol import render
+from mlxinfer.server.errors import Problem, of_error, timed_out
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 

@@ -14,7 +14,7 @@ from support.live_server import LiveServer
 
 from mlxinfer.server.openai.chat import ChatCompletion
 from mlxinfer.server.openai.completions import TextCompletion
-from mlxinfer.server.openai.responses_schema import ResponseObject
+from mlxinfer.server.openai.responses import ResponseObject
 
 
 def get(live: LiveServer, path: str) -> tuple[int, dict[str, str], bytes]:

@@ -14,8 +14,7 @@ from ollama import Client
 from pydantic import TypeAdapter
 from support.live_server import LiveServer
 
-from mlxinfer.server.ollama.chat import ChatReply
-from mlxinfer.server.ollama.generate import GenerateReply
+from mlxinfer.server.ollama.generate import ChatReply, GenerateReply
 from mlxinfer.server.ollama.models import Running, Shown, Tags, Version
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]

@@ -16,9 +16,8 @@ from support.live_server import LiveServer
 from mlxinfer.errors import ServerError
 from mlxinfer.server import connection as server_connection
 from mlxinfer.server import sockets as server_sockets
-from mlxinfer.server.peers import peer_uid, welcome
 from mlxinfer.server.settings import ServerSettings
-from mlxinfer.server.sockets import address, handed_over, listening, tcp_socket, unix_socket
+from mlxinfer.server.sockets import address, handed_over, listening, peer_uid, tcp_socket, unix_socket, welcome
 
 
 def mode(path: Path) -> int:

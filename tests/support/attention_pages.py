@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cache.sealing import seal_keys, seal_values, unseal_keys, unseal_values
+from mlxinfer.cache.kv_quantization import seal_keys, seal_values, unseal_keys, unseal_values
 
 from .packed_matrices import DTYPES
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.cache.base import PAGE, AttentionSpec, Segment
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal.paged_attention.reference import attention
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import Growth, PagePool
-from mlxinfer.engine.pace import Pace
+from mlxinfer.engine.prefill_budget import Pace, StepTimes
+from mlxinfer.engine.request_queue import WaitingList
 from mlxinfer.engine.scheduler import Schedule, Scheduler, Work
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.engine.timing import StepTimes
-from mlxinfer.engine.waiting import WaitingList
 from mlxinfer.types import SamplingParams
 
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.cache.base import Segment
-from mlxinfer.cache.disk.tier import DiskTier
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.disk.storage import DiskTier
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 
 from .tiny import random_tokens

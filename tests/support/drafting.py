@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.engine.speculation.draft_model import Drafter
-from mlxinfer.engine.speculation.lengths import RoundTimes
-from mlxinfer.engine.speculation.speculator import Speculator
+from mlxinfer.engine.spec_decode.acceptance import RoundTimes
+from mlxinfer.engine.spec_decode.draft_model import Drafter
+from mlxinfer.engine.spec_decode.proposer import Speculator
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 
 from .plain_weights import PlainWeights
 from .tiny_engine import GOLDEN, tiny_model

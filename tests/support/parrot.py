@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 
 from .plain_weights import PlainWeights
 

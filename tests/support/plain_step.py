@@ -8,8 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxinfer.cache.attention.reference import separate
 from mlxinfer.cache.base import AttentionSpec, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
-from mlxinfer.cache.heads import separate
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 

@@ -10,7 +10,7 @@ Array = npt.NDArray[np.generic]
 
 
 def quantize(x: Array, bits: int, inset: float = 0.0) -> tuple[Array, Array, Array]:
-    """Groups along the last axis of finite `x`: codes, and scale and bias in float16. See `mlxinfer/cache/sealing.py`."""
+    """Groups along the last axis of finite `x`: codes, and scale and bias in float16. See `mlxinfer/cache/kv_quantization.py`."""
     x = x.astype(np.float32)
     levels = np.float32(2**bits - 1)
     lowest, highest = x.min(-1, keepdims=True), x.max(-1, keepdims=True)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 
 from .plain_step import PlainCache
 from .plain_weights import PlainWeights

@@ -10,13 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.events import Logits, Token
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
-from mlxinfer.models.base import Model
+from mlxinfer.models.decoder import Model
 from mlxinfer.sampling import sample_seed
 from mlxinfer.types import SamplingParams
 

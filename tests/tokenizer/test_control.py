@@ -8,7 +8,7 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.tokenizer import Tokenizer, from_directory
-from mlxinfer.tokenizer.control import ControlTokens
+from mlxinfer.tokenizer.chat_template import ControlTokens
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}:{{ m.content | trim }}</s>{% endfor %}"
 

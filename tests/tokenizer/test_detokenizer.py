@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Detokenizer
-from mlxinfer.tokenizer.library import LibraryBackend
-from mlxinfer.tokenizer.pieces import Pieces
+from mlxinfer.tokenizer.backend import LibraryBackend
+from mlxinfer.tokenizer.detokenizer import Pieces
 
 NAMES = ("smollm2", "falcon", "llama-spm", "gemma-3", "gemma-4")
 IDS = st.lists(st.integers(0, 700), max_size=12)

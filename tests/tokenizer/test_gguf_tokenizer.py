@@ -11,8 +11,8 @@ from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import MLXInferError, TokenizerError
 from mlxinfer.tokenizer import from_gguf
-from mlxinfer.tokenizer.library import LibraryBackend
-from mlxinfer.tokenizer.sentencepiece_native import SentencePieceBackend
+from mlxinfer.tokenizer.backend import LibraryBackend
+from mlxinfer.tokenizer.sentencepiece_backend import SentencePieceBackend
 
 CONTROL, USER_DEFINED = 3, 4
 

@@ -7,7 +7,7 @@ from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import from_gguf
-from mlxinfer.tokenizer.pieces import _BYTE_OF
+from mlxinfer.tokenizer.detokenizer import _BYTE_OF
 from mlxinfer.tokenizer.pretokenizers import _BY_NAME, pre_tokenization
 
 

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, InFile, Matrix, Quantized
-from .config import architecture, rebuild_config
+from .arch_configs import architecture, rebuild_config
+from .files import GGUFFiles
 from .names import logical_tensors
-from .split import GGUFFiles
 
 
 class GGUFCheckpoint:

@@ -10,8 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .edits import (
+from .base_config import ROPE_TENSORS, Config
+from .reader import TensorInfo
+from .transforms import (
     Edit,
+    Logical,
     conv_kernel,
     decay,
     grouped_columns,
@@ -22,12 +25,9 @@ from .edits import (
     one_row,
     piece,
     scaled,
+    unchanged,
     without_one,
 )
-from .logical import Logical, unchanged
-from .reader import TensorInfo
-from .rope import ROPE_TENSORS
-from .source import Config
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _OLD_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")

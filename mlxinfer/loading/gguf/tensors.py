@@ -8,11 +8,141 @@ from collections.abc import Callable, Iterable
 import mlx.core as mx
 import numpy as np
 
-from ...errors import WeightsError
+from ...errors import UnsupportedModelError, WeightsError
 from ...nn.weights import Dense, Format, Matrix, Quantized
-from .dequantize import dequantize
-from .packing import FORMATS
 from .reader import TensorInfo
+from .types import TensorType
+
+
+def dequantize(kind: TensorType, blocks: np.ndarray) -> np.ndarray:
+    """uint8 `[n, block_bytes]` to float32 `[n, block]`. Raises `UnsupportedModelError` for a type that nobody here can decode."""
+    decode = _OWN.get(kind.name) or _of_gguf(kind)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return decode(blocks)
+
+
+def _of_gguf(kind: TensorType) -> Callable[[np.ndarray], np.ndarray]:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as gguf_dequantize
+
+    def decode(blocks: np.ndarray) -> np.ndarray:
+        row = blocks.reshape(1, -1)  # the package goes through 16 rows at a time: one long row saves most of its time
+        try:
+            return np.asarray(gguf_dequantize(row, GGMLQuantizationType(kind.id)), np.float32).reshape(len(blocks), -1)
+        except NotImplementedError:
+            raise UnsupportedModelError(
+                f"GGUF tensors of type {kind.name} cannot be decoded; use another quantization of the model"
+            ) from None
+
+    return decode
+
+
+def _leading_halves(blocks: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+
+
+def _singles(blocks: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(blocks[:, :4]).view("<f4").astype(np.float32)
+
+
+def _codes(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Codes packed from the low bits of each byte up, as float32."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return codes.reshape(len(packed), -1).astype(np.float32)
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_leading_halves(blocks) * (2 * _codes(blocks[:, 2:], 1) - 1))
+
+
+def _q2_0(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_leading_halves(blocks) * (_codes(blocks[:, 2:], 2) - 1))
+
+
+def _q8_1(blocks: np.ndarray) -> np.ndarray:
+    """A scale, a sum that only ggml's dot products use, 32 codes; the first two were float32 once and are float16 now."""
+    wide = blocks.shape[1] == 40
+    scales = _singles(blocks) if wide else _leading_halves(blocks)
+    return np.asarray(scales * np.ascontiguousarray(blocks[:, -32:]).view(np.int8).astype(np.float32))
+
+
+def _q8_k(blocks: np.ndarray) -> np.ndarray:
+    return np.asarray(_singles(blocks) * np.ascontiguousarray(blocks[:, 4:260]).view(np.int8).astype(np.float32))
+
+
+_OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": _q1_0, "Q2_0": _q2_0, "Q8_1": _q8_1, "Q8_K": _q8_k}
+
+
+_NAN_SCALE = 255
+_ZERO_SCALE = 127
+
+Packed = tuple[np.ndarray, ...]
+"""`weight` uint32 `[rows, in * bits / 32]`, `scales` `[rows, in / group]`, and for the affine formats `biases` of the same shape."""
+
+
+def _q4_0(blocks: np.ndarray) -> Packed:
+    scales = _halves(blocks, 0)
+    return _words(_interleave(blocks[..., 2:])), scales, scales * -8
+
+
+def _q4_1(blocks: np.ndarray) -> Packed:
+    return _words(_interleave(blocks[..., 4:])), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q8_0(blocks: np.ndarray) -> Packed:
+    scales = _halves(blocks, 0)
+    return _words(blocks[..., 2:] ^ 0x80), scales, scales * -128
+
+
+def _mxfp4(blocks: np.ndarray) -> Packed:
+    return _words(_interleave(blocks[..., 1:])), _numbers(blocks[..., 0])
+
+
+def _nvfp4(blocks: np.ndarray) -> Packed:
+    """Blocks of 64 hold four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
+    scales = _numbers(blocks[..., :4]) & 0x7F
+    scales[scales == _ZERO_SCALE] = 0
+    groups = blocks[..., 4:].reshape(len(blocks), -1, 8)
+    return _words(_interleave(groups)), scales.reshape(groups.shape[:-1])
+
+
+FORMATS: dict[str, tuple[Format, Callable[[np.ndarray], Packed]]] = {
+    "Q4_0": (Format(4, 32), _q4_0),
+    "Q4_1": (Format(4, 32), _q4_1),
+    "Q8_0": (Format(8, 32), _q8_0),
+    "MXFP4": (Format(4, 32, "mxfp4"), _mxfp4),
+    "NVFP4": (Format(4, 16, "nvfp4"), _nvfp4),
+}
+"""MLX's format, and what packs uint8 blocks `[rows, blocks, block_bytes]`. Raises ValueError for a scale that is no number."""
+
+
+def _interleave(codes: np.ndarray) -> np.ndarray:
+    """Bytes `[..., n]` with codes 0..n-1 low and n..2n-1 high, to bytes whose nibbles are neighbours."""
+    half = codes.shape[-1] // 2
+    low, high = codes & 0x0F, codes >> 4
+    packed = np.empty_like(codes)
+    packed[..., :half] = low[..., 0::2] | low[..., 1::2] << 4
+    packed[..., half:] = high[..., 0::2] | high[..., 1::2] << 4
+    return packed
+
+
+def _words(packed: np.ndarray) -> np.ndarray:
+    """Bytes `[rows, blocks, n]` to uint32 `[rows, blocks * n / 4]`."""
+    return np.ascontiguousarray(packed).reshape(len(packed), -1).view("<u4")
+
+
+def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
+    """The float16 at byte `at` of every block, as float32 `[rows, blocks]`."""
+    halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")
+    return np.asarray(halves[..., 0], np.float32)
+
+
+def _numbers(scales: np.ndarray) -> np.ndarray:
+    if (scales == _NAN_SCALE).any():
+        raise ValueError("a scale is not a number")
+    return scales
+
 
 CHUNK_BYTES = 16 << 20
 """Bytes of float32 numbers that are decoded at a time."""

@@ -10,13 +10,11 @@ from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Weights
-from ..block import Block, Norms
-from ..config import ConfigReader
+from ..block import Block, Norms, attention_specs, gated_mlp
+from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes, windows
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..layer_types import FULL, SLIDING, every, read_layer_types, windows
-from ..parts import attention_specs, gated_mlp
 from ..rope_config import read_rope, read_rope_by_layer
-from ..sizes import Sizes, read_sizes
 
 GEMMA2 = {
     "vocab_size": 256000,

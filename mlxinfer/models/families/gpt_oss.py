@@ -9,14 +9,12 @@ from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
 from ...nn.moe import MixtureOfExperts, top_then_softmax
 from ...nn.weights import Weights
-from ..block import Block
-from ..config import ConfigReader
+from ..block import Block, attention_specs, pre_norm
+from ..common import FULL, SLIDING, every, read_layer_types, read_sizes, windows
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_interleaved_experts, read_chosen_count, read_expert_count
-from ..layer_types import FULL, SLIDING, every, read_layer_types, windows
-from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope
-from ..sizes import read_sizes
 
 GPT_OSS = {
     "vocab_size": 201088,

@@ -8,13 +8,11 @@ from typing import Any
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.weights import Weights
-from ..block import Block
-from ..config import ConfigReader
+from ..block import Block, attention_specs, gated_mlp, pre_norm
+from ..common import FULL, SLIDING, Sizes, read_layer_types, read_sizes, windows
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..layer_types import FULL, SLIDING, read_layer_types, windows
-from ..parts import attention_specs, gated_mlp, pre_norm
 from ..rope_config import read_rope
-from ..sizes import Sizes, read_sizes
 
 LLAMA = {
     "vocab_size": 32000,

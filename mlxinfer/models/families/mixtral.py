@@ -9,14 +9,12 @@ from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
 from ...nn.moe import MixtureOfExperts, softmax_then_top
 from ...nn.weights import Recipe, Weights
-from ..block import Block
-from ..config import ConfigReader
+from ..block import Block, attention_specs, pre_norm
+from ..common import FULL, SLIDING, read_sizes
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..layer_types import FULL, SLIDING
-from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope
-from ..sizes import read_sizes
 
 MIXTRAL = {
     "vocab_size": 32000,

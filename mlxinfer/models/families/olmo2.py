@@ -8,13 +8,11 @@ from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
-from ..block import Block, Norms
-from ..config import ConfigReader
+from ..block import Block, Norms, attention_specs, gated_mlp
+from ..common import FULL, read_sizes
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..layer_types import FULL
-from ..parts import attention_specs, gated_mlp
 from ..rope_config import read_rope
-from ..sizes import read_sizes
 
 OLMO2 = {
     "vocab_size": 50304,

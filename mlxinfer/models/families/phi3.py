@@ -9,13 +9,11 @@ from ...nn.attention import Attention, load_output
 from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.weights import Weights
-from ..block import Block
-from ..config import ConfigReader
+from ..block import Block, attention_specs, pre_norm
+from ..common import FULL, SLIDING, read_sizes
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..layer_types import FULL, SLIDING
-from ..parts import attention_specs, pre_norm
 from ..rope_config import read_rope
-from ..sizes import read_sizes
 
 PHI3 = {
     "vocab_size": 32064,

@@ -11,14 +11,12 @@ from ...nn.linear import Linear
 from ...nn.moe import MixtureOfExperts, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
-from ..block import Block, FeedForward
-from ..config import ConfigReader
+from ..block import Block, FeedForward, attention_specs, gated_mlp, is_sparse_layer, pre_norm
+from ..common import FULL, SLIDING, Sizes, read_layer_types, read_sizes, windows
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..layer_types import FULL, SLIDING, read_layer_types, windows
-from ..parts import attention_specs, gated_mlp, is_sparse_layer, pre_norm
 from ..rope_config import read_rope
-from ..sizes import Sizes, read_sizes
 
 QWEN2 = {
     "vocab_size": 151936,

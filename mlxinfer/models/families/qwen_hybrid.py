@@ -19,14 +19,12 @@ from ...nn.moe import MixtureOfExperts, SharedExpert, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Matrix, Recipe, Weights, map_rows
-from ..block import Block, FeedForward, Mixer, Norms
-from ..config import ConfigReader
+from ..block import Block, FeedForward, Mixer, Norms, gated_mlp, is_sparse_layer
+from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
+from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..layer_types import FULL, LINEAR, every, read_layer_types
-from ..parts import gated_mlp, is_sparse_layer
 from ..rope_config import read_rope
-from ..sizes import Sizes, read_sizes
 
 QWEN3_NEXT = {
     "vocab_size": 151936,

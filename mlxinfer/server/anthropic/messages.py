@@ -13,10 +13,9 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..answering import Ask, bursts, collect, patiently
 from ..routing import Call, Doc, Endpoint, Server
-from .errors import OVERLOADED, piece
-from .schema import MessageRequest, MessageUsage, check_version, usage_of
+from ..serving import Ask, bursts, collect, patiently
+from .protocol import OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, piece, usage_of
 
 PING = sse.event("ping", {"type": "ping"})
 
@@ -114,4 +113,22 @@ def _event(name: str, **values: Any) -> bytes:
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", MessageObject, streams=sse.EVENT_STREAM, statuses=(OVERLOADED,))
-    return [Endpoint("POST", "/v1/messages", create, MessageRequest, doc, server=server)]
+    return [
+        Endpoint("POST", "/v1/messages", create, MessageRequest, doc, server=server),
+        Endpoint("POST", "/v1/messages/count_tokens", count, CountRequest, Doc("Tokens of a prompt", TokenCount), server=server),
+    ]
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+class CountRequest(Conversation):
+    """A conversation, and nothing on how to go on with it."""
+
+
+async def count(call: Call, body: CountRequest) -> ASGIApp:
+    check_version(call)
+    served = call.server.models.get(body.model)
+    call.log["model"] = served.name
+    return JSONResponse(TokenCount(input_tokens=len(await body.prompt(served))))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..routing import Dialect, Endpoint, Server
-from . import chat, generate, models
-from .errors import render
+from . import generate, models
+from .protocol import render
 
 
 def _routes(server: Server) -> list[Endpoint]:
-    return [route for part in (chat, generate, models) for route in part.routes(server)]
+    return [route for part in (generate, models) for route in part.routes(server)]
 
 
 DIALECT = Dialect(name="ollama", prefixes=("/api/",), routes=_routes, render=render)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..routing import Dialect, Endpoint, Server
-from . import chat, completions, embeddings, models, responses
-from .errors import render
+from . import chat, completions, models, responses
+from .protocol import render
 
 
 def _routes(server: Server) -> list[Endpoint]:
-    return [route for part in (chat, completions, responses, models, embeddings) for route in part.routes(server)]
+    return [route for part in (chat, completions, responses, models) for route in part.routes(server)]
 
 
 DIALECT = Dialect(name="openai", prefixes=("",), routes=_routes, render=render)

@@ -15,15 +15,23 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..answering import Ask, bursts, collect, encode_chat
-from ..fields import Body, Only
+from ..errors import invalid
 from ..models import Served
-from ..problems import invalid
 from ..routing import Call, Doc, Endpoint, Server
-from .errors import piece
-from .logprobs import ChoiceLogprobs, token_logprobs
-from .messages import Messages, for_template
-from .schema import FINGERPRINT, MAX_TOP_LOGPROBS, Sampling, UsageDict, usage_of
+from ..serving import Ask, bursts, collect, encode_chat
+from ..validation import Body, Only
+from .protocol import (
+    FINGERPRINT,
+    MAX_TOP_LOGPROBS,
+    ChoiceLogprobs,
+    Messages,
+    Sampling,
+    UsageDict,
+    for_template,
+    piece,
+    token_logprobs,
+    usage_of,
+)
 
 
 class TemplateVariables(Body):

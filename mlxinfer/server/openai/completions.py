@@ -16,14 +16,12 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, TokenLogprob, Usage
 from .. import sse
-from ..answering import Ask, bursts, collect, encode_text, merged, score, together
-from ..fields import Only, PromptOrPrompts
+from ..errors import invalid
 from ..models import Served
-from ..problems import invalid
 from ..routing import Call, Doc, Endpoint, Server
-from .errors import piece
-from .logprobs import LegacyLogprobs, TextLogprobs
-from .schema import FINGERPRINT, MAX_TOP_LOGPROBS, Sampling, UsageDict, usage_of
+from ..serving import Ask, bursts, collect, encode_text, merged, score, together
+from ..validation import Only, PromptOrPrompts
+from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, LegacyLogprobs, Sampling, TextLogprobs, UsageDict, piece, usage_of
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
+from ..errors import Problem
 from ..models import Served
 from ..routing import Call, Doc, Endpoint, Server
+from ..validation import Body, PromptOrPrompts
 
 
 class Model(TypedDict):
@@ -43,4 +46,24 @@ def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
         Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
+        Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
     ]
+
+
+class EmbeddingRequest(Body):
+    model: Annotated[str, Field(max_length=256)]
+    input: PromptOrPrompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+
+
+class Embeddings(TypedDict):
+    object: Literal["list"]
+    data: list[Any]
+    model: str
+
+
+async def create_embeddings(call: Call, body: EmbeddingRequest) -> ASGIApp:
+    served = call.server.models.get(body.model)
+    raise Problem(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")

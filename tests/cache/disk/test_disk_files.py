@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk_entries import LAYOUT, content, digest, entry, path_of
 
-from mlxinfer.cache.disk.folder import Folder
+from mlxinfer.cache.disk.page_dir import Folder
 from mlxinfer.cache.disk.pagefile import Layout, Tensor, parsed
 
 ONE = entry(1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk_cache import TOKENS, Reader
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 
 KV = KVFormat(4, 4, first16=True)
 LENGTH = 420

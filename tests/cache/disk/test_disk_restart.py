@@ -6,7 +6,7 @@ import pytest
 from support.disk_cache import TOKENS, Reader, files
 from support.tiny_engine import tiny_model
 
-from mlxinfer.cache.format import KVFormat
+from mlxinfer.cache.kv_format import KVFormat
 
 FULL, SLIDING, MOE, HYBRID = "llama", "gemma3_text", "qwen3_moe", "qwen3_next"
 FORMATS = [KVFormat(), KVFormat(4, 4), KVFormat(4, 4, first16=True)]
@@ -154,7 +154,7 @@ def test_the_cap_is_smaller_than_the_prompt(tmp_path):
 
 def test_a_disk_that_fails_is_not_noticed(tmp_path, monkeypatch):
     expected = filled(None, FULL, KVFormat())
-    monkeypatch.setattr("mlxinfer.cache.disk.folder._SPARE", 1 << 60)
+    monkeypatch.setattr("mlxinfer.cache.disk.page_dir._SPARE", 1 << 60)
     assert np.array_equal(filled(tmp_path, FULL, KVFormat()), expected)
     assert not files(tmp_path)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mlxinfer.errors import MLXInferError
-from mlxinfer.loading.aliases import ALIASES
 from mlxinfer.loading.checkpoint import Checkpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.gguf.reader import GGUFFile
+from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.models import build
 from mlxinfer.nn.weights import Quantized, map_rows
 from tests.support.plain_step import PlainCache
@@ -38,7 +38,7 @@ def test_files_of_llama_cpps_converter_give_the_logits_of_transformers(name: str
 
 
 def test_there_is_a_file_for_every_architecture() -> None:
-    from mlxinfer.loading.gguf.archs import BUILDERS
+    from mlxinfer.loading.gguf.arch_configs import BUILDERS
     from mlxinfer.loading.gguf.names import _ARCHITECTURES
 
     assert BUILDERS.keys() | {"mixtral"} == _ARCHITECTURES.keys()

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
-from mlxinfer.loading.gguf.config import rebuild_config
-from mlxinfer.loading.gguf.hyper import short_float
-from mlxinfer.loading.gguf.split import GGUFFiles
+from mlxinfer.loading.gguf.arch_configs import rebuild_config
+from mlxinfer.loading.gguf.files import GGUFFiles
+from mlxinfer.loading.gguf.hparams import short_float
 from tests.support.gguf_file import Tensor, Typed, array_tensor, write
 
 LLAMA = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.loading.gguf.strings import short_strings
+from mlxinfer.loading.gguf.reader import short_strings
 
 TEXTS = st.lists(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40), min_size=64, max_size=100

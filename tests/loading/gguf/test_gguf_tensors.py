@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.loading.gguf import tensors
-from mlxinfer.loading.gguf.dequantize import dequantize as our_dequantize
 from mlxinfer.loading.gguf.reader import TensorInfo
+from mlxinfer.loading.gguf.tensors import dequantize as our_dequantize
 from mlxinfer.loading.gguf.tensors import stored
 from mlxinfer.loading.gguf.types import TENSOR_TYPES, TensorType, tensor_type
 from mlxinfer.nn.weights import Dense, Matrix, Quantized

@@ -1,0 +1,80 @@
+"""What this machine can do, measured: reading and copying memory, multiply-adds.
+
+The rates are the best of several passes, so they are what is possible, not what is usual. On a GPU MLX measures, on a CPU numpy with one
+thread per processor allowed, because MLX's own CPU operations use a small part of the machine.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+
+import mlx.core as mx
+import numpy as np
+
+from ..device import allowed_threads, is_gpu, processor_name
+
+_LEAST_BYTES, _MOST_BYTES = 1 << 24, 1 << 30
+_LEAST_PASSES, _LEAST_SECONDS = 5, 0.3
+_SIDE = {"gpu": 4096, "cpu": 1024}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates per second. A copied byte counts twice, as it is read and written; a multiply-add is two operations."""
+
+    device: str
+    threads: int
+    buffer_bytes: int
+    """Size of what was read: smaller than the processor's cache, it measures that."""
+    read_bytes: float
+    copy_bytes: float
+    operations: float
+    operations_dtype: str
+
+
+def measure_machine(nbytes: int) -> Machine:
+    """`nbytes` is the size of the buffer to read (16 MiB to 1 GiB): that of the weights gives the rate at which they could be read."""
+    size = min(max(nbytes, _LEAST_BYTES), _MOST_BYTES) // 64 * 64
+    read, copy, multiply, dtype = _gpu_rates(size) if is_gpu() else _cpu_rates(size, allowed_threads())
+    return Machine(_device_name(), allowed_threads(), size, read, copy, multiply, dtype)
+
+
+def _cpu_rates(size: int, threads: int) -> tuple[float, float, float, str]:
+    source = np.ones(size // 4, np.int32)
+    target = np.zeros_like(source)
+    parts, targets = np.array_split(source, threads), np.array_split(target, threads)
+    matrix = np.ones((_SIDE["cpu"],) * 2, np.float32)
+    with ThreadPoolExecutor(threads) as pool:
+        # Reductions and copies let go of the interpreter's lock.
+        read = _best(lambda: list(pool.map(np.maximum.reduce, parts)))
+        copy = _best(lambda: list(pool.map(np.copyto, targets, parts)))
+    multiply = _best(lambda: matrix @ matrix)
+    return size / read, 2 * size / copy, 2 * len(matrix) ** 3 / multiply, "float32"
+
+
+def _gpu_rates(size: int) -> tuple[float, float, float, str]:
+    source = mx.ones((size // 4,), mx.int32)
+    matrix = mx.ones((_SIDE["gpu"],) * 2, mx.bfloat16)
+    mx.eval(source, matrix)
+    read = _best(lambda: mx.eval(mx.max(source)))
+    copy = _best(lambda: mx.eval(source + 1))
+    multiply = _best(lambda: mx.eval(matrix @ matrix))
+    return size / read, 2 * size / copy, 2 * matrix.shape[0] ** 3 / multiply, "bfloat16"
+
+
+def _best(once: Callable[[], object]) -> float:
+    """Seconds of the quickest pass."""
+    times: list[float] = []
+    while len(times) < _LEAST_PASSES or sum(times) < _LEAST_SECONDS:
+        start = perf_counter()
+        once()
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def _device_name() -> str:
+    return str(mx.device_info().get("device_name", "GPU")) if is_gpu() else processor_name() or platform.processor() or platform.machine()

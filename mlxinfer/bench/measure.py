@@ -1,0 +1,246 @@
+"""Measures an engine at work: prompts of random tokens, answers of a fixed length, on the way that every request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from ..cache.pool import Growth
+from ..engine.engine import Engine
+from ..engine.llm import LLM
+from ..engine.sequence import Sequence
+from ..types import SamplingParams
+from .machine import Machine
+from .roofline import Cost, footprint
+
+Tell = Callable[[str], None]
+
+_GREEDY = SamplingParams(temperature=0.0)
+_WARM_PROMPT, _WARM_STEPS = 32, 2
+_LEAST_STEPS = 4
+
+
+class Bench:
+    """Times parts of the work of an engine that nobody else uses. After an exception it is of no further use."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._random = np.random.default_rng(0)
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of so many tokens to the first token of its answer."""
+        sequence = self._sequence(tokens, tokens + 1)
+        start = perf_counter()
+        self.engine.add(sequence)
+        self._advance([sequence], 1)
+        return sequence.times.first_token - start
+
+    def fits(self, depth: int, streams: int, steps: int) -> bool:
+        """Whether `filled` has the room: each sequence is measured on a copy, which shares nothing in the worst case."""
+        limit = _limit(depth, steps)
+        return self.engine.cache.room([Growth(None, 0, limit)] * (2 * streams))
+
+    @contextmanager
+    def filled(self, depth: int, streams: int, steps: int) -> Iterator[list[Sequence]]:
+        """Sequences with `depth` (at least one) tokens behind them, each with its own past, for `decode` of up to `steps` tokens."""
+        held = [self._hold(self._sequence(max(depth, 1), _limit(depth, steps))) for _ in range(streams)]
+        yield held
+        self._end(held)
+
+    def decode(self, held: list[Sequence], steps: int) -> float:
+        """Seconds in which every one of these sequences gets `steps` tokens, all of them together. They stay as they are."""
+        running = [self._copy(sequence) for sequence in held]
+        for sequence in running:
+            self.engine.scheduler.run(sequence)
+        self._advance(running, _WARM_STEPS)
+        start = perf_counter()
+        self._advance(running, steps)
+        seconds = perf_counter() - start
+        self._end(running)
+        return seconds
+
+    def _sequence(self, tokens: int, limit: int) -> Sequence:
+        vocabulary = self.engine.model.vocab_size
+        return Sequence(self._random.integers(0, vocabulary, tokens).tolist(), _GREEDY, seed=0, limit=limit)
+
+    def _hold(self, sequence: Sequence) -> Sequence:
+        """Compute what it knows, and take it off the schedule with its past in the cache."""
+        self.engine.add(sequence)
+        self._advance([sequence], 1)
+        self.engine.scheduler.remove(sequence)
+        self._drain()
+        return sequence
+
+    def _copy(self, held: Sequence) -> Sequence:
+        """One that runs on from there; computed anew where the model's past cannot be shared."""
+        copy = Sequence(list(held.tokens), _GREEDY, seed=0, limit=held.limit)
+        if not self.engine.cache.can_fork:
+            return self._hold(copy)
+        assert held.slot is not None
+        copy.slot, copy.num_computed = self.engine.cache.fork(held.slot), held.num_computed
+        return copy
+
+    def _advance(self, sequences: list[Sequence], count: int) -> None:
+        """Run until all of them have `count` more tokens."""
+        targets = [len(s.tokens) + count for s in sequences]
+        while any(len(s.tokens) < target for s, target in zip(sequences, targets, strict=True)):
+            self.engine.step()
+
+    def _drain(self) -> None:
+        while not self.engine.idle:
+            self.engine.step()
+
+    def _end(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.engine.abort(sequence)
+        self._drain()
+
+
+def _limit(depth: int, steps: int) -> int:
+    """Length at which a sequence ends that is measured at this depth: what it needs and no less, or it would end early."""
+    return max(depth, 1) + steps + 4 * _WARM_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure. `steps` is the most tokens that a sample of decoding takes of each sequence. A row is left out if a single
+    sample of it would take more than `max_seconds` (0: never), and gets fewer than `repeat` samples if those would."""
+
+    prefill: tuple[int, ...] = (128, 512)
+    depths: tuple[int, ...] = (0, 1024)
+    batches: tuple[int, ...] = (1, 4, 8)
+    repeat: int = 5
+    steps: int = 64
+    max_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How near a speed is to what the machine can do: 1 is what a plain read of the same bytes takes, or as many multiply-adds in a
+    large product of matrices. `limit` names the one that would be reached first."""
+
+    bandwidth: float
+    operations: float
+    limit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Speeds of one kind of work. `rates` are tokens per second, one for each sample, of all sequences together."""
+
+    work: str
+    tokens: int
+    """Of the prompt, or the most that a sample of decoding took of each sequence."""
+    depth: int
+    batch: int
+    rates: tuple[float, ...] = ()
+    cost: Cost | None = None
+    """Of one step of decoding, in the middle of a sample; of a whole prompt in prefill. None where the model's sizes are not known."""
+    left_out: str | None = None
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, the median."""
+        return median(self.rates)
+
+    @property
+    def seconds(self) -> float:
+        """Of what `cost` counts."""
+        return (self.batch if self.work == "decode" else self.tokens) / self.rate
+
+    @property
+    def name(self) -> str:
+        return f"prefill {self.tokens}" if self.work == "prefill" else f"decode {self.depth} x{self.batch}"
+
+    def against(self, machine: Machine) -> Shares | None:
+        """None where nothing was measured, or nothing is known of the cost."""
+        if not self.rates or self.cost is None:
+            return None
+        reading, computing = self.cost.bytes / machine.read_bytes, self.cost.operations / machine.operations
+        return Shares(reading / self.seconds, computing / self.seconds, "memory" if reading > computing else "arithmetic")
+
+
+def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
+    """The rows of a plan, as they are done. `tell` is called with what is being measured."""
+    engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype, llm.kv)
+    bench = Bench(engine)
+    tell("warming up")
+    warm = max(min(_WARM_PROMPT, engine.config.max_context - 1), 1)
+    bench.prefill(warm)
+    speed = warm / bench.prefill(warm)
+    for tokens in plan.prefill:
+        row = _prefill_row(bench, plan, tokens, speed, tell)
+        speed = row.rate if row.rates else speed
+        yield replace(row, cost=sizes.prefill(tokens, engine.config.max_step_tokens) if sizes else None)
+    for depth in plan.depths:
+        for row in _decode_rows(bench, plan, depth, speed, tell):
+            yield replace(row, cost=sizes.decode(depth + row.tokens // 2, row.batch) if sizes else None)
+
+
+def _prefill_row(bench: Bench, plan: Plan, tokens: int, speed: float, tell: Tell) -> Row:
+    row = Row(work="prefill", tokens=tokens, depth=0, batch=1)
+    reason = _too_long(plan, tokens / speed)
+    if tokens >= bench.engine.config.max_context:
+        reason = _beyond(bench)
+    if reason:
+        return replace(row, left_out=reason)
+    times = _samples(plan, row.name, lambda: bench.prefill(tokens), tell)
+    return replace(row, rates=tuple(tokens / t for t in times))
+
+
+def _decode_rows(bench: Bench, plan: Plan, depth: int, speed: float, tell: Tell) -> Iterator[Row]:
+    """All batches at one depth: the cache is filled once, with as many sequences as the largest of them needs."""
+    reasons = {batch: _obstacle(bench, plan, depth, batch, speed) for batch in plan.batches}
+    rows = [Row(work="decode", tokens=0, depth=depth, batch=batch, left_out=reason) for batch, reason in reasons.items()]
+    streams = max((row.batch for row in rows if not row.left_out), default=0)
+    if not streams:
+        yield from rows
+        return
+    tell(f"filling the cache with {streams} x {depth} tokens")
+    with bench.filled(depth, streams, plan.steps) as held:
+        for row in rows:
+            yield row if row.left_out else _decode_row(bench, plan, row, held[: row.batch], tell)
+
+
+def _obstacle(bench: Bench, plan: Plan, depth: int, batch: int, speed: float) -> str | None:
+    config = bench.engine.config
+    if _limit(depth, plan.steps) > config.max_context:
+        return _beyond(bench)
+    if batch > config.max_sequences:
+        return f"at most {config.max_sequences} sequences run together"
+    if not bench.fits(depth, batch, plan.steps):
+        return "does not fit in the cache's memory"
+    return _too_long(plan, depth * batch / speed, "to fill the cache")
+
+
+def _decode_row(bench: Bench, plan: Plan, row: Row, held: list[Sequence], tell: Tell) -> Row:
+    tell(row.name)
+    step = bench.decode(held, _WARM_STEPS) / _WARM_STEPS
+    affordable = int(plan.max_seconds / plan.repeat / step) if plan.max_seconds else plan.steps
+    steps = min(plan.steps, max(affordable, _LEAST_STEPS))
+    times = _samples(plan, row.name, lambda: bench.decode(held, steps), tell)
+    return replace(row, tokens=steps, rates=tuple(steps * row.batch / t for t in times))
+
+
+def _samples(plan: Plan, name: str, once: Callable[[], float], tell: Tell) -> list[float]:
+    """Times: `repeat` of them, or as many as there is time for."""
+    times: list[float] = []
+    while len(times) < plan.repeat and (not times or not _too_long(plan, sum(times) + times[-1])):
+        tell(f"{name}: {len(times) + 1} of {plan.repeat}")
+        times.append(once())
+    return times
+
+
+def _beyond(bench: Bench) -> str:
+    return f"does not fit in the context of {bench.engine.config.max_context} tokens"
+
+
+def _too_long(plan: Plan, seconds: float, purpose: str = "") -> str | None:
+    if not plan.max_seconds or seconds <= plan.max_seconds:
+        return None
+    return f"takes about {seconds:.0f} s {purpose}".rstrip()

@@ -1,0 +1,145 @@
+"""What a step has to move and to compute, from the sizes of the model alone: what is left out makes it a lower bound.
+
+Counted are the weights, read once a step, keys, values and states, and the operations (a multiply-add is two) of products with
+matrices and of attention. Not counted are activations, which stay in the processor's caches, and everything elementwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..cache.base import PAGE, AttentionSpec, LayerSpec, RecurrentSpec
+from ..cache.kv_format import KVFormat
+from ..cache.store import LayerStore
+from ..models.decoder import Decoder, Model
+from ..nn.linear import Embedding, Linear
+from ..nn.moe import Experts
+from ..nn.packing import arrays, objects
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    bytes: float = 0.0
+    operations: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.operations + other.operations)
+
+    def times(self, count: float) -> Cost:
+        return Cost(self.bytes * count, self.operations * count)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes, and parameters that a token is multiplied with."""
+
+    nbytes: int
+    parameters: int
+
+    @classmethod
+    def of(cls, part: object) -> Weights:
+        shapes = [node.matrix.shape for node in objects(part) if isinstance(node, (Linear, Embedding))]
+        return cls(sum(array.nbytes for array in arrays(part)), sum(map(math.prod, shapes)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """A layer: bytes of a token's keys and values, and operations for each pair of a token and one that it sees."""
+
+    window: int | None
+    token_bytes: float
+    pair_operations: int
+
+    def step(self, past: int, count: int) -> Cost:
+        """Of `count` tokens behind `past` others: what they see is read once, what they add is written."""
+        read = past if self.window is None else min(past, self.window - 1)
+        pairs = self._pairs(past + count) - self._pairs(past)
+        return Cost((read + count) * self.token_bytes, pairs * self.pair_operations)
+
+    def _pairs(self, length: int) -> int:
+        """Tokens that each of the first `length` sees, itself included, added up."""
+        growing = length if self.window is None else min(length, self.window)
+        return growing * (growing + 1) // 2 + (length - growing) * growing
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The sizes that costs follow from. `body` is what every token goes through, `head` gives logits, `experts` are all of them."""
+
+    body: Weights
+    head: Weights
+    experts: Weights
+    chosen: float
+    """The share of the experts that a token goes through."""
+    attention: tuple[_Attention, ...]
+    state_bytes: int
+
+    def decode(self, depth: int, streams: int) -> Cost:
+        """One step of so many sequences, each with `depth` tokens behind it."""
+        own = sum((layer.step(depth, 1) for layer in self.attention), Cost(2 * self.state_bytes))
+        return self._weights(streams, rows=streams) + own.times(streams)
+
+    def prefill(self, tokens: int, chunk: int) -> Cost:
+        """All steps of one prompt, `chunk` tokens in each; logits are computed once."""
+        total = Cost()
+        for past in range(0, tokens, chunk):
+            count = min(chunk, tokens - past)
+            own = sum((layer.step(past, count) for layer in self.attention), Cost(2 * self.state_bytes))
+            total += self._weights(count, rows=int(past + count == tokens)) + own
+        return total
+
+    def _weights(self, tokens: int, *, rows: int) -> Cost:
+        """Products of a step with so many tokens, of which `rows` get logits."""
+        touched = 1 - (1 - self.chosen) ** tokens
+        nbytes = self.body.nbytes + self.experts.nbytes * touched + (self.head.nbytes if rows else 0)
+        parameters = tokens * (self.body.parameters + self.experts.parameters * self.chosen) + rows * self.head.parameters
+        return Cost(nbytes, 2.0 * parameters)
+
+
+def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None = None) -> Footprint | None:
+    """None for a model whose graph is not of this project: nothing is known of it. Experts are taken to be chosen evenly."""
+    if not isinstance(model, Decoder):
+        return None
+    experts = Weights.of(_experts(model))
+    blocks, norm = Weights.of(model.blocks), Weights.of(model.norm)
+    return Footprint(
+        body=Weights(blocks.nbytes + norm.nbytes - experts.nbytes, blocks.parameters - experts.parameters),
+        head=Weights.of(model.head or model.embedding),
+        experts=experts,
+        chosen=_chosen_share(model, config),
+        attention=tuple(_attention(spec, config, dtype, kv) for spec in model.layers if isinstance(spec, AttentionSpec)),
+        state_bytes=sum(_state_bytes(spec) for spec in model.layers),
+    )
+
+
+def _attention(spec: AttentionSpec, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None) -> _Attention:
+    heads = _setting(config, "num_attention_heads", spec.kv_heads)
+    return _Attention(spec.window, LayerStore.page_bytes(spec, dtype, kv) / PAGE, 2 * heads * (spec.key_dim + spec.value_dim))
+
+
+def _state_bytes(spec: LayerSpec) -> int:
+    return sum(math.prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
+
+
+def _chosen_share(model: Decoder, config: Mapping[str, Any]) -> float:
+    counts = [experts.down.matrix.shape[0] for experts in _experts(model)]
+    return min(_setting(config, "num_experts_per_tok", counts[0]) / counts[0], 1.0) if counts else 0.0
+
+
+def _experts(model: Decoder) -> list[Experts]:
+    return [node for node in objects(model.blocks) if isinstance(node, Experts)]
+
+
+def _setting(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A number of the config, or of the text model's part of it."""
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        value = place.get(key)
+        if isinstance(value, int):
+            return value
+    return default

@@ -1,0 +1,137 @@
+"""How attention reads and fills the pages: what every way of it offers, and the native CPU operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from ... import kernels_cpu
+from ..base import PAGE, HeadSteps, Rotation, Segment
+from ..pages import AttentionGroup
+from ..store import Filled, LayerStore
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """As in `base.Step.attend`."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: mx.array | None = None
+
+
+Full = dict[int, Filled]
+"""By slot, the pages that became full."""
+
+
+class StepAttention(Protocol):
+    """Attention in the layers of one window, in one step. Both calls append to the open pages of `store`."""
+
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        """See `base.Step.attend`."""
+        ...
+
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        """See `base.Step.attend_rows`."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
+
+
+class NativeAttention:
+    """One operation for all segments, which reads the pages where they lie and writes the open ones in place."""
+
+    name = "the native operation for this CPU"
+
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
+        parts = []
+        for s in segments:
+            table = group.tables[s.slot]
+            parts.append((s.slot, s.start, s.count, s.past, table.first, table.pages))
+        return NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
+
+
+class NativeStep:
+    def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
+        self.segments = segments
+        self.plan = plan
+        self._rotation: tuple[Rotation | None, kernels_cpu.Rotation | None] = None, None
+
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+        y, full = self.rows(store, qkv, HeadSteps(), options)
+        return y.reshape(y.shape[0], qkv[0].shape[1], -1), full
+
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+        q_norm, k_norm = heads.q_norm, heads.k_norm
+        form = store.format
+        answers, store.open, filled, first = kernels_cpu.paged_attention(
+            rows,
+            store.sealed,
+            store.open,
+            self.plan,
+            scale=options.scale,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            query_norm=q_norm.weight if q_norm else None,
+            key_norm=k_norm.weight if k_norm else None,
+            eps=norm.eps if (norm := q_norm or k_norm) else 0.0,
+            rotation=self.native_rotation(heads.rotation),
+            k_bits=form.k_bits,
+            v_bits=form.v_bits,
+            first=store.first,
+        )
+        return answers, self.full(filled, first)
+
+    def full(self, filled: list[mx.array], first: list[mx.array]) -> Full:
+        """The pages that became full, by slot. The operation has them one segment's after another's."""
+        full, start, first_start = {}, 0, 0
+        for s in self.segments:
+            if not s.filled:
+                continue
+            first_end = first_start + (1 if first and s.past < PAGE else 0)
+            end = start + s.filled - (first_end - first_start)
+            starts = [p[:, first_start:first_end] for p in first] if first_end > first_start else []
+            full[s.slot] = Filled([p[:, start:end] for p in filled], starts)
+            start, first_start = end, first_end
+        return full
+
+    def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
+        """The cosines and sines, made for the first layer that asks and kept for the others."""
+        if rotation is not None and self._rotation[0] is not rotation:
+            parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
+            self._rotation = rotation, kernels_cpu.rotation(parts)
+        return None if rotation is None else self._rotation[1]
+
+
+def run_blocks(
+    x: mx.array,
+    blocks: kernels_cpu.Blocks,
+    parts: Sequence[tuple[LayerStore, StepAttention]],
+    rotations: Sequence[Rotation | None],
+) -> tuple[mx.array, list[Full]]:
+    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
+    steps = [step for _, step in parts if isinstance(step, NativeStep)]
+    stores = [store for store, _ in parts]
+    x, filled, first = kernels_cpu.run_blocks(
+        x,
+        blocks,
+        [store.sealed for store in stores],
+        [store.open for store in stores],
+        [step.plan for step in steps],
+        [step.native_rotation(rotation) for step, rotation in zip(steps, rotations, strict=True)],
+        [(store.format.k_bits, store.format.v_bits) for store in stores],
+        [store.first for store in stores],
+    )
+    if not any(filled):
+        return x, [{}] * len(parts)
+    return x, [step.full(*pages) for step, *pages in zip(steps, filled, first, strict=True)]

@@ -1,0 +1,200 @@
+"""Pages between the pools of a group of layers and the bytes of files."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+import mlx.core as mx
+import numpy as np
+
+from ..pages import AttentionGroup
+from ..prefix_tree import ITEM, Node, Snapshot
+from ..state import RecurrentStore, Rows
+from ..store import Filled, LayerStore
+from .pagefile import Entry, Layout, Name, Tensor, shown
+
+_STATE = "state"
+_STATE_PART = re.compile(_STATE + "([0-9]{1,3})")
+
+
+class Entries:
+    """The files of one cache."""
+
+    def __init__(self, groups: Sequence[AttentionGroup], stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
+        self._groups = groups
+        self._stores = stores
+        self._recurrent = recurrent
+        self._of_group = [{layer: stores[layer] for layer in group.layers} for group in groups]
+        self._pages = [page_layout(layers) for layers in self._of_group]
+        self._firsts = [page_layout(of, first=True) if g.first else None for of, g in zip(self._of_group, groups, strict=True)]
+        self._parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
+        self._states: dict[int, Layout] = {}
+
+    # --- pages
+
+    def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
+        return Name(shown(digest), shown(parent), self._parts[group])
+
+    def page_bytes(self, depth: int, group: int) -> int:
+        return self._page_layout(depth, group).nbytes
+
+    def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
+        """`digests` are those of the parent and of the node, `block` its tokens."""
+        parent, digest = digests
+        return Entry(root, digest, parent, self._parts[group], _tokens(block), self._page_layout(depth, group))
+
+    def page_of(self, root: bytes, node: Node, group: int) -> Entry:
+        assert node.parent
+        return self.page(root, (node.parent.digest, node.digest), node.block, node.depth, group)
+
+    def group_of(self, entry: Entry) -> int | None:
+        """None for a snapshot."""
+        return None if entry.part.startswith(_STATE) else self._parts.index(entry.part)
+
+    def copied_page(self, node: Node, group: int) -> np.ndarray:
+        page = node.pages[group]
+        assert page is not None
+        return copy_page(list(self._of_group[group].values()), page, self._page_layout(node.depth, group))
+
+    def put(self, group: int, pages: list[int], entries: Sequence[Entry], data: np.ndarray) -> None:
+        """Store pages under these ids. No step may be in flight."""
+        put_pages(list(self._of_group[group].values()), pages, data, entries[0].layout)
+
+    def _page_layout(self, depth: int, group: int) -> Layout:
+        first = self._firsts[group]
+        return first if depth == 1 and first else self._pages[group]
+
+    # --- snapshots
+
+    def snapshot(self, root: bytes, node: bytes, tail: bytes) -> Entry:
+        """Of the state `tail` behind the node of this digest."""
+        name = snapshot_name(node, tail)
+        count = len(tail) // ITEM
+        return Entry(root, _snapshot_digest(node, tail), node, name.part, _tokens(tail), self._state_layout(count))
+
+    def snapshot_of(self, root: bytes, snapshot: Snapshot) -> Entry:
+        return self.snapshot(root, snapshot.node.digest, snapshot.tail)
+
+    def copied_snapshot(self, snapshot: Snapshot) -> np.ndarray:
+        assert isinstance(snapshot.content, Rows)
+        arrays = _named(snapshot.content)
+        return copy_arrays(arrays, arrays_layout(arrays))
+
+    def rows(self, entry: Entry, data: np.ndarray) -> Rows:
+        found: dict[str, dict[int, list[mx.array]]] = {"open": {}, _STATE: {}}
+        for name, values in arrays_from(data, entry.layout).items():
+            kind, layer, _ = name.split(".")
+            found[kind].setdefault(int(layer), []).append(values)
+        return Rows(found["open"], found[_STATE])
+
+    def _state_layout(self, count: int) -> Layout:
+        if count not in self._states:
+            rows = {i: [mx.zeros((a.shape[1], count, a.shape[3]), a.dtype) for a in store.open] for i, store in self._stores.items()}
+            states = {i: [mx.zeros((1, *a.shape[1:]), a.dtype) for a in store.states] for i, store in self._recurrent.items()}
+            self._states[count] = arrays_layout(_named(Rows(rows if count else {}, states)))
+        return self._states[count]
+
+
+def snapshot_name(node: bytes, tail: bytes) -> Name:
+    return Name(shown(_snapshot_digest(node, tail)), shown(node), f"{_STATE}{len(tail) // ITEM}")
+
+
+def tail_length(name: Name) -> int | None:
+    """Tokens in the open page of a snapshot; None for a page."""
+    found = _STATE_PART.fullmatch(name.part)
+    return int(found[1]) if found else None
+
+
+def _snapshot_digest(node: bytes, tail: bytes) -> bytes:
+    return blake2b(node + tail, digest_size=32, person=b"snapshot").digest()
+
+
+def _named(rows: Rows) -> dict[str, mx.array]:
+    """Arrays of a snapshot by `open.<layer>.<i>` and `state.<layer>.<i>`."""
+    kinds = (("open", rows.open), (_STATE, rows.states))
+    return {f"{kind}.{layer}.{i}": a for kind, by_layer in kinds for layer, arrays in by_layer.items() for i, a in enumerate(arrays)}
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(array("i", data))
+
+
+_NAMES = {mx.float32: "F32", mx.uint32: "U32", mx.float16: "F16", mx.bfloat16: "BF16"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_HOST = {"F32": np.float32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint16}
+"""As numpy has them: it knows no bfloat16."""
+
+
+def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout:
+    """Of a page in these layers, or in their pools for first pages: `layers.<layer>.<i>`, `[Hkv, ...]` as in `LayerStore.sealed[i]`."""
+    return Layout(
+        [
+            Tensor(f"layers.{layer}.{i}", _NAMES[pool.dtype], (pool.shape[0], *pool.shape[2:]))
+            for layer, store in layers.items()
+            for i, pool in enumerate(store.first if first else store.sealed)
+        ]
+    )
+
+
+def arrays_layout(arrays: dict[str, mx.array]) -> Layout:
+    return Layout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
+
+
+def copy_page(layers: Sequence[LayerStore], page: int, layout: Layout) -> np.ndarray:
+    """The bytes of a page, uint8 `[layout.nbytes]`. The pools must have been evaluated."""
+    pools = [pool for store in layers for pool in (store.first if page < 0 else store.sealed)]
+    place = ~page if page < 0 else page
+    return _joined([memory[:, place] for memory in _host(pools)], layout)
+
+
+def copy_arrays(arrays: dict[str, mx.array], layout: Layout) -> np.ndarray:
+    return _joined(_host(list(arrays.values())), layout)
+
+
+def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: Layout) -> None:
+    """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids, for which there is room; evaluated. As for `seal`, no
+    step may be in flight."""
+    # Views of one array, so that bytes are copied to it once and from there to the pools. All sizes are multiples of a word.
+    words = mx.array(data.view(np.uint32))
+    parts = [_part(words, start, tensor) for start, tensor in zip(layout.offsets, layout.tensors, strict=False)]
+    for store in layers:
+        count = len(store.first if pages[0] < 0 else store.sealed)
+        taken, parts = parts[:count], parts[count:]
+        if pages[0] < 0:
+            store.seal(pages, Filled([a[:, :0] for a in store.sealed], taken))
+        else:
+            store.seal(pages, Filled(taken, []))
+    mx.eval([a for store in layers for a in store.arrays])
+
+
+def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
+    """What `copy_arrays` was given, evaluated."""
+    found = {}
+    for start, tensor in zip(layout.offsets, layout.tensors, strict=False):
+        values = data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)
+        found[tensor.name] = mx.array(values).view(_DTYPES[tensor.dtype])
+    mx.eval(list(found.values()))
+    return found
+
+
+def _host(arrays: Sequence[mx.array]) -> list[np.ndarray]:
+    """The arrays' own memory. Such views are not kept: as long as there is one, MLX would copy the array where it can write in place."""
+    viewed = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
+    mx.eval(viewed)
+    return [np.asarray(a) for a in viewed]
+
+
+def _joined(arrays: Sequence[np.ndarray], layout: Layout) -> np.ndarray:
+    data = np.empty(layout.nbytes, np.uint8)
+    for source, start, tensor in zip(arrays, layout.offsets, layout.tensors, strict=False):
+        data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)[...] = source
+    return data
+
+
+def _part(words: mx.array, start: int, tensor: Tensor) -> mx.array:
+    """`[Hkv, pages, ...]`."""
+    part = words[:, start // 4 : (start + tensor.nbytes) // 4].view(_DTYPES[tensor.dtype])
+    return mx.unflatten(part, 1, tensor.shape).swapaxes(0, 1)

@@ -1,0 +1,278 @@
+"""What a prompt needs is read back from disk into the prefix index; see `spill.py` for the way there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+
+from ..pages import PAGE, AttentionGroup
+from ..prefix_match import Match, find
+from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
+from .layout import Entries, snapshot_name, tail_length
+from .pagefile import Entry
+from .storage import DiskTier
+from .write_back import Spill
+
+_BATCH = 8 << 20
+"""Bytes that are taken over at once: some milliseconds."""
+
+Goal = tuple[int, int, "bytes | None"]
+"""A position, its full pages, and the tail of the snapshot on disk that it needs, or None."""
+
+
+class Wanted:
+    """The way to the goal of one prompt."""
+
+    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries, tokens: Sequence[int], adapter: str) -> None:
+        self._index = index
+        self._tier = tier
+        self._entries = entries
+        self._data = token_bytes(tokens)
+        self._limit = len(tokens) - 1
+        self.root = index.root_digest(adapter)
+        self._digests = [self.root, *index.digests(tokens, adapter)]
+        self._reused = find(index, tokens, adapter).reused
+        self._runs = self._all_runs()
+
+    def batches(self) -> tuple[int, list[list[Entry]]]:
+        """Full pages of the goal, and what to read, in this order. Nothing where there is nothing to gain."""
+        for position, depth, tail in self._goals():
+            if position <= self._reused:
+                break
+            if self._complete(position, depth) and self._fits(position, depth):
+                return depth, self._missing(position, depth, tail)
+        return 0, []
+
+    def blocks(self, depth: int) -> Iterator[bytes]:
+        """Tokens of the nodes down to a depth."""
+        for start in range(0, depth * BLOCK, BLOCK):
+            yield self._data[start : start + BLOCK]
+
+    def _goals(self) -> Iterator[Goal]:
+        """Where one could go on, the last position first, as far as that does not depend on pages."""
+        for depth in range(len(self._digests) - 1, -1, -1):
+            if depth * PAGE > self._limit:
+                continue
+            for tail in sorted(self._tails(depth), key=len, reverse=True):
+                position = depth * PAGE + len(tail) // ITEM
+                if position <= self._limit or not self._index.exact:
+                    yield min(position, self._limit), depth, tail
+            if not self._index.exact:
+                yield depth * PAGE, depth, None
+
+    def _tails(self, depth: int) -> Iterator[bytes]:
+        """Of snapshots behind a node that agree with the prompt as a whole."""
+        digest = self._digests[depth]
+        for name in self._tier.behind(self.root, digest):
+            count = tail_length(name)
+            if count is not None:
+                tail = self._data[depth * BLOCK : depth * BLOCK + count * ITEM]
+                if count < PAGE and snapshot_name(digest, tail) == name:
+                    yield tail
+
+    def _all_runs(self) -> list[list[int]]:
+        """By depth and group, how many pages in a row there are up to it, in memory or on disk."""
+        runs = [[0] * len(self._index.groups)]
+        for depth in range(1, len(self._digests)):
+            there = [self._in_memory(depth, g) or self._on_disk(depth, g) for g in range(len(self._index.groups))]
+            runs.append([run + 1 if is_there else 0 for run, is_there in zip(runs[-1], there, strict=True)])
+        return runs
+
+    def _in_memory(self, depth: int, group: int) -> bool:
+        node = self._index.node(self._digests[depth])
+        return node is not None and node.pages[group] is not None
+
+    def _on_disk(self, depth: int, group: int) -> bool:
+        name = self._entries.page_name(self._digests[depth], self._digests[depth - 1], group)
+        return self._tier.has(self.root, name)
+
+    def _complete(self, position: int, depth: int) -> bool:
+        return all(run >= depth - g.oldest(position) for g, run in zip(self._index.groups, self._runs[depth], strict=True))
+
+    def _fits(self, position: int, depth: int) -> bool:
+        """Whether all of it can be in memory at once, beside what running sequences have."""
+        for number, group in enumerate(self._index.groups):
+            wanted = [d for d in range(group.oldest(position) + 1, depth + 1) if not self._in_use(d, number, group)]
+            allocator = group.allocator
+            if len(wanted) > min(allocator.available, allocator.most_idle) or (group.first and not group.first.available):
+                return False
+        return True
+
+    def _in_use(self, depth: int, number: int, group: AttentionGroup) -> bool:
+        node = self._index.node(self._digests[depth])
+        page = node.pages[number] if node else None
+        if page is None:
+            return False
+        allocator, place = group.owner(page)
+        return allocator.in_use(place)
+
+    def _missing(self, position: int, depth: int, tail: bytes | None) -> list[list[Entry]]:
+        batches: list[list[Entry]] = []
+        for number, group in enumerate(self._index.groups):
+            depths = [d for d in range(group.oldest(position) + 1, depth + 1) if not self._in_memory(d, number)]
+            for d in depths:
+                digests, block = (self._digests[d - 1], self._digests[d]), self._data[(d - 1) * BLOCK : d * BLOCK]
+                entry = self._entries.page(self.root, digests, block, d, number)
+                if not batches or not _joins(batches[-1], entry):
+                    batches.append([])
+                batches[-1].append(entry)
+        if tail is not None:
+            batches.append([self._entries.snapshot(self.root, self._digests[depth], tail)])
+        return batches
+
+
+def _joins(batch: list[Entry], entry: Entry) -> bool:
+    """Whether an entry belongs into a batch: it follows the last one, in the same form."""
+    last = batch[-1]
+    fits = (len(batch) + 1) * entry.layout.nbytes <= _BATCH
+    return fits and last.layout is entry.layout and last.digest == entry.parent
+
+
+_REMEMBERED = 1 << 16
+"""Prompts for which there was nothing to read."""
+
+_LEAST_S = 0.2
+"""For what has been copied already."""
+
+Request = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class _Fetch:
+    request: Request
+    leaf: Node
+    missing: Counter[int]
+    """Pages that have not arrived yet, by group."""
+
+
+class PrefixesOnDisk:
+    """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes the pools of a group large
+    enough for its pages, and for as many more."""
+
+    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries, reserve: Callable[[int, int], None]) -> None:
+        self._index = index
+        self._tier = tier
+        self._entries = entries
+        self._reserve = reserve
+        self._fetches: dict[Request, _Fetch] = {}
+        self._done: set[Request] = set()
+        self._spill = Spill(index, tier, entries)
+        tier.opened(index.root_digest())
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `prefetch` would change the pools: then no step may be in flight."""
+        return self._tier.arrived
+
+    def prefetch(self, tokens: Sequence[int], adapter: str, *, store: bool) -> bool:
+        """See `PagedCache.prefetch`."""
+        if store:
+            self._take_over()
+        if self._tier.off:
+            self._fetches.clear()
+            return False
+        data = token_bytes(tokens)
+        request = adapter, len(data), hash(data)
+        if request in self._fetches:
+            return True
+        if request in self._done:
+            return False
+        if not self._tier.opened(self._index.root_digest(adapter)):
+            return True
+        return self._start(request, Wanted(self._index, self._tier, self._entries, tokens, adapter), adapter)
+
+    def wait(self, timeout_s: float) -> None:
+        self._tier.wait(timeout_s)
+
+    def used(self, match: Match) -> None:
+        """A sequence was opened with this: what it needed stays longer, and what others wait for may have changed."""
+        self._done.clear()
+        if match.node is None:
+            return
+        root = match.node.chain()[0].digest
+        if match.node.parent:
+            for group in range(len(match.node.pages)):
+                self._tier.mark_used(root, self._entries.page_name(match.node.digest, match.node.parent.digest, group))
+        if match.snapshot:
+            self._tier.mark_used(root, self._entries.snapshot_of(root, match.snapshot).file)
+
+    def _start(self, request: Request, wanted: Wanted, adapter: str) -> bool:
+        depth, batches = wanted.batches()
+        if not batches:
+            if len(self._done) >= _REMEMBERED:
+                self._done.clear()
+            self._done.add(request)
+            return False
+        leaf = self._index.root(adapter)
+        for block in wanted.blocks(depth):
+            leaf = self._index.child(leaf, block)
+        missing = Counter(group for batch in batches for e in batch if (group := self._entries.group_of(e)) is not None)
+        self._fetches[request] = fetch = _Fetch(request, leaf, missing)
+        self._tier.read(batches, fetch)
+        return True
+
+    def _take_over(self) -> None:
+        """One batch of what has arrived."""
+        arrival = self._tier.take()
+        if arrival is None:
+            return
+        if not arrival.entries:
+            if isinstance(arrival.ticket, _Fetch):
+                self._finish(arrival.ticket)
+            return
+        group = self._entries.group_of(arrival.entries[0])
+        if group is None:
+            self._put_snapshot(arrival.entries[0], arrival.data[0])
+        else:
+            # They arrive in the order in which they were asked for.
+            fetch = next(iter(self._fetches.values()), None)
+            self._put_pages(group, arrival.entries, arrival.data, fetch.missing[group] if fetch else 0)
+            if fetch:
+                fetch.missing[group] -= len(arrival.entries)
+
+    def _finish(self, fetch: _Fetch) -> None:
+        # An engine that had to start anew gets what the one before it asked for as well.
+        if self._fetches.get(fetch.request) is fetch:
+            del self._fetches[fetch.request]
+            self._done.add(fetch.request)
+        if self._index.node(fetch.leaf.digest) is fetch.leaf:
+            self._index.refresh(fetch.leaf)
+
+    def _put_pages(self, number: int, entries: list[Entry], data: np.ndarray, expected: int) -> None:
+        group = self._index.groups[number]
+        nodes = [self._index.node(entry.digest) for entry in entries]
+        missing = [i for i, node in enumerate(nodes) if node is not None and node.pages[number] is None]
+        if not missing or len(missing) > group.allocator.available or (group.first and not group.first.available):
+            return
+        depth = nodes[missing[0]].depth  # type: ignore[union-attr]
+        pages = group.allocate(depth - 1, len(missing))
+        self._reserve(number, max(expected - len(pages), 0))
+        if len(missing) < len(entries):
+            data = data[missing]
+        self._entries.put(number, pages, entries, data)
+        for i, page in zip(missing, pages, strict=True):
+            # Making room may have taken away the node itself.
+            node = self._index.node(entries[i].digest)
+            if node is not None:
+                self._index.put_page(node, number, page)
+        group.release(pages[::-1])
+
+    def _put_snapshot(self, entry: Entry, data: np.ndarray) -> None:
+        node, tail = self._index.node(entry.parent), token_bytes(entry.tokens)
+        if node is not None and self._index.covers(node, tail) is None:
+            rows = self._entries.rows(entry, data)
+            self._index.put_snapshot(node, tail, rows, rows.nbytes)
+
+    def tidy(self, *, idle: bool = True) -> bool:
+        """See `PagedCache.tidy`."""
+        return self._spill.run(idle=idle)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, as far as that is done in this time, and end the use of the disk."""
+        deadline = monotonic() + timeout_s
+        self._spill.finish(deadline)
+        self._tier.close(max(deadline - monotonic(), _LEAST_S))

@@ -1,0 +1,114 @@
+"""What the prefix index keeps is copied out of memory, a little at a time, and written in the background."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic, sleep
+
+from ..prefix_tree import Node, PrefixIndex, Snapshot
+from .layout import Entries
+from .storage import DiskTier
+
+_AT_ONCE = 4 << 20
+"""Bytes that are copied at once, or one page."""
+_QUIET = 30
+"""Beside running sequences it rests for so many times as long as it has worked."""
+_MOST = 1 << 16
+"""Pages, and snapshots, that may wait to be copied."""
+_TURN_S = 0.005
+
+
+class Spill:
+    """Belongs to the thread that owns the cache."""
+
+    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries) -> None:
+        self._index = index
+        self._tier = tier
+        self._entries = entries
+        self._pages: deque[tuple[Node, int]] = deque()
+        self._snapshots: deque[Snapshot] = deque()
+        self._written: set[tuple[bytes, int]] = set()
+        self._rest_until = 0.0
+        index.on_page, index.on_snapshot = self._page_kept, self._snapshot_kept
+
+    def run(self, *, idle: bool) -> bool:
+        """Copy a bounded amount. True while there is more. Where it is not `idle`, work is a small part of the time."""
+        if self._tier.off:
+            self._pages.clear()
+            self._snapshots.clear()
+        if not self._pages and not self._snapshots:
+            return False
+        started = monotonic()
+        if idle or started >= self._rest_until:
+            self._copy()
+            self._rest_until = started + _QUIET * (monotonic() - started)
+        return bool(self._pages or self._snapshots)
+
+    def finish(self, deadline: float) -> None:
+        """Copy all, until then at most; nothing more is noticed."""
+        while self.run(idle=True) and monotonic() < deadline:
+            if not self._tier.takes(_AT_ONCE):
+                sleep(_TURN_S)
+        self._index.on_page = self._index.on_snapshot = None
+
+    def _copy(self) -> None:
+        budget = _AT_ONCE
+        while budget > 0 and self._pages:
+            node, group = self._pages[0]
+            nbytes = self._entries.page_bytes(node.depth, group)
+            if not self._tier.takes(nbytes) or not self._tier.opened(node.chain()[0].digest):
+                return
+            del self._pages[0]
+            budget -= nbytes if self._spill_page(node, group) else 0
+        while budget > 0 and self._snapshots and self._tier.takes(self._snapshots[0].nbytes):
+            budget -= self._spill_snapshot(self._snapshots.popleft())
+
+    def _spill_page(self, node: Node, group: int) -> bool:
+        """Whether it was copied. Those before it, without which it is of no use, come first."""
+        root = node.chain()[0].digest
+        missing = self._not_there(root, node, group)
+        if not missing or any(n.pages[group] is None or self._index.node(n.digest) is not n for n in missing):
+            return False
+        if any((n.digest, group) in self._written for n in missing):
+            # What has been there had to go, so there is no room for more behind it.
+            return False
+        if len(missing) > 1:
+            self._pages.extendleft((n, group) for n in missing)
+            return False
+        self._written.add((node.digest, group))
+        parent, behind = node.parent, None
+        if parent and parent.parent and self._index.groups[group].window is None:
+            behind = self._entries.page_name(parent.digest, parent.parent.digest, group)
+        self._tier.write(self._entries.page_of(root, node, group), self._entries.copied_page(node, group), behind=behind)
+        return True
+
+    def _not_there(self, root: bytes, node: Node, group: int) -> list[Node]:
+        """A node and its parents that have no file, the last one first. In a window, parents do not matter."""
+        missing: list[Node] = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if self._tier.has(root, self._entries.page_name(at.digest, at.parent.digest, group)):
+                break
+            missing.append(at)
+            at = at.parent if self._index.groups[group].window is None else None
+        return missing
+
+    def _spill_snapshot(self, snapshot: Snapshot) -> int:
+        """Bytes that were copied."""
+        root = snapshot.node.chain()[0].digest
+        if snapshot not in self._index.snapshots:
+            return 0
+        entry = self._entries.snapshot_of(root, snapshot)
+        if self._tier.has(root, entry.file):
+            return 0
+        self._tier.write(entry, self._entries.copied_snapshot(snapshot))
+        return snapshot.nbytes
+
+    def _page_kept(self, node: Node, group: int) -> None:
+        self._written.discard((node.digest, group))
+        if len(self._pages) < _MOST and not self._tier.off:
+            self._pages.append((node, group))
+
+    def _snapshot_kept(self, snapshot: Snapshot) -> None:
+        if len(self._snapshots) < _MOST and not self._tier.off:
+            self._snapshots.append(snapshot)

@@ -1,0 +1,150 @@
+"""What a cache keeps of each layer, and why, in lines that a person reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ..errors import UnsupportedModelError
+from ..kernels_metal.formats import BITS
+from .base import AttentionSpec, LayerSpec, RecurrentSpec
+
+_STEP = 8
+"""Head sizes have to be a multiple of it: eight codes are whole bytes, whatever their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Bits of keys and of values. `first16` keeps the first page of every sequence at 16 bits, where attention often rests."""
+
+    k_bits: int = 16
+    v_bits: int = 16
+    first16: bool = False
+
+    def __post_init__(self) -> None:
+        for bits in (self.k_bits, self.v_bits):
+            if bits not in BITS:
+                raise UnsupportedModelError(f"keys and values cannot be kept in {bits} bits: choose of {_listed()}")
+
+    @classmethod
+    def parse(cls, text: str | int, *, first16: bool = False) -> KVFormat:
+        """From "16", "8", "4"... for both, or "k8v4" for each. Raises `UnsupportedModelError`."""
+        found = re.fullmatch(r"([0-9]{1,2})|k([0-9]{1,2})v([0-9]{1,2})", str(text).strip().lower())
+        if not found:
+            raise UnsupportedModelError(
+                f"kv={text!r} is not a format of the cache: give the bits of keys and values ({_listed()}), or of each, as in k8v4"
+            )
+        both, keys, values = found.groups()
+        chosen = cls(int(both or keys), int(both or values))
+        return replace(chosen, first16=first16 and chosen.quantized)
+
+    @property
+    def quantized(self) -> bool:
+        return (self.k_bits, self.v_bits) != (16, 16)
+
+    @property
+    def name(self) -> str:
+        """What `parse` reads."""
+        return str(self.k_bits) if self.k_bits == self.v_bits else f"k{self.k_bits}v{self.v_bits}"
+
+    def for_layer(self, spec: AttentionSpec) -> KVFormat:
+        """What this layer is kept in: 16 bits where its heads cannot be quantized."""
+        return self if self.can_quantize(spec) else replace(self, k_bits=16, v_bits=16)
+
+    @staticmethod
+    def can_quantize(spec: AttentionSpec) -> bool:
+        return spec.key_dim % _STEP == 0 and spec.value_dim % _STEP == 0
+
+
+def _listed() -> str:
+    return f"{', '.join(map(str, BITS[:-1]))} or {BITS[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Against the same model with a cache at 16 bits: mean KL divergence of the next token, and how often its likeliest is the same."""
+
+    model: str
+    kl: float
+    top1: float
+
+
+MEASURED: dict[str, tuple[Loss, ...]] = {
+    "8": (Loss("SmolLM2 135M", 3.3e-05, 0.999), Loss("Gemma 3 270M", 2.4e-05, 0.997)),
+    "k8v4": (Loss("SmolLM2 135M", 0.0021, 0.979), Loss("Gemma 3 270M", 0.0024, 0.978)),
+    "k6v4": (Loss("SmolLM2 135M", 0.0025, 0.974), Loss("Gemma 3 270M", 0.0028, 0.971)),
+    "k5v4": (Loss("SmolLM2 135M", 0.0037, 0.971), Loss("Gemma 3 270M", 0.0035, 0.971)),
+    "4": (Loss("SmolLM2 135M", 0.008, 0.959), Loss("Gemma 3 270M", 0.0071, 0.961)),
+    "3": (Loss("SmolLM2 135M", 0.04, 0.894), Loss("Gemma 3 270M", 0.032, 0.912)),
+    "2": (Loss("SmolLM2 135M", 0.39, 0.700), Loss("Gemma 3 270M", 0.23, 0.770)),
+}
+"""By `KVFormat.name`, over 1024 tokens of text: what `python -m benchmarks kv-quality` measured. Nothing else stands here."""
+
+
+def loss_line(kv: KVFormat) -> str | None:
+    """None for a cache that loses nothing."""
+    if not kv.quantized:
+        return None
+    losses = MEASURED.get(kv.name)
+    if not losses:
+        return f"the cache is quantized (kv {kv.name}), which loses quality; how much has not been measured for this format"
+    shown = "; ".join(f"{loss.model}: KL {loss.kl:.2g}, {loss.top1:.1%} the same top token" for loss in losses)
+    return f"the cache is quantized (kv {kv.name}); measured against 16 bits, {shown}"
+
+
+def layer_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
+    """One line for all layers that are kept alike."""
+    return by_layers({index: _kept(spec, kv, dtype) for index, spec in enumerate(layers)})
+
+
+def by_layers(found: Mapping[int, str]) -> list[str]:
+    """`layers 0-4, 6: ...` for each of the texts."""
+    alike: dict[str, list[int]] = {}
+    for index, text in found.items():
+        alike.setdefault(text, []).append(index)
+    return [f"{'layer' if len(indices) == 1 else 'layers'} {_ranges(indices)}: {text}" for text, indices in alike.items()]
+
+
+def unquantized_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
+    """Those of the layers that `kv` does not reach, though it asks for fewer bits."""
+    if not kv.quantized or all(isinstance(s, AttentionSpec) and kv.can_quantize(s) for s in layers):
+        return []
+    return [f"cache of {line}" for line in layer_lines(layers, kv, dtype)]
+
+
+def _kept(spec: LayerSpec, kv: KVFormat, dtype: mx.Dtype) -> str:
+    if isinstance(spec, RecurrentSpec):
+        return "a recurrent state in float32, of one size whatever the context" + (", never quantized" if kv.quantized else "")
+    if not isinstance(spec, AttentionSpec):
+        return "mlx-lm's own cache, unquantized"
+    reach = "the whole context" if spec.window is None else f"a window of {spec.window} tokens"
+    return f"keys and values of {reach}, {_bits(spec, kv, _name(dtype))}"
+
+
+def _bits(spec: AttentionSpec, kv: KVFormat, plain: str) -> str:
+    if not kv.quantized:
+        return plain
+    if not kv.can_quantize(spec):
+        dims = " and ".join(map(str, sorted({spec.key_dim, spec.value_dim})))
+        return f"{plain} (not quantized: head size {dims} is not a multiple of 8)"
+    keys, values = (plain if bits == 16 else f"{bits} bits" for bits in (kv.k_bits, kv.v_bits))
+    both = f"keys {keys}, values {values}" if keys != values else keys
+    return both + (f", a sequence's first page {plain}" if kv.first16 else "")
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _ranges(indices: Iterable[int]) -> str:
+    """`0-4, 6, 8-9`."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

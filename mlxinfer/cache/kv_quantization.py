@@ -1,0 +1,145 @@
+"""What a full page becomes: the quantizer of keys and values and its inverse, in plain MLX. Every kernel has to agree with it.
+
+Keys share a scale per channel over the 64 tokens of a page, since it is in a few channels that they are large; values share one per token
+in groups along the head. Codes reach from `bias` to `bias + scale * (2^bits - 1)`, both float16: for keys from the lowest to the highest of
+the group, rounded so that they enclose it; for values from a quarter of a step above the lowest to as much below the highest, which makes
+steps smaller and costs the extremes little. A value is `bias + scale * code`, computed in float32. (Keys per channel, values per token:
+KIVI, arXiv 2402.02750. The quarter was measured: keys lose by it, as it is their extremes that attention looks for.)
+
+Codes are a dense bit stream along the last axis, the lowest bits first, each row padded to whole uint32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..kernels_metal.formats import v_group
+from .base import PAGE, AttentionSpec
+from .kv_format import KVFormat
+
+_LARGEST = 65504.0
+_LEAST_SCALE = 2.0**-24
+"""The largest float16, and the smallest: a constant group must not divide by zero."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Who quantizes: `keys` and `values` are `seal_keys` and `seal_values`, or do the same."""
+
+    keys: Callable[[mx.array, int], list[mx.array]]
+    values: Callable[[mx.array, int], list[mx.array]]
+
+
+def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tuple[Shape, mx.Dtype]]:
+    """Shape and dtype of what one page of one KV head is kept in: the arrays of keys, then those of values."""
+    keys, values = spec.key_dim, spec.value_dim
+    found: list[tuple[Shape, mx.Dtype]] = [((keys, PAGE), dtype)]
+    if form.k_bits < 16:
+        found = [((keys, 2 * form.k_bits), mx.uint32), ((2, keys), mx.float16)]
+    if form.v_bits == 16:
+        return [*found, ((PAGE, values), dtype)]
+    return [*found, ((PAGE, -(-values * form.v_bits // 32)), mx.uint32), ((2, PAGE, values // v_group(values)), mx.float16)]
+
+
+def seal_keys(x: mx.array, bits: int) -> list[mx.array]:
+    """Keys `[Hkv, n, 64, D]` of n pages to codes `[Hkv, n, D, 2 * bits]` and scales `[Hkv, n, 2, D]` (scale, bias); at 16 bits to
+    `[Hkv, n, D, 64]`."""
+    channels = x.swapaxes(-1, -2)
+    if bits == 16:
+        return [channels]
+    codes, scale, bias = _quantized(channels, bits, inset=0.0)
+    return [_packed(codes, bits), mx.stack([scale, bias], axis=2)]
+
+
+def seal_values(x: mx.array, bits: int) -> list[mx.array]:
+    """Values `[Hkv, n, 64, D]` to codes `[Hkv, n, 64, D * bits / 32 rounded up]` and scales `[Hkv, n, 2, 64, D / group]`; at 16 bits they
+    stay as they are."""
+    if bits == 16:
+        return [x]
+    codes, scale, bias = _quantized(mx.unflatten(x, -1, _groups(x.shape[-1])), bits, inset=0.25 / 2**bits)
+    return [_packed(codes.reshape(x.shape), bits), mx.stack([scale, bias], axis=2)]
+
+
+def unseal_keys(arrays: list[mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
+    """`[Hkv, n, 64, D]`, a transposed view."""
+    if bits == 16:
+        return arrays[0].swapaxes(-1, -2)
+    codes, scales = arrays
+    return _values(_unpacked(codes, bits, PAGE), scales, dtype).swapaxes(-1, -2)
+
+
+def unseal_values(arrays: list[mx.array], bits: int, dim: int, dtype: mx.Dtype) -> mx.array:
+    """`[Hkv, n, 64, dim]`."""
+    if bits == 16:
+        return arrays[0]
+    codes, scales = arrays
+    unpacked = mx.unflatten(_unpacked(codes, bits, dim), -1, _groups(dim))
+    return mx.flatten(_values(unpacked, scales, dtype), -2)
+
+
+def _groups(dim: int) -> Shape:
+    group = v_group(dim)
+    return dim // group, group
+
+
+PLAIN = Sealing(seal_keys, seal_values)
+
+
+def _values(codes: mx.array, scales: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Of codes `[Hkv, n, ..., group]` with scales `[Hkv, n, 2, ...]`."""
+    scale, bias = (scales[:, :, i, ..., None].astype(mx.float32) for i in (0, 1))
+    return (bias + scale * codes.astype(mx.float32)).astype(dtype)
+
+
+def _quantized(x: mx.array, bits: int, inset: float) -> tuple[mx.array, mx.array, mx.array]:
+    """uint32 codes, and the float16 scale and bias of each group along the last axis. `inset` is the share of a group's range by which
+    codes stay away from its ends, a power of two: so it is exact, and every implementation gives the same codes."""
+    levels = 2**bits - 1
+    x = x.astype(mx.float32)
+    least, most = (mx.clip(end, -_LARGEST, _LARGEST) for end in (x.min(axis=-1), x.max(axis=-1)))
+    margin = (most - least) * inset
+    bias = _rounded_down(least + margin)
+    span = (most - margin - bias.astype(mx.float32)) / levels
+    scale = -_rounded_down(-mx.clip(span, _LEAST_SCALE, _LARGEST))
+    steps = (x - bias[..., None].astype(mx.float32)) / scale[..., None].astype(mx.float32)
+    codes = mx.clip(mx.round(steps), 0, levels)
+    return mx.where(mx.isfinite(codes), codes, 0).astype(mx.uint32), scale, bias
+
+
+def _rounded_down(x: mx.array) -> mx.array:
+    """The largest float16 that is not above x, which lies between the largest ones."""
+    near = x.astype(mx.float16)
+    bits = near.view(mx.uint16)
+    below = mx.where(near > 0, bits - 1, bits + 1)
+    below = mx.where(near == 0, mx.array(0x8001, mx.uint16), below)
+    return mx.where(near.astype(mx.float32) > x, below, bits).view(mx.float16)
+
+
+def _packed(codes: mx.array, bits: int) -> mx.array:
+    """Codes `[..., n]`, n divisible by 8: eight of them are `bits` bytes."""
+    eights = mx.unflatten(codes.astype(mx.uint64), -1, (codes.shape[-1] // 8, 8))
+    eights = (eights << mx.arange(0, 8 * bits, bits, dtype=mx.uint64)).sum(axis=-1, keepdims=True)
+    stream = mx.flatten(eights.view(mx.uint8)[..., :bits], -2)
+    padding = -stream.shape[-1] % 4
+    if padding:
+        stream = mx.concatenate([stream, mx.zeros((*stream.shape[:-1], padding), mx.uint8)], axis=-1)
+    return stream.view(mx.uint32)
+
+
+def _unpacked(words: mx.array, bits: int, count: int) -> mx.array:
+    """uint8 `[..., count]`. A code lies in one byte of the stream or in two that follow each other."""
+    stream = words.view(mx.uint8)[..., : count * bits // 8]
+    stream = mx.unflatten(stream, -1, (count // 8, bits))
+    codes = []
+    for start in range(0, 8 * bits, bits):
+        byte, shift = divmod(start, 8)
+        code = stream[..., byte] >> shift
+        if shift + bits > 8:
+            code = code | stream[..., byte + 1] << (8 - shift)
+        codes.append(code & (2**bits - 1))
+    return mx.flatten(mx.stack(codes, axis=-1), -2)

@@ -1,0 +1,128 @@
+"""How much of a prompt is there already, and why not more. Without MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .pages import PAGE
+from .prefix_tree import BLOCK, ITEM, Node, PrefixIndex, Snapshot, token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`reused` tokens can be taken over by `open`; `note` tells people why not more. Valid until the cache is next changed."""
+
+    reused: int = 0
+    note: str = ""
+    adapter: str = ""
+    node: Node | None = None
+    """Of the last full page."""
+    snapshot: Snapshot | None = None
+    tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """For each group, the first page that is needed (as its number in the sequence), and the ids of all from there on."""
+    version: int = 0
+
+
+def find(index: PrefixIndex, tokens: Sequence[int], adapter: str = "") -> Match:
+    """The longest part of `tokens`, the last one excluded, from which a sequence could go on."""
+    data, limit = token_bytes(tokens), len(tokens) - 1
+    root = index.known_root(adapter)
+    if root is None or limit < 1:
+        return Match(0, "nothing cached begins like this" if limit > 0 else "", adapter)
+    path = _Path(index, root, data)
+    lost = ""
+    best: tuple[int, int, Snapshot | None] = 0, 0, None
+    for found in path.positions(limit):
+        if path.complete(*found[:2]):
+            best = found
+            break
+        lost = lost or f"pages of the window before token {found[0]} are gone"
+    position, depth, snapshot = best
+    note = path.note(position, limit, lost)
+    return Match(position, note, adapter, path.nodes[depth], snapshot, path.tables(position, depth), index.version)
+
+
+class _Path:
+    """The nodes that agree with a prompt."""
+
+    def __init__(self, index: PrefixIndex, root: Node, data: bytes) -> None:
+        self._index = index
+        self._data = data
+        self.nodes = [root]
+        runs = [0] * len(index.groups)
+        self._runs = [runs]
+        """For each node and group, how many pages in a row are there up to it."""
+        for start in range(0, len(data) - BLOCK + 1, BLOCK):
+            node = self.nodes[-1].children.get(data[start : start + BLOCK])
+            if node is None:
+                break
+            runs = [0 if page is None else run + 1 for page, run in zip(node.pages, runs, strict=True)]
+            self.nodes.append(node)
+            self._runs.append(runs)
+
+    def positions(self, limit: int) -> Iterator[tuple[int, int, Snapshot | None]]:
+        """Where a sequence could go on, the last one first, as far as that does not depend on pages: (position, depth, snapshot)."""
+        for depth in range(len(self.nodes) - 1, -1, -1):
+            start = depth * PAGE
+            found: list[tuple[int, int, Snapshot | None]] = []
+            for snapshot in self.nodes[depth].snapshots:
+                same = _common(snapshot.tail, self._rest(depth))
+                position = min(start + same, limit)
+                whole = position == snapshot.position
+                if position >= start and (whole if self._index.exact else position > start):
+                    found.append((position, depth, snapshot))
+            if found:
+                yield from sorted(found, key=lambda f: -f[0])
+            if start <= limit and not self._index.exact and depth:
+                yield start, depth, None
+
+    def complete(self, position: int, depth: int) -> bool:
+        """Whether the pages are there that a sequence needs to go on at a position."""
+        groups, runs = self._index.groups, self._runs[depth]
+        return all(run >= depth - group.oldest(position) for group, run in zip(groups, runs, strict=True))
+
+    def tables(self, position: int, depth: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        found = []
+        for number, group in enumerate(self._index.groups):
+            first = min(group.oldest(position), depth)
+            pages = [node.pages[number] for node in self.nodes[first + 1 : depth + 1]]
+            found.append((first, tuple(page for page in pages if page is not None)))
+        return tuple(found)
+
+    def note(self, reused: int, limit: int, lost: str) -> str:
+        known, differs = self._known()
+        reason = ""
+        if known < limit:
+            reason = f"diverged at token {known}" if differs else f"nothing cached beyond token {known}"
+        if not known:
+            reason = "nothing cached begins like this"
+        if reused < min(known, limit) and not lost and self._index.exact:
+            lost = f"the last state kept is that at token {reused}" if reused else "no state of it is kept"
+        return ", ".join(part for part in (reason, lost) if part)
+
+    def _known(self) -> tuple[int, bool]:
+        """Tokens that agree with something, and whether that goes on in another way."""
+        depth, rest = len(self.nodes) - 1, self._rest(len(self.nodes) - 1)
+        others = [*self.nodes[-1].children, *(snapshot.tail for snapshot in self.nodes[-1].snapshots)]
+        best, differs = 0, False
+        for other in others:
+            same = _common(other, rest)
+            if same >= best:
+                differs = (differs and same == best) or len(other) > same * ITEM
+                best = same
+        return depth * PAGE + best, differs
+
+    def _rest(self, depth: int) -> bytes:
+        return self._data[depth * BLOCK : (depth + 1) * BLOCK]
+
+
+def _common(one: bytes, two: bytes) -> int:
+    """Tokens with which both begin."""
+    size = min(len(one), len(two))
+    if one[:size] == two[:size]:
+        return size // ITEM
+    for start in range(0, size, ITEM):
+        if one[start : start + ITEM] != two[start : start + ITEM]:
+            return start // ITEM
+    return size // ITEM

@@ -1,0 +1,112 @@
+"""What of one sequence lies outside of sealed pages, copied: the rows of its open page, and its recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .base import RecurrentSpec, RecurrentUpdate, Segment
+from .store import LayerStore
+
+
+class RecurrentStore:
+    """The states of one layer, each `[slots, *shape]` in float32."""
+
+    def __init__(self, spec: RecurrentSpec) -> None:
+        self.states = [mx.zeros((0, *shape), mx.float32) for shape in spec.shapes]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self.states
+
+    def grow(self, slots: int) -> None:
+        for i, state in enumerate(self.states):
+            missing = slots - state.shape[0]
+            if missing > 0:
+                self.states[i] = mx.concatenate([state, mx.zeros((missing, *state.shape[1:]), state.dtype)])
+
+    def reset(self, slot: int) -> None:
+        for i, state in enumerate(self.states):
+            state[slot] = 0
+            self.states[i] = state
+
+    def copy(self, source: int, target: int) -> None:
+        for state in self.states:
+            state[target] = state[source]
+
+    def of(self, slot: int) -> list[mx.array]:
+        """Copies of one sequence's states."""
+        return [mx.take(state, mx.array([slot]), axis=0) for state in self.states]
+
+    def put(self, slot: int, states: Sequence[mx.array]) -> None:
+        """What `of` gave."""
+        for state, kept in zip(self.states, states, strict=True):
+            state[mx.array([slot])] = kept
+
+    def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: RecurrentUpdate) -> mx.array:
+        """Advance the segments' states over their rows of `inputs` `[T, C]`, equal lengths together. Returns `[T, D]`."""
+        outputs: dict[int, mx.array] = {}
+        for group in _by_length(segments):
+            rows = _rows(inputs, group)
+            slots = mx.array([s.slot for s in group])
+            y, states = update(rows, tuple(state[slots] for state in self.states))
+            for state, new in zip(self.states, states, strict=True):
+                state[slots] = new.astype(state.dtype)
+            for i, segment in enumerate(group):
+                outputs[segment.start] = y[i]
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return mx.concatenate([outputs[s.start] for s in segments])
+
+
+def _by_length(segments: tuple[Segment, ...]) -> list[list[Segment]]:
+    groups: dict[int, list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.count, []).append(segment)
+    return list(groups.values())
+
+
+def _rows(inputs: mx.array, group: list[Segment]) -> mx.array:
+    """The rows of segments of one length, `[B, L, C]`."""
+    return mx.stack([inputs[s.start : s.start + s.count] for s in group])
+
+
+LEAST_BYTES = 4096
+"""That an array counts as: allocators round up, and Metal bounds how many buffers there are, not only their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """By layer: keys and values `[Hkv, n, D]` of the tokens in the open page, and the states of recurrent layers."""
+
+    open: dict[int, list[mx.array]]
+    states: dict[int, list[mx.array]]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [a for arrays in (*self.open.values(), *self.states.values()) for a in arrays]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(max(a.nbytes, LEAST_BYTES) for a in self.arrays)
+
+
+def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> Rows:
+    """Copies of `count` rows, submitted at once: steps after this one write where they came from."""
+    rows = Rows(
+        {layer: store.open_rows(slot, count) for layer, store in stores.items()} if count else {},
+        {layer: store.of(slot) for layer, store in recurrent.items()},
+    )
+    mx.async_eval(rows.arrays)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def put_rows(rows: Rows, slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
+    """Let a slot start with the first `count` of these rows, and the states."""
+    for layer, arrays in rows.open.items():
+        if count:
+            stores[layer].put_open(slot, [a[:, :count] for a in arrays])
+    for layer, arrays in rows.states.items():
+        recurrent[layer].put(slot, arrays)

@@ -1,0 +1,224 @@
+"""A small model of the same vocabulary that writes ahead of a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ...cache.base import PAGE, AttentionSpec, Segment
+from ...cache.kv_format import KVFormat
+from ...cache.paged import PagedCache
+from ...cache.pool import Growth
+from ...cache.step import CacheStep
+from ...config import EngineConfig
+from ...errors import DraftError
+from ...loading.load import LoadedModel
+from ...models.decoder import Model
+from ...sampling import Row, SamplingBatch
+from ...tokenizer.tokenizer import Tokenizer
+from ..sequence import Sequence
+
+_BEHIND = 32
+"""Known tokens that are computed together with the first draft; what is further behind catches up first."""
+
+
+def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """Raises `DraftError` where an id does not mean the same to both."""
+    if not target.vocab_size or not draft.vocab_size:
+        raise DraftError("a draft model needs the tokenizers of both models, to compare them: one of them has none")
+    if target.vocab_size != draft.vocab_size:
+        raise DraftError(f"the draft model has {draft.vocab_size} tokens, the model {target.vocab_size}: it needs the same vocabulary")
+    for i in range(target.vocab_size):
+        ours, theirs = target.token_bytes(i), draft.token_bytes(i)
+        if ours != theirs:
+            raise DraftError(f"the draft model needs the same vocabulary: its token {i} is {theirs!r}, the model's is {ours!r}")
+    if target.eos_token_ids != draft.eos_token_ids:
+        ends = [", ".join(map(str, sorted(t.eos_token_ids))) or "none" for t in (draft, target)]
+        raise DraftError(f"the draft model ends answers with other tokens: {ends[0]} instead of {ends[1]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A loaded draft model, from which an engine makes itself a `DraftModel` whenever it starts."""
+
+    model: Model
+    dtype: mx.Dtype
+    cost: float
+    """Of its step, in steps of the model it drafts for."""
+    kv: KVFormat | None = None
+    identity: str = ""
+
+    @staticmethod
+    def of(target: LoadedModel, draft: LoadedModel, kv: KVFormat | None = None) -> Drafter:
+        """Raises `DraftError` where `draft` cannot draft for `target`."""
+        check_vocabulary(target.tokenizer, draft.tokenizer)
+        check_kind(draft.model)
+        return Drafter(draft.model, draft.dtype, min(draft.weight_bytes / max(target.weight_bytes, 1), 1.0), kv, str(draft.path))
+
+    def start(self, config: EngineConfig, vocab_size: int) -> DraftModel:
+        """`vocab_size` is that of the model drafted for."""
+        cache = PagedCache(
+            self.model.layers,
+            dtype=self.dtype,
+            capacity_tokens=config.capacity_tokens,
+            chunk=config.max_step_tokens,
+            kv=self.kv,
+            identity=self.identity,
+            reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
+            snapshot_bytes=config.snapshot_bytes // 4 if config.prefix_cache else 0,
+        )
+        return DraftModel(self.model, cache, vocab_size=vocab_size, max_step_tokens=config.max_step_tokens, cost=self.cost)
+
+
+def check_kind(model: Model) -> None:
+    """Raises `DraftError` for a model whose past cannot be taken back."""
+    if not all(isinstance(spec, AttentionSpec) for spec in model.layers):
+        raise DraftError(f"{model.model_type} cannot draft: its layers keep states, from which wrong drafts cannot be taken back")
+
+
+@dataclass(slots=True)
+class _Place:
+    """A sequence in the draft model's cache: `computed` of its tokens are there."""
+
+    slot: int
+    computed: int
+    base: int = 0
+    drafted: int = 0
+
+
+class DraftModel:
+    """Drafts for many sequences at once, from a cache of its own. It samples with each row's own settings, seed and positions: where it
+    thinks like the model, it says what the model is going to say, whatever the temperature."""
+
+    def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_step_tokens: int, cost: float = 0.3) -> None:
+        """`vocab_size` is that of the model drafted for, which may have rows beyond its last token. `cache` needs the capacity of that
+        model's, in tokens. `cost` is that of a step, in steps of that model."""
+        check_kind(model)
+        self.cost = cost
+        self.model = model
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self.max_step_tokens = max_step_tokens
+        self._places: dict[Sequence, _Place] = {}
+        self._unsealed: tuple[CacheStep, dict[int, Many[int]]] | None = None
+
+    def room(self, sequence: Sequence) -> int:
+        """Drafts that can be made now, up to a page's end; 0 while its past is not there."""
+        place, known = self._places.get(sequence), len(sequence.tokens)
+        if place is None:
+            return 0
+        # Its drafts may not have been taken up: then the last known token is computed again, to draft behind it.
+        place.computed = min(place.computed, known - 1)
+        if known - place.computed > _BEHIND or known // PAGE != place.computed // PAGE:
+            return 0
+        return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
+
+    def catch_up(self, sequences: Many[Sequence]) -> None:
+        """Compute what is missing of these, all but the last token, as much as fits in a step."""
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        growth: list[Growth] = []
+        self._seal()
+        for s in sequences:
+            end = min(len(s.tokens) - 1, self.model.max_context)
+            place = self._places.get(s) or self._open(s)
+            behind = end - place.computed
+            due = behind >= _BEHIND or (behind > 0 and len(s.tokens) // PAGE != place.computed // PAGE)
+            count = min(behind, self.max_step_tokens - len(tokens)) if due else 0
+            growth = [*growth, Growth(place.slot, place.computed, count)] if count else growth
+            # Pages that the model's own cache shares may lie here more than once: whom there is no room for does without drafts.
+            if count and self.cache.room(growth):
+                segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.total, end)))
+                tokens += s.tokens[place.computed : place.computed + count]
+                place.computed += count
+        if not segments:
+            return
+        step = self._begin(segments)
+        hidden = self.model.hidden(mx.array(tokens, dtype=mx.int32), step)
+        mx.async_eval(step.state, hidden)  # type: ignore[no-untyped-call]
+        if step.needs_commit:
+            slots = {p.slot: s.tokens for s, p in self._places.items()}
+            self._unsealed = step, {g.slot: slots[g.slot] for g in segments}
+
+    def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:
+        """Fill `drafts` of each sequence with so many tokens that only the device knows. Their last token has been read."""
+        wanted = sorted(wanted, key=lambda one: -one[1])
+        drafts: list[list[mx.array]] = [[] for _ in wanted]
+        batch: SamplingBatch | None = None
+        for turn in range(wanted[0][1]):
+            rows = [s for s, count in wanted if count > turn]
+            logits = self._forward(rows, drafts)
+            if batch is None or len(rows) < batch.size:
+                batch = SamplingBatch([_row(s, d) for s, d in zip(rows, drafts, strict=False)], self.vocab_size)
+            sampled = batch.sample(logits, [s.num_tokens + turn for s in rows])
+            mx.async_eval(sampled.tokens)  # type: ignore[no-untyped-call]
+            for i in range(len(rows)):
+                drafts[i].append(sampled.tokens[i : i + 1])
+        for (s, count), own in zip(wanted, drafts, strict=True):
+            place = self._places[s]
+            place.base, place.drafted = s.num_tokens, count
+            place.computed = s.num_tokens
+            s.drafts = own[0] if len(own) == 1 else mx.concatenate(own)
+
+    def landed(self, sequence: Sequence, accepted: int) -> None:
+        """So many of its drafts hold: what was computed of them stays. The last one never was."""
+        place = self._places.get(sequence)
+        if place is not None and place.drafted:
+            place.computed = place.base + min(accepted, place.drafted - 1)
+            place.drafted = 0
+
+    def forget(self, sequence: Sequence) -> None:
+        place = self._places.pop(sequence, None)
+        if place is not None:
+            self._seal()
+            self.cache.keep(place.slot, sequence.tokens[: place.computed])
+            self.cache.release(place.slot)
+
+    def _open(self, sequence: Sequence) -> _Place:
+        self._seal()
+        match = self.cache.find(sequence.tokens)
+        place = self._places[sequence] = _Place(self.cache.open(match), match.reused)
+        return place
+
+    def _forward(self, rows: Many[Sequence], drafts: Many[Many[mx.array]]) -> mx.array:
+        """Logits `[R, vocab]` behind the last draft of each sequence, or behind its last token."""
+        segments: list[Segment] = []
+        pieces: list[mx.array] = []
+        start = 0
+        for s, own in zip(rows, drafts, strict=False):
+            place = self._places[s]
+            if own:
+                past, new = s.num_tokens + len(own) - 1, own[-1].astype(mx.int32)
+            else:
+                past, new = place.computed, mx.array(s.tokens[place.computed :], dtype=mx.int32)
+            count = new.shape[0]
+            segments.append(Segment(place.slot, start, count, past, max(s.total, past + count)))
+            pieces.append(new)
+            start += count
+        step = self._begin(segments)
+        hidden = self.model.hidden(pieces[0] if len(pieces) == 1 else mx.concatenate(pieces), step)
+        if start > len(segments):
+            hidden = hidden[mx.array([g.start + g.count - 1 for g in segments])]
+        logits = self.model.logits(hidden)
+        mx.async_eval(step.state, logits)  # type: ignore[no-untyped-call]
+        missing = self.vocab_size - logits.shape[-1]
+        return mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf) if missing > 0 else logits[:, : self.vocab_size]
+
+    def _begin(self, segments: list[Segment]) -> CacheStep:
+        self._seal()
+        return self.cache.begin(segments)
+
+    def _seal(self) -> None:
+        """Finish the last step if it filled pages."""
+        if self._unsealed is not None:
+            step, tokens = self._unsealed
+            self._unsealed = None
+            mx.eval(step.state)
+            self.cache.commit(step, tokens)
+
+
+def _row(sequence: Sequence, drafts: Many[mx.array]) -> Row:
+    unread = mx.concatenate(list(drafts)) if drafts else None
+    return Row(sequence.params, sequence.seed, sequence.prompt, sequence.answer, unread)

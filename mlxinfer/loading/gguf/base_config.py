@@ -1,0 +1,196 @@
+"""What the configs of all architectures have in common, from a GGUF file's metadata and from which tensors it has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError
+from .files import GGUFFiles
+from .hparams import Hyper, short_float, shown
+
+FREQUENCY_DIVISORS = "rope_freqs.weight"
+LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = frozenset({FREQUENCY_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS})
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def read_rope(hyper: Hyper, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
+    """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only."""
+    theta = hyper.positive("rope.freq_base", 10000.0)
+    rotated = hyper.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim and not (partial and rotated < head_dim and rotated % 2 == 0):
+        raise hyper.unsupported("rope.dimension_count", f"is {rotated} of {head_dim} channels")
+    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hyper, files, theta, rotated, context)}
+    if partial:
+        config["partial_rotary_factor"] = _share(rotated, head_dim)
+    return config
+
+
+def _share(rotated: int, head_dim: int) -> float:
+    """The ratio, nudged where rounding would make the reader's `int(head_dim * share)` one less."""
+    share = rotated / head_dim
+    return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
+
+
+def _scaling(hyper: Hyper, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
+    factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 0.0)) or 1.0
+    kind = hyper.text("rope.scaling.type", "linear")
+    trained = hyper.integer("rope.scaling.original_context_length", context)
+    gain = hyper.positive("rope.scaling.attn_factor", 1.0)
+    if kind not in ("none", "linear", "yarn", "longrope") or factor < 0:
+        raise hyper.unsupported("rope.scaling.type", f"is {shown(kind)} with the factor {factor}")
+    if kind == "none":
+        factor = 1.0
+    if FREQUENCY_DIVISORS in files.tensors and kind != "yarn":
+        divisors = [value * factor for value in _divisors(files, FREQUENCY_DIVISORS, rotated)]
+        return _fixed_divisors(divisors, theta, context, gain)
+    if LONG_DIVISORS in files.tensors or kind == "longrope":
+        long, short = _divisors(files, LONG_DIVISORS, rotated), _divisors(files, SHORT_DIVISORS, rotated)
+        return _longrope(long, short, trained, gain)
+    if kind == "yarn":
+        return _yarn(hyper, factor, trained, gain)
+    if gain != 1.0:
+        raise hyper.unsupported("rope.scaling.attn_factor", f"is {gain} without yarn or longrope")
+    return None if factor == 1.0 else {"rope_type": "linear", "type": "linear", "factor": factor}
+
+
+def _yarn(hyper: Hyper, factor: float, trained: int, gain: float) -> dict[str, Any]:
+    if hyper.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise hyper.unsupported("rope.scaling.yarn_ext_factor", "is not 1")
+    if hyper.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
+        raise hyper.unsupported("rope.scaling.yarn_log_multiplier", "is not 0")
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+        "beta_fast": hyper.positive("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": hyper.positive("rope.scaling.yarn_beta_slow", 1.0),
+    }
+    if hyper.has("rope.scaling.yarn_attn_factor"):
+        scaling["attention_factor"] = hyper.positive("rope.scaling.yarn_attn_factor") * gain
+    elif gain != 1.0:
+        scaling["attention_factor"] = (0.1 * math.log(max(factor, 1.0)) + 1.0) * gain
+    return scaling
+
+
+def _longrope(long: list[float], short: list[float], trained: int, gain: float) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "type": "longrope",
+        "long_factor": long,
+        "short_factor": short,
+        "original_max_position_embeddings": trained,
+        "attention_factor": gain,
+    }
+
+
+def _fixed_divisors(divisors: list[float], theta: float, context: int, gain: float) -> dict[str, Any] | None:
+    """Llama 3's scaling comes as the divisors it amounts to. Where they are those of the published models the config says so by
+    name; any others are a longrope whose two sets are the same, which never switches."""
+    if all(value == 1.0 for value in divisors) and gain == 1.0:
+        return None
+    factor = short_float(max(divisors))
+    if gain == 1.0 and factor > 1 and np.allclose(divisors, _llama3_divisors(factor, theta, len(divisors)), rtol=1e-5):
+        return {"rope_type": "llama3", "type": "llama3", "factor": factor, **_LLAMA3}
+    return _longrope(divisors, divisors, context, gain)
+
+
+def _llama3_divisors(factor: float, theta: float, pairs: int) -> np.ndarray:
+    turns = _LLAMA3["original_max_position_embeddings"] / (2 * math.pi) * theta ** (-np.arange(pairs) / pairs)
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - kept) / factor + kept))
+
+
+def _divisors(files: GGUFFiles, name: str, rotated: int) -> list[float]:
+    if name not in files.tensors:
+        raise CheckpointError(f"{files.path}: tensor {name} is missing, which its rope needs; convert the model again")
+    shape = files.tensors[name].shape
+    values = [short_float(value) for value in files.floats(name)] if shape == (rotated // 2,) else []
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        raise CheckpointError(f"{files.path}: tensor {name} must hold {rotated // 2} positive divisors; convert the model again")
+    return values
+
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The hyperparameters of one file under the name of its architecture, and its tensors."""
+
+    hyper: Hyper
+    files: GGUFFiles
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.files.tensors
+
+
+def base_config(source: Source, model_type: str, *, partial_rope: bool = False) -> Config:
+    """The keys that every decoder has."""
+    hyper = source.hyper
+    layers = hyper.integer("block_count") - hyper.integer("nextn_predict_layers", 0, low=0)
+    hidden, heads = hyper.integer("embedding_length"), hyper.integer("attention.head_count")
+    head_dim = hyper.integer("attention.key_length", hidden // heads)
+    context = hyper.integer("context_length")
+    if not 1 <= layers <= len(source.files.tensors):
+        raise hyper.bad("block_count", f"leaves {layers} layers for {len(source.files.tensors)} tensors")
+    if hyper.integer("attention.value_length", head_dim) != head_dim:
+        raise hyper.unsupported("attention.value_length", f"differs from key_length, {head_dim}")
+    return {
+        "model_type": model_type,
+        "vocab_size": _vocabulary(source),
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": hyper.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": hyper.positive("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not source.has("output.weight"),
+        **read_rope(hyper, source.files, head_dim, context, partial=partial_rope),
+        **_special_tokens(source),
+    }
+
+
+def dense_config(source: Source, model_type: str) -> Config:
+    return base_config(source, model_type) | {"intermediate_size": source.hyper.integer("feed_forward_length"), "hidden_act": "silu"}
+
+
+def windowed_layers(source: Source, layers: int, period: int) -> list[str]:
+    """The layers that see a window only: those flagged in the file, or all but the last of every `period`."""
+    key = "attention.sliding_window_pattern"
+    if isinstance(source.hyper.take(key), int):
+        period = source.hyper.integer(key)
+        flags = None
+    else:
+        flags = source.hyper.flags(key, layers)
+    if flags is None:
+        flags = [(layer + 1) % period != 0 for layer in range(layers)]
+    return ["sliding_attention" if windowed else "full_attention" for windowed in flags]
+
+
+def _vocabulary(source: Source) -> int:
+    if not source.has("token_embd.weight"):
+        raise CheckpointError(f"{source.files.path}: tensor token_embd.weight is missing; download or convert the model again")
+    shape = source.files.tensors["token_embd.weight"].shape
+    if len(shape) != 2:
+        raise CheckpointError(
+            f"{source.files.path}: tensor token_embd.weight has shape {list(shape)}, must be a matrix; convert the model again"
+        )
+    return shape[0]
+
+
+def _special_tokens(source: Source) -> Config:
+    metadata = source.files.metadata
+    tokens = {key: metadata.get(f"tokenizer.ggml.{name}") for key, name in _SPECIAL.items()}
+    return {key: token for key, token in tokens.items() if type(token) is int}
+
+
+_SPECIAL = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}

@@ -1,0 +1,213 @@
+"""What llama.cpp's converter does to tensors, undone. A tensor whose shape does not fit is left as it is, for the loader to refuse.
+
+Sources: `conversion/llama.py` (rotation), `gemma.py` (norms), `qwen.py` (gated delta nets) of https://github.com/ggml-org/llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from ...nn.weights import Dense, Format, Matrix, concat, map_rows, numbers
+from .base_config import Config
+from .reader import TensorInfo
+from .tensors import stored
+
+Operation = Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Logical:
+    """A tensor of the model: which tensors of the file it is made from, how, and what comes out."""
+
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    stored: Format | mx.Dtype
+    nbytes: int
+    make: Callable[[list[Matrix]], Matrix]
+
+
+def unchanged(info: TensorInfo) -> Logical:
+    return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: matrices[0])
+
+
+def rows(info: TensorInfo, operation: Operation) -> Logical:
+    """Reorder rows (entries, of a vector), which is right for packed matrices as well."""
+    return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
+
+
+def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> Logical:
+    """Compute on the numbers themselves, in float32."""
+    return Logical((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
+
+
+def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
+    """The rows of several matrices one below the other, then reordered; packed if they are packed alike."""
+    forms = [stored(info) for info in infos]
+    alike = all(form == forms[0] for form in forms)
+    count = sum(info.shape[-2] for info in infos)
+
+    def make(matrices: list[Matrix]) -> Matrix:
+        same = matrices if alike else [Dense(numbers(matrix)) for matrix in matrices]
+        return map_rows(concat(same), operation)
+
+    form = forms[0] if alike else mx.float32
+    return Logical(tuple(info.name for info in infos), (count, infos[0].shape[-1]), form, sum(info.nbytes for info in infos), make)
+
+
+def columns(info: TensorInfo, operation: Operation, run: int) -> Logical:
+    """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, whatever a run is packed into."""
+    form = stored(info)
+    packed = isinstance(form, Format) and not info.kept and run % form.group_size == 0
+    count = info.shape[-1] // run
+
+    def reorder(array: mx.array) -> mx.array:
+        return operation(array.reshape(*array.shape[:-1], count, -1)).reshape(array.shape)
+
+    def make(matrices: list[Matrix]) -> Matrix:
+        matrix = matrices[0]
+        if isinstance(matrix, Dense):
+            return Dense(reorder(matrix.weight))
+        return matrix.each(reorder) if packed else Dense(reorder(numbers(matrix)))
+
+    kept = form if packed or not isinstance(form, Format) else mx.float32
+    return Logical((info.name,), info.shape, kept, info.nbytes, make)
+
+
+Edit = Callable[[TensorInfo, Config], Logical]
+
+
+def half_rotation(heads_key: str) -> Edit:
+    """Rows of each head go from neighbouring pairs `(2i, 2i + 1)`, as Meta rotates them, to pairs `(i, i + half)`."""
+
+    def edit(info: TensorInfo, config: Config) -> Logical:
+        heads = config[heads_key]
+        count = info.shape[0] if info.shape else 1
+        if count % (2 * heads):
+            return unchanged(info)
+        return rows(info, _swapped(0, heads, count // heads // 2, 2))
+
+    return edit
+
+
+def without_one(info: TensorInfo, config: Config) -> Logical:
+    """Gemma's norms multiply by one more than their weight; llama.cpp stores the sum."""
+    return values(info, lambda x: x - 1)
+
+
+def decay(*, grouped: bool) -> Edit:
+    """`A_log`, of which llama.cpp stores `-exp`."""
+
+    def edit(info: TensorInfo, config: Config) -> Logical:
+        order = _value_heads(config, 0) if grouped and info.shape == (config["linear_num_value_heads"],) else _same
+        return values(info, lambda x: order(mx.log(-x)))
+
+    return edit
+
+
+def conv_kernel(*, grouped: bool) -> Edit:
+    """`[channels, width]` to the `[channels, width, 1]` of an MLX convolution."""
+
+    def edit(info: TensorInfo, config: Config) -> Logical:
+        if len(info.shape) != 2:
+            return unchanged(info)
+        order = _value_part(info, config) if grouped else _same
+        return values(info, lambda x: order(x)[..., None], (*info.shape, 1))
+
+    return edit
+
+
+def one_row(info: TensorInfo, config: Config) -> Logical:
+    """A matrix with one row, which some files keep as a vector."""
+    return values(info, lambda x: x.reshape(1, -1), (1, math.prod(info.shape)))
+
+
+def grouped_rows(info: TensorInfo, config: Config) -> Logical:
+    """Rows by value head: from all first heads of the key heads, all second, ..., to those of one key head together."""
+    heads = config["linear_num_value_heads"]
+    fits = info.shape and info.shape[0] % heads == 0
+    return rows(info, _value_heads(config, 0)) if fits else unchanged(info)
+
+
+def grouped_value_rows(info: TensorInfo, config: Config) -> Logical:
+    """As `grouped_rows`, for the rows below those of queries and keys."""
+    return rows(info, _value_part(info, config))
+
+
+def grouped_columns(info: TensorInfo, config: Config) -> Logical:
+    """As `grouped_rows`, for the inputs of a projection."""
+    heads = config["linear_num_value_heads"]
+    if len(info.shape) != 2 or info.shape[-1] % heads:
+        return unchanged(info)
+    return columns(info, _value_heads(config, -2), info.shape[-1] // heads)
+
+
+def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> Logical:
+    """From all queries, keys, values and gates one below the other, to those of one key head together."""
+    keys, per_key = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"] * per_key
+    sizes = [key_dim, key_dim, value_dim, value_dim]
+    alike = len(qkv.shape) == len(gate.shape) == 2 and qkv.shape[1] == gate.shape[1]
+    if not alike or (qkv.shape[0], gate.shape[0]) != (keys * sum(sizes[:3]), keys * sizes[3]):
+        return unchanged(qkv)
+    cuts = [keys * sum(sizes[:part]) for part in (1, 2, 3)]
+
+    def interleave(x: mx.array) -> mx.array:
+        parts = [part.reshape(keys, -1, x.shape[-1]) for part in mx.split(x, cuts, axis=0)]
+        return mx.concatenate(parts, axis=1).reshape(x.shape)
+
+    return joined_rows([qkv, gate], interleave)
+
+
+def piece(info: TensorInfo, start: int, stop: int, edit: Edit, config: Config) -> Logical:
+    """Rows `start .. stop` of a fused tensor, edited as if they were a tensor."""
+    vector = len(info.shape) == 1
+    shape = (stop - start,) if vector else (*info.shape[:-2], stop - start, info.shape[-1])
+    share = replace(info, shape=shape, nbytes=info.nbytes * math.prod(shape) // math.prod(info.shape))
+    logical = edit(share, config)
+
+    def cut(x: mx.array) -> mx.array:
+        return x[start:stop] if vector else x[..., start:stop, :]
+
+    return replace(logical, make=lambda matrices: logical.make([map_rows(matrices[0], cut)]))
+
+
+def scaled(logical: Logical, scale: TensorInfo) -> Logical:
+    """A weight times a number of its own, or one for each of its experts."""
+
+    def make(matrices: list[Matrix]) -> Matrix:
+        factor = numbers(matrices[-1]).reshape(-1, *[1] * (len(logical.shape) - 1))
+        return Dense(numbers(logical.make(matrices[:-1])) * factor)
+
+    return Logical((*logical.sources, scale.name), logical.shape, mx.float32, logical.nbytes + scale.nbytes, make)
+
+
+def _swapped(axis: int, outer: int, first: int, second: int) -> Operation:
+    """View an axis as `[outer, first, second, rest]` and exchange the middle two."""
+
+    def operation(x: mx.array) -> mx.array:
+        at = axis % x.ndim
+        split = x.reshape(*x.shape[:at], outer, first, second, -1, *x.shape[at + 1 :])
+        return split.swapaxes(at + 1, at + 2).reshape(x.shape)
+
+    return operation
+
+
+def _value_heads(config: Config, axis: int) -> Operation:
+    keys = config["linear_num_key_heads"]
+    return _swapped(axis, 1, config["linear_num_value_heads"] // keys, keys)
+
+
+def _value_part(info: TensorInfo, config: Config) -> Operation:
+    above = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if not info.shape or info.shape[0] - above != config["linear_num_value_heads"] * config["linear_value_head_dim"]:
+        return _same
+    order = _value_heads(config, 0)
+    return lambda x: mx.concatenate([x[:above], order(x[above:])], axis=0)
+
+
+def _same(x: mx.array) -> mx.array:
+    return x

@@ -1,0 +1,290 @@
+"""What the device's memory is used for, decided before it is used: weights, the cache, a step, and what is kept for reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..cache.base import PAGE, AttentionSpec, RecurrentSpec
+from ..cache.kv_format import KVFormat
+from ..cache.paged import PagedCache
+from ..cache.pages import pages_for
+from ..cache.state import LEAST_BYTES
+from ..cache.store import LayerStore
+from ..config import MAX_DRAFT, EngineConfig
+from ..device import DeviceMemory, device_memory, is_gpu, limit_memory
+from ..errors import MemoryPlanError, PromptError
+from ..models.decoder import Model
+from .step_memory import StepSize, kept_arrays, step_size, weight_arrays
+
+_GPU_CHUNK = 512
+_CPU_CHUNK = 64
+"""Rows of a step: the CPU is slow enough that Ctrl-C would wait long for a larger one, and gains nothing from it."""
+
+_MOST_REUSE = 2 * 2**30
+_REUSE_SHARE = 0.25
+"""Of the room beside the weights, for what is kept only in case that a prompt begins alike."""
+_SNAPSHOT_SHARE = {False: 0.125, True: 0.5}
+"""Of what is kept for reuse; more where layers are recurrent, whose states are large and are found nowhere else."""
+_SEQUENCES_SHARE = 0.5
+"""Of the room, at most, for what every running sequence has whatever its length: fewer run together where that would be more."""
+_LEAST_TOKENS = 4 * PAGE
+_MOST_BUFFERS_SHARE = 0.75
+MAX_SEQUENCES = 16
+_ENDLESS = 2**40
+"""Tokens that fit where a sequence needs no more for each: there are only windows and states."""
+
+
+class Planned(Protocol):
+    """A model that is loaded, or its outline."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def dtype(self) -> mx.Dtype: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes, unless said otherwise. All parts together, `left` included, are `limit`."""
+
+    total: int
+    source: str
+    """What the total is the limit of."""
+    limit: int
+    """What a model and all that belongs to it may take."""
+    weights: int
+    draft_weights: int
+    step: int
+    """The peak of a step, beside everything that stays."""
+    max_sequences: int
+    sequence: int
+    """What a running sequence has whatever its length: open pages, windows, recurrent states."""
+    token: float
+    """A token of context, in the layers without a window."""
+    pool_tokens: int
+    context: int
+    """Tokens that one sequence may have."""
+    room_tokens: int
+    """Tokens of one sequence that would fit if the model allowed any number."""
+    reuse_tokens: int
+    reuse: int
+    """Pages that windows have left and are kept for reuse; those of layers without a window are in the pool."""
+    snapshots: int
+    buffers: int
+    """Arrays at most, and how many of them there can be."""
+    buffer_limit: int | None
+    rows: int
+    """Of a step."""
+
+    @property
+    def pool(self) -> int:
+        return int(self.pool_tokens * self.token)
+
+    @property
+    def sequences(self) -> int:
+        return self.max_sequences * self.sequence
+
+    @property
+    def used(self) -> int:
+        return self.weights + self.draft_weights + self.step + self.sequences + self.pool + self.reuse + self.snapshots
+
+    @property
+    def left(self) -> int:
+        return self.limit - self.used
+
+    def apply(self) -> None:
+        """Tell MLX, for the whole process."""
+        limit_memory(self.used, self.step)
+
+
+def plan_engine(
+    planned: Planned,
+    *,
+    max_context: int | None = None,
+    max_sequences: int = MAX_SEQUENCES,
+    kv: KVFormat | None = None,
+    draft: Planned | None = None,
+    memory_gb: float | None = None,
+    prefix_cache: bool = True,
+    deterministic: bool = False,
+    max_draft: int = MAX_DRAFT,
+) -> EngineConfig:
+    """The longest context and the largest cache that fit. Raises `MemoryPlanError`, and `PromptError` for a context that the model does
+    not have."""
+    plan = plan_memory(
+        planned,
+        max_context=max_context,
+        max_sequences=max_sequences,
+        kv=kv,
+        draft=draft,
+        memory_gb=memory_gb,
+        prefix_cache=prefix_cache,
+        max_draft=max_draft,
+    )
+    return engine_config(plan, prefix_cache=prefix_cache, deterministic=deterministic, max_draft=max_draft)
+
+
+def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic: bool = False, max_draft: int) -> EngineConfig:
+    return EngineConfig(
+        max_context=plan.context,
+        capacity_tokens=plan.pool_tokens,
+        max_step_tokens=plan.rows,
+        max_sequences=plan.max_sequences,
+        prefix_cache=prefix_cache,
+        reuse_tokens=plan.reuse_tokens,
+        snapshot_bytes=plan.snapshots,
+        deterministic=deterministic,
+        max_draft=max_draft,
+    )
+
+
+def plan_memory(
+    planned: Planned,
+    *,
+    max_context: int | None = None,
+    max_sequences: int = MAX_SEQUENCES,
+    kv: KVFormat | None = None,
+    draft: Planned | None = None,
+    memory_gb: float | None = None,
+    prefix_cache: bool = True,
+    max_draft: int = MAX_DRAFT,
+    memory: DeviceMemory | None = None,
+) -> MemoryPlan:
+    """Raises as `plan_engine` does."""
+    memory = memory or device_memory()
+    wanted, rows = _context(planned.model, max_context), _GPU_CHUNK if is_gpu() else _CPU_CHUNK
+    sampled = min(max_sequences * (1 + max_draft), rows)
+    demands = _demands(planned, kv or KVFormat(), rows, sampled)
+    total = demands + _demands(draft, KVFormat(), rows, sampled) if draft else demands
+    limit = min(memory.usable, int(memory_gb * 1e9)) if memory_gb is not None else memory.usable
+    shares = _divide(total, limit, wanted, max_sequences, prefix_cache)
+    if shares.context < min(wanted, _LEAST_TOKENS):
+        raise MemoryPlanError(_does_not_fit(total, limit, shares))
+    snapshots, buffers = _within_buffers(total, shares.snapshots, memory.buffers)
+    return MemoryPlan(
+        total=memory.total,
+        source=memory.source,
+        limit=limit,
+        weights=demands.weights,
+        draft_weights=total.weights - demands.weights,
+        step=total.step.fixed + int(total.step.per_token * shares.context),
+        max_sequences=shares.max_sequences,
+        sequence=total.sequence,
+        token=total.token,
+        pool_tokens=shares.pool_tokens,
+        context=shares.context,
+        room_tokens=shares.room_tokens,
+        reuse_tokens=shares.reuse_tokens,
+        reuse=int(shares.reuse_tokens * total.window_token),
+        snapshots=snapshots,
+        buffers=buffers,
+        buffer_limit=memory.buffers,
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Demands:
+    """What a model, or two of them, need: bytes, and numbers of arrays."""
+
+    weights: int
+    step: StepSize
+    token: float
+    window_token: float
+    """A token in the layers that have a window, where it is kept for reuse."""
+    sequence: int
+    recurrent: bool
+    weight_arrays: int
+    layer_arrays: int
+
+    def __add__(self, other: _Demands) -> _Demands:
+        return _Demands(
+            self.weights + other.weights,
+            self.step + other.step,
+            self.token + other.token,
+            self.window_token + other.window_token,
+            self.sequence + other.sequence,
+            self.recurrent or other.recurrent,
+            self.weight_arrays + other.weight_arrays,
+            self.layer_arrays + other.layer_arrays,
+        )
+
+
+def _demands(planned: Planned, kv: KVFormat, rows: int, sampled: int) -> _Demands:
+    layers, dtype = planned.model.layers, planned.dtype
+    token = PagedCache.token_bytes(layers, dtype, kv)
+    windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
+    states = sum(prod(shape) for s in layers if isinstance(s, RecurrentSpec) for shape in s.shapes) * mx.float32.size
+    held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, rows) for s in windows)
+    return _Demands(
+        weights=planned.weight_bytes,
+        step=step_size(planned.model, dtype, kv, rows, sampled),
+        token=token,
+        window_token=sum(LayerStore.page_bytes(s, dtype, kv) for s in windows) / PAGE,
+        sequence=PagedCache.sequence_bytes(layers, dtype, kv) + states + held,
+        recurrent=bool(states),
+        weight_arrays=weight_arrays(planned.model),
+        layer_arrays=sum(kept_arrays(planned.model)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """How the memory is divided."""
+
+    context: int
+    room_tokens: int
+    pool_tokens: int
+    max_sequences: int
+    reuse_tokens: int
+    snapshots: int
+
+
+def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, prefix_cache: bool) -> _Shares:
+    room = limit - demands.weights - demands.step.fixed
+    if demands.sequence:
+        max_sequences = max(min(max_sequences, int(room * _SEQUENCES_SHARE / demands.sequence)), 1)
+    room = max(room - max_sequences * demands.sequence, 0)
+    kept = min(_MOST_REUSE, int(room * _REUSE_SHARE)) if prefix_cache else 0
+    snapshots = int(kept * _SNAPSHOT_SHARE[demands.recurrent])
+    token = demands.token + demands.window_token
+    reuse_tokens = int((kept - snapshots) / token) if token else 0
+    room -= snapshots + int(reuse_tokens * demands.window_token)
+    most = int(room / (demands.token + demands.step.per_token)) if demands.token else _ENDLESS if room else 0
+    context, pool = min(wanted, most), wanted * max_sequences + reuse_tokens
+    if demands.token:
+        pool = min(pool, int((room - demands.step.per_token * context) / demands.token))
+        reuse_tokens = min(reuse_tokens, pool)
+    return _Shares(context, most, pool, max_sequences, reuse_tokens, snapshots)
+
+
+def _within_buffers(demands: _Demands, snapshots: int, limit: int | None) -> tuple[int, int]:
+    """Bytes of snapshots, fewer where they could be too many arrays, and all arrays that there can be then."""
+    fixed = demands.weight_arrays + demands.layer_arrays + demands.step.arrays
+    if limit is not None:
+        snapshots = min(snapshots, max(int(limit * _MOST_BUFFERS_SHARE) - fixed, 0) * LEAST_BYTES)
+    return snapshots, fixed + snapshots // LEAST_BYTES
+
+
+def _context(model: Model, wanted: int | None) -> int:
+    if wanted is not None and not 1 <= wanted <= model.max_context:
+        raise PromptError(f"the context can be 1 to {model.max_context} tokens long for this model, not {wanted}")
+    return model.max_context if wanted is None else wanted
+
+
+def _does_not_fit(demands: _Demands, limit: int, shares: _Shares) -> str:
+    return (
+        f"the weights take {_gb(demands.weights)} GB, a step {_gb(demands.step.fixed)} GB and a sequence {_gb(demands.sequence)} GB of the "
+        f"{_gb(limit)} GB that there are, which leaves room for a context of {shares.room_tokens} tokens: use a smaller or more quantized "
+        "model, or fewer bits for the cache"
+    )
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.2f}"

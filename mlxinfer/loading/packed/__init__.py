@@ -1,7 +1,0 @@
-"""Packed matrices of GGUF files, kept on disk so that the next start maps them instead of packing once more."""
-
-from .background import finish_background_work
-from .copies import PackedCopies, open_copies
-from .place import directory, kept_bytes, limit_bytes
-
-__all__ = ["PackedCopies", "directory", "finish_background_work", "kept_bytes", "limit_bytes", "open_copies"]

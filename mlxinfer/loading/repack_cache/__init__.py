@@ -1,0 +1,9 @@
+"""Packed matrices of GGUF files, kept on disk so that the next start maps them instead of packing once more."""
+
+from __future__ import annotations
+
+from .background import finish_background_work
+from .cache import PackedCopies, open_copies
+from .layout import directory, kept_bytes, limit_bytes
+
+__all__ = ["PackedCopies", "directory", "finish_background_work", "kept_bytes", "limit_bytes", "open_copies"]

@@ -1,0 +1,123 @@
+"""Configs of transformers 5 in the style before it, which is the one that mlx-lm reads.
+
+The new keys are kept beside the old ones: some of mlx-lm's models read those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from .common import FULL, SLIDING
+
+_NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+"""Text models that mlx-lm has under the name of the whole."""
+
+_PATTERN_KEYS = {
+    **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "full_attention_interval"),
+}
+_COPIES = {
+    "gpt2": {"n_ctx": "n_positions"},
+    "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    "lfm2": {"block_dim": "hidden_size"},
+}
+"""By `model_type`, keys that went out of use and those that say the same."""
+
+_CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True}}
+"""By `model_type`, keys that went out of use because only one value was ever published."""
+
+_HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
+_NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
+
+
+def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same config with the old keys added where they are missing: `rope_theta`, `rope_scaling`, `rope_local_base_freq`,
+    `partial_rotary_factor`, `torch_dtype`, `num_experts`, and the intervals that stand for `layer_types`."""
+    old = _translated(config)
+    old["model_type"] = _NAMES.get(config.get("model_type", ""), config.get("model_type"))
+    return old
+
+
+def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
+    """What of this config the old style has no words for; the model would run, with other logits."""
+    lost = []
+    for key, value in _object(config.get("rope_parameters")).items():
+        if isinstance(value, dict) and key != FULL and set(value) - {"rope_theta", "rope_type"}:
+            lost.append(f"rope_parameters of {key}")
+        elif isinstance(value, dict) and key != FULL and value.get("rope_type", "default") != "default":
+            lost.append(f"rope type {value['rope_type']} of {key}")
+    types, interval_key = _layer_types(config), _interval_key(config)
+    if types and interval_key and interval_key not in config and _interval(types) is None:
+        lost.append("layer_types, which are not periodic")
+    inner = config.get("text_config")
+    return lost + (lost_in_old_style(inner) if isinstance(inner, dict) else [])
+
+
+def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+    old = deepcopy(dict(config))
+    if isinstance(old.get("text_config"), dict):
+        old["text_config"] = _translated(old["text_config"])
+    if "dtype" in old:
+        old.setdefault("torch_dtype", old["dtype"])
+    if "num_local_experts" in old:
+        old.setdefault("num_experts", old["num_local_experts"])
+    key, types = _interval_key(old), _layer_types(old)
+    if key and types and _interval(types) is not None:
+        old.setdefault(key, _interval(types))
+    _spread_rope(old, _object(old.get("rope_parameters")))
+    _add_keys_out_of_use(old)
+    return old
+
+
+def _add_keys_out_of_use(old: dict[str, Any]) -> None:
+    model_type = old.get("model_type", "")
+    if model_type in _HEAD_DIM_NEEDED and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
+        old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]
+    for key, same in _COPIES.get(model_type, {}).items():
+        if same in old:
+            old.setdefault(key, old[same])
+    for key, value in _CONSTANTS.get(model_type, {}).items():
+        old.setdefault(key, value)
+
+
+def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
+    if isinstance(parameters.get(SLIDING), dict) and "rope_theta" in parameters[SLIDING]:
+        old["rope_local_base_freq"] = parameters[SLIDING]["rope_theta"]
+    flat = parameters[FULL] if isinstance(parameters.get(FULL), dict) else parameters
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if flat.get(key) is not None:
+            old[key] = flat[key]
+    kind = flat.get("rope_type", flat.get("type", "default"))
+    scaling = {key: value for key, value in flat.items() if key not in _NOT_SCALING and not isinstance(value, dict)}
+    if kind == "default":
+        scaling.pop("original_max_position_embeddings", None)
+    scales_unless_told = old.get("model_type") == "gpt_oss"
+    if (kind != "default" or scaling or scales_unless_told) and parameters and not old.get("rope_scaling"):
+        old["rope_scaling"] = scaling | {"rope_type": kind, "type": kind}
+    if parameters:
+        old.setdefault("rope_scaling", None)
+    if kind == "longrope" and "original_max_position_embeddings" in scaling:
+        old.setdefault("original_max_position_embeddings", scaling["original_max_position_embeddings"])
+
+
+def _interval_key(config: Mapping[str, Any]) -> str | None:
+    return _PATTERN_KEYS.get(config.get("model_type", ""))
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[Any]:
+    types = config.get("layer_types")
+    return types if isinstance(types, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _interval(types: Sequence[str]) -> int | None:
+    """n where each n-th layer, and no other, has full attention."""
+    for interval in range(1, len(types) + 2):
+        if all((kind == FULL) == ((layer + 1) % interval == 0) for layer, kind in enumerate(types)):
+            return interval
+    return None

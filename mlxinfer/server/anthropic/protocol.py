@@ -1,0 +1,282 @@
+"""What requests of this API have in common, and what they mean to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Field, Tag
+from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
+
+from ...errors import SamplingError
+from ...types import SamplingParams, Usage
+from .. import sse
+from ..errors import Kind, Problem, invalid, of_error
+from ..models import Served
+from ..routing import Call
+from ..serving import encode_chat
+from ..validation import FIRST_ERROR_ONLY, Among, Body, Only, text_or_list
+
+OVERLOADED = 529
+_TYPES: dict[Kind, str] = {
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "not_found": "not_found_error",
+    "too_large": "request_too_large",
+    "rate_limit": "rate_limit_error",
+    "timeout": "timeout_error",
+    "overloaded": "overloaded_error",
+    "internal": "api_error",
+}
+_TOO_LONG = "prompt is too long"
+"""How the message has to begin: clients that shorten a conversation and try again know it by these words."""
+
+
+class Details(TypedDict):
+    type: str
+    message: str
+
+
+class Error(TypedDict):
+    type: Literal["error"]
+    error: Details
+
+
+def shape(problem: Problem) -> Error:
+    """There is no place for the field's name but the message, which has it."""
+    message = f"{_TOO_LONG}: {problem.message}" if problem.code == "context_length_exceeded" else problem.message
+    return Error(type="error", error=Details(type=_TYPES.get(problem.kind, "invalid_request_error"), message=message))
+
+
+def render(problem: Problem) -> Response:
+    return JSONResponse(shape(problem), OVERLOADED if problem.kind == "overloaded" else problem.status)
+
+
+def piece(problem: Problem) -> bytes:
+    """The end of a stream that failed: clients raise it."""
+    return sse.event("error", shape(problem))
+
+
+MAX_MESSAGES = 4096
+_BETWEEN_TURNS = "\n\n"
+
+
+class CacheControl(Body):
+    """Every prompt is kept for others that begin alike, marked or not: a mark asks for what is done anyway, and that `usage` tells the
+    tokens that were found apart from the others. How long they are kept is for the room there is to say."""
+
+    type: Annotated[str, Among("ephemeral")]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Body):
+    """Images, documents, tools and their results are refused by their type."""
+
+    type: Annotated[str, Among("text")]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[Any, Only([])] = None
+
+
+class ThinkingBlock(Body):
+    """Of an earlier answer, perhaps another model's: clients send the whole conversation back. The template keeps or drops it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Body):
+    """Thinking that only the service that wrote it can read: left out, and accepted because clients send conversations back whole."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if kind in ("thinking", "redacted_thinking") else "<text>"
+
+
+Block = Annotated[
+    Union[
+        Annotated[TextBlock, Tag("<text>")],
+        Annotated[ThinkingBlock, Tag("<thinking>")],
+        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
+    ],
+    Discriminator(_kind),
+]
+Content = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+System = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+
+
+class Turn(Body):
+    """A `system` message stands where it is; not every chat template takes one in the middle."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @property
+    def blocks(self) -> list[TextBlock | ThinkingBlock | RedactedThinkingBlock]:
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Turns of the same role that follow one another become one, as the API says. Raises `Problem`."""
+    for number, message in enumerate(messages):
+        if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
+            raise invalid(f"messages[{number}].content: only an assistant's message has thinking", f"messages[{number}].content")
+    if messages[-1].role == "assistant":
+        last = f"messages[{len(messages) - 1}]"
+        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
+    instructions = system if isinstance(system, str) or system is None else "".join(block.text for block in system)
+    turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
+    for message in messages:
+        turn = _turn(message)
+        if turns and turns[-1]["role"] == turn["role"]:
+            turns[-1] = _joined(turns[-1], turn)
+        else:
+            turns.append(turn)
+    return turns
+
+
+def _turn(message: Turn) -> dict[str, Any]:
+    blocks = message.blocks
+    turn: dict[str, Any] = {"role": message.role, "content": "".join(block.text for block in blocks if isinstance(block, TextBlock))}
+    thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    return {**turn, "reasoning_content": thinking} if thinking else turn
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name)))) for name in {**one, **other}} | {"role": one["role"]}
+
+
+def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
+    """The wishes for caching among them."""
+    texts = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
+    return (block.cache_control for block in texts if isinstance(block, TextBlock) and block.cache_control)
+
+
+VERSIONS = ("2023-06-01", "2026-10-21")
+MAX_STOPS = 64
+_LONGEST_CLIENT = 256
+
+KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+"""Claude Code sends it with every conversation. All thinking is kept anyway."""
+
+
+class Metadata(Body):
+    user_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class OutputConfig(Body):
+    """Claude Code sends an `effort` to every model. It says how long to think, and this server does not let models think yet."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[Any, Only()] = None
+    task_budget: Annotated[Any, Only()] = None
+
+
+class Conversation(Body):
+    """The fields from `tools` on are known, but have only their neutral values so far."""
+
+    model: Annotated[str, Field(max_length=256)]
+    messages: Messages
+    system: System | None = None
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only({"type": "none"}, {"type": "auto"})] = None
+    thinking: Annotated[Any, Only({"type": "disabled"})] = None
+    context_management: Annotated[Any, Only({}, {"edits": []}, KEEP_THINKING)] = None
+    mcp_servers: Annotated[Any, Only([])] = None
+    speed: Annotated[Any, Only("standard")] = None
+    user_profile_id: Annotated[Any, Only()] = None
+    workspace_id: Annotated[Any, Only()] = None
+
+    async def prompt(self, served: Served) -> list[int]:
+        """Token ids. Raises `Problem`."""
+        variables = {} if self.thinking is None else {"enable_thinking": False}
+        return await encode_chat(served, for_template(self.system, self.messages), **variables)
+
+    @property
+    def tells_cached(self) -> bool:
+        """Whether tokens found in the cache are counted apart: only who asks for caching expects that."""
+        return self.cache_control is not None or any(True for _ in marks(self.system, self.messages))
+
+
+class MessageRequest(Conversation):
+    """The last fields are not Anthropic's any more, or never were: `temperature`, `top_p` and `top_k` went with the second version of the
+    API, the others are what other engines accept. All are honoured in both versions."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Annotated[Any, Only("auto", "standard_only")] = None
+    container: Annotated[Any, Only()] = None
+    diagnostics: Annotated[Any, Only()] = None
+    inference_geo: Annotated[Any, Only()] = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    seed: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def params(self, served: Served) -> SamplingParams:
+        """The model's own defaults, with what the request says. Raises `Problem`."""
+        if not all(self.stop_sequences or ()):
+            raise invalid("stop_sequences: an empty text stops nothing", "stop_sequences", "invalid_value")
+        given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
+        try:
+            return replace(served.llm.default_params, max_tokens=self.max_tokens, stop=self.stop_sequences, **given)
+        except SamplingError as error:
+            raise of_error(error) from None
+
+    @property
+    def client_id(self) -> str:
+        """Claude Code's is longer than what the engine takes."""
+        given = (self.metadata and self.metadata.user_id) or ""
+        return given if len(given) <= _LONGEST_CLIENT else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
+
+
+def check_version(call: Call) -> None:
+    """Raises `Problem` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
+    `anthropic-beta` asks for has fields of its own, which are refused where they are not known."""
+    version = call.headers.get("anthropic-version")
+    if version is not None and version not in VERSIONS:
+        known = " and ".join(VERSIONS)
+        raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {known}", "anthropic-version", "invalid_value")
+
+
+class MessageUsage(TypedDict):
+    """All of `input_tokens` and of those found in the cache (`cache_read_input_tokens`) together are the prompt."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+def usage_of(usage: Usage, tells_cached: bool) -> MessageUsage:
+    cached = usage.stats.reused_tokens if tells_cached else 0
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=cached,
+        output_tokens=usage.completion_tokens,
+    )

@@ -1,0 +1,131 @@
+"""Who may ask, and how much: checked before anything of a request is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope
+
+from .errors import Problem, invalid
+from .settings import Limits, ServerSettings
+from .sse import ClientGone
+
+_DISCARDED = 4
+"""Of a body that is too long, so many times what may be is read and thrown away: clients read no answer before they have sent it all."""
+PUBLIC = frozenset({"/health"})
+"""Answered without a key, so that whoever starts the server can wait for it."""
+
+
+_UNSAID = frozenset({b"", b"application/x-www-form-urlencoded"})
+
+
+class Guard:
+    """On TCP, a web page must not reach the server through the browser of its user: the Host has to be one of ours (DNS rebinding), and
+    an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._header_bytes = settings.limits.header_bytes
+        self._key = (settings.api_key or "").encode()
+        bound = [settings.host] if settings.host not in (None, "0.0.0.0", "::") else []
+        names = ("localhost", "127.0.0.1", "[::1]", *bound, *settings.allowed_hosts)
+        self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
+
+    def check(self, scope: Scope) -> None:
+        """Raises `Problem`."""
+        # The HTTP library counts only what has not come to its end yet.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
+            raise Problem(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
+        headers = _headers(scope)
+        if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
+            # RFC 9112, 6.1: where others on the way may have read another length, what follows is not to be believed.
+            raise Problem(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
+        if is_unix(scope):
+            if b"origin" in headers:
+                raise Problem(403, "permission", "Web pages may not use this socket.", code="origin_not_allowed")
+            return
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if _without_port(host) not in self._hosts:
+            raise Problem(403, "permission", "The Host of the request is not one of this server's names.", code="host_not_allowed")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
+            raise Problem(403, "permission", "Other web pages may not use this server.", code="origin_not_allowed")
+        if self._key and scope["path"] not in PUBLIC:
+            self._check_key(headers)
+
+    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
+        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        if not given:
+            raise Problem(401, "authentication", "An API key is needed: send it as Authorization: Bearer.", code="missing_api_key")
+        if not secrets.compare_digest(given, self._key):
+            raise Problem(401, "authentication", "Incorrect API key provided.", code="invalid_api_key")
+
+
+def is_unix(scope: Scope) -> bool:
+    """The request came over a Unix socket, where the system vouches for the client."""
+    return bool(scope.get("state", {}).get("unix", False))
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """The last of each name; HTTP/1.1 allows one Host only, which h11 sees to."""
+    return dict(scope["headers"])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and port.isascii() else host
+
+
+async def read_json(scope: Scope, receive: Receive, limits: Limits, *, unsaid: bool = False) -> bytes:
+    """The body of a request that must be JSON. Raises `Problem` if it is not said to be, too long or too slow in coming. `unsaid`: what
+    curl and HTTP libraries send where nobody tells them what it is will do; a web page could send that too, but not without its Origin."""
+    headers = _headers(scope)
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not (unsaid and kind in _UNSAID):
+        raise Problem(415, "invalid", "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type")
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        raise Problem(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")
+    length = headers.get(b"content-length", b"0")
+    declared = int(length) if length.isdigit() else 0
+    if declared > limits.body_bytes and b"expect" in headers:
+        raise _too_large(limits)
+    try:
+        return await asyncio.wait_for(_read(receive, limits, declared), limits.body_s)
+    except asyncio.TimeoutError:
+        raise Problem(408, "timeout", f"The body did not arrive within {limits.body_s:g} s.", code="timeout") from None
+
+
+async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    if declared > _DISCARDED * limits.body_bytes:
+        raise _too_large(limits)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > _DISCARDED * limits.body_bytes:
+            raise _too_large(limits)
+        parts.append(part)
+        if size > limits.body_bytes:
+            parts.clear()
+        if not message.get("more_body", False):
+            break
+    if size > limits.body_bytes:
+        raise _too_large(limits)
+    body = b"".join(parts)
+    if not body:
+        raise invalid("The body is empty: send a JSON object.", code="invalid_json")
+    return body
+
+
+def _too_large(limits: Limits) -> Problem:
+    return Problem(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")

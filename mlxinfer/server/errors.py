@@ -1,0 +1,115 @@
+"""Whatever a request is refused for, in one neutral form; each dialect renders it in its own shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import ValidationError
+
+from ..errors import (
+    DeadlineError,
+    EngineError,
+    MemoryPlanError,
+    MLXInferError,
+    ModelNotFoundError,
+    PromptError,
+    QueueFullError,
+    SamplingError,
+    TemplateError,
+)
+from .validation import TAG
+
+Kind = Literal[
+    "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
+]
+
+RETRY_AFTER_S = 1
+
+
+class Problem(Exception):
+    """`status`: the HTTP status. `param`: the field at fault, as `messages[0].content`. `code`: one word for programs."""
+
+    def __init__(self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind: Kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
+        if self.code == "ambiguous_length":
+            return {"connection": "close"}
+        return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:
+    return Problem(400, "invalid", message, param=param, code=code)
+
+
+def unsupported(param: str, what: str | None = None) -> Problem:
+    """A field, or a value of it, that this server knows but cannot honour."""
+    return Problem(400, "unsupported", what or f"{param} is not supported yet", param=param, code="unsupported_parameter")
+
+
+def no_such_model(name: str) -> Problem:
+    return Problem(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
+
+
+def of_error(error: MLXInferError) -> Problem:
+    """What an error of the engine is to a client."""
+    message = str(error)
+    if isinstance(error, SamplingError):
+        return invalid(message, param=message.partition(" ")[0].rstrip(":"))
+    if isinstance(error, PromptError):
+        code = "context_length_exceeded" if "context" in message else None
+        return invalid(message, code=code)
+    if isinstance(error, TemplateError):
+        return invalid(message, param="messages")
+    if isinstance(error, MemoryPlanError):
+        return invalid(message, code="context_length_exceeded")
+    if isinstance(error, ModelNotFoundError):
+        return Problem(404, "not_found", message, param="model", code="model_not_found")
+    if isinstance(error, QueueFullError):
+        return Problem(429, "rate_limit", message, code="rate_limit_exceeded")
+    if isinstance(error, DeadlineError):
+        return timed_out()
+    if isinstance(error, EngineError):
+        return Problem(503, "overloaded", message, code="engine_stopped")
+    return Problem(500, "internal", message, code="internal_error")
+
+
+def timed_out() -> Problem:
+    return Problem(408, "timeout", "The request took longer than it may.", code="timeout")
+
+
+def of_validation(error: ValidationError) -> Problem:
+    """The first thing wrong with a body. Never quotes the value: it may be the text of a prompt."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param, message = _field(first["loc"]), first["msg"]
+    if first["type"] == "json_invalid":
+        return invalid(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
+    if first["type"] == "unsupported":
+        return unsupported(param, f"{param}: {message}")
+    if first["type"] == "extra_forbidden":
+        return invalid(f"Unknown field: {param}", param=param, code="unknown_parameter")
+    if first["type"] == "missing":
+        return invalid(f"Missing required field: {param}", param=param, code="missing_required_parameter")
+    return invalid(f"{param}: {message}" if param else message, param=param or None, code="invalid_value")
+
+
+def _field(location: Iterable[int | str]) -> str:
+    """`messages[0].content`; the tags of unions are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier():
+            path += f".{part}" if path else part
+        elif not part.startswith(TAG):
+            path += f"[{part[:100]!r}]"
+    return path

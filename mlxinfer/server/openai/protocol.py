@@ -1,0 +1,289 @@
+"""Log-probabilities of tokens, in the shape of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
+
+from ..._version import __version__
+from ...errors import SamplingError
+from ...tokenizer import Tokenizer
+from ...types import SamplingParams, TokenLogprob, Usage
+from .. import sse
+from ..errors import Kind, Problem, invalid, of_error, unsupported
+from ..models import Served
+from ..validation import FIRST_ERROR_ONLY, Body, Ids, Only, TextOrParts, TextOrTexts, plain_text
+
+_TYPES: dict[Kind, str] = {
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "rate_limit": "rate_limit_error",
+    "overloaded": "server_error",
+    "internal": "server_error",
+    "timeout": "timeout_error",
+}
+
+
+class Details(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    error: Details
+
+
+def shape(problem: Problem) -> Error:
+    kind = _TYPES.get(problem.kind, "invalid_request_error")
+    return Error(error=Details(message=problem.message, type=kind, param=problem.param, code=problem.code))
+
+
+def render(problem: Problem) -> Response:
+    return JSONResponse(shape(problem), problem.status)
+
+
+def piece(problem: Problem) -> bytes:
+    """The end of a stream that failed: clients raise it. There is no [DONE] after it."""
+    return sse.data(shape(problem))
+
+
+MAX_MESSAGES = 4096
+
+
+class Message(Body):
+    """`developer` is what newer clients call `system`. Reasoning goes to the template, which keeps or drops it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    name: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: Annotated[Any, Only()] = None
+    tool_calls: Annotated[Any, Only([])] = None
+    tool_call_id: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only()] = None
+    audio: Annotated[Any, Only()] = None
+    annotations: Annotated[Any, Only([])] = None
+    content: TextOrParts | None = None
+
+
+Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Raises `Problem`."""
+    return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _plain(message: Message, where: str) -> dict[str, Any]:
+    if message.role in ("tool", "function"):
+        raise unsupported(f"{where}.role", f"{where}.role: tools are not supported yet")
+    if message.content is None:
+        raise invalid(f"{where}.content: a text is needed", f"{where}.content", "invalid_value")
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": plain_text(message.content)}
+    if message.name is not None:
+        plain["name"] = message.name
+    reasoning = _reasoning(message, where)
+    return plain if reasoning is None else {**plain, "reasoning_content": reasoning}
+
+
+def _reasoning(message: Message, where: str) -> str | None:
+    given = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if given is not None and message.role != "assistant":
+        raise Problem(400, "invalid", f"{where}: only an assistant's message has reasoning", param=where, code="invalid_value")
+    return given
+
+
+FINGERPRINT = f"mlxinfer-{__version__}"
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, Only(False)] = None
+
+
+class Sampled(Body):
+    """How to choose tokens. The last fields are not OpenAI's: they are what other engines accept beside them."""
+
+    model: Annotated[str, Field(max_length=256)]
+    stop: TextOrTexts | None = None
+    seed: int | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Ids | None = None
+    ignore_eos: bool | None = None
+
+    def params(self, served: Served, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The model's own defaults, with what the request says. Raises `Problem`."""
+        given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
+        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if len(stops) > MAX_STOPS:
+            raise invalid(f"stop: at most {MAX_STOPS} texts", "stop", "invalid_value")
+        given["stop"] = stops or None
+        try:
+            return replace(served.llm.default_params, max_tokens=max_tokens, logprobs=logprobs, **given)
+        except SamplingError as error:
+            raise of_error(error) from None
+
+
+class Sampling(Sampled):
+    """What both completion endpoints take."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stream_options: StreamOptions | None = None
+
+    def wants_usage(self) -> bool:
+        """Raises `Problem`."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only for stream=true", "stream_options", "invalid_value")
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_SAMPLED = (
+    *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+)
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise invalid("logit_bias: its keys must be token ids", "logit_bias", "invalid_value")
+    return int(key)
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class UsageDict(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
+    """`usages` of every prompt's answers: a prompt counts once."""
+    firsts = [of_prompt[0] for of_prompt in usages if of_prompt]
+    prompt = sum(usage.prompt_tokens for usage in firsts)
+    completion = sum(usage.completion_tokens for of_prompt in usages for usage in of_prompt)
+    cached = sum(usage.stats.reused_tokens for usage in firsts)
+    details = PromptDetails(cached_tokens=cached)
+    return UsageDict(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, prompt_tokens_details=details)
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(TypedDict):
+    content: list[ContentLogprob]
+    refusal: None
+
+
+def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    return ChoiceLogprobs(content=content_logprobs(tokenizer, logprobs), refusal=None)
+
+
+def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[ContentLogprob]:
+    def bytes_of(token_id: int) -> list[int]:
+        return list(tokenizer.token_bytes(token_id) or b"")
+
+    return [
+        ContentLogprob(
+            token=one.text,
+            logprob=finite(one.logprob),
+            bytes=bytes_of(one.token_id),
+            top_logprobs=[TopLogprob(token=text, logprob=finite(value), bytes=bytes_of(i)) for i, text, value in one.top],
+        )
+        for one in logprobs
+    ]
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: -9999 stands for impossible, as in OpenAI's answers."""
+    return max(logprob, -9999.0)
+
+
+class TextLogprobs(TypedDict):
+    """`text_offset`: characters of the choice's text before each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class LegacyLogprobs:
+    """The shape of completions, for one choice whose tokens come one after another."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._characters = 0
+
+    def of_prompt(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
+        """Nothing comes before the first token, so it has no probability."""
+        first = prompt[0]
+        text = self._tokenizer.token_text(first)
+        begin = TextLogprobs(tokens=[text], token_logprobs=[None], top_logprobs=[None], text_offset=[self._place(first)])
+        return self.joined(begin, logprobs)
+
+    def joined(self, before: TextLogprobs | None, logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
+        after = self.more(logprobs)
+        if before is None:
+            return after
+        return TextLogprobs(
+            tokens=before["tokens"] + after["tokens"],
+            token_logprobs=before["token_logprobs"] + after["token_logprobs"],
+            top_logprobs=before["top_logprobs"] + after["top_logprobs"],
+            text_offset=before["text_offset"] + after["text_offset"],
+        )
+
+    def more(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
+        """The token itself is among the likeliest, even if it was not."""
+        return TextLogprobs(
+            tokens=[one.text for one in logprobs],
+            token_logprobs=[finite(one.logprob) for one in logprobs],
+            top_logprobs=[_by_text(one) for one in logprobs],
+            text_offset=[self._place(one.token_id) for one in logprobs],
+        )
+
+    def _place(self, token_id: int) -> int:
+        place = self._characters
+        self._characters += len(self._detokenizer.add(token_id))
+        return place
+
+
+def _by_text(one: TokenLogprob) -> dict[str, float]:
+    """Of tokens that look the same, the likeliest counts."""
+    found = {text: finite(value) for _, text, value in reversed(one.top)}
+    found.setdefault(one.text, finite(one.logprob))
+    return found

@@ -1,0 +1,107 @@
+"""The `tokenizers` library: its errors become ours, and what is built in more than one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tokenizers
+from tokenizers import Tokenizer, processors
+
+from ..errors import TokenizerError
+
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+
+
+class Backend(Protocol):
+    """The library that cuts texts into tokens. Safe to share between threads."""
+
+    special: frozenset[int]
+    """Ids of the tokens that are no text."""
+
+    @property
+    def decoder(self) -> tokenizers.decoders.Decoder | None:
+        """How `tokenizers` makes text of tokens."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def token(self, token_id: int) -> str | None:
+        """As the vocabulary has it; None for an id that it has not."""
+        ...
+
+    def save(self, path: str) -> None:
+        """Write a `tokenizer.json`."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """Every id is below `vocab_size`.
+
+    `special_tokens` are the named ones ("bos_token": "<s>"), as chat templates see them; `chat_templates` go by name.
+    """
+
+    backend: Backend
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def tokenizer_errors(doing: str) -> Iterator[None]:
+    """Raise whatever the Rust library raises as a one-line `TokenizerError`: "`doing` failed: why".
+
+    It raises plain `Exception`, and a panic in it is a `BaseException` of a type that cannot be imported.
+    """
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+
+
+class LibraryBackend:
+    """Implements `Backend` with a `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        with tokenizer_errors("setting up the tokenizer"):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            tokenizer.encode("")
+            self.decoder = tokenizer.decoder
+            self.special = frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def token(self, token_id: int) -> str | None:
+        token: str | None = self.tokenizer.id_to_token(token_id)
+        return token
+
+    def save(self, path: str) -> None:
+        self.tokenizer.save(path, pretty=False)
+
+
+def _one_line(error: BaseException, limit: int = 200) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:
+    """Put these tokens, where there are any, around every text that is encoded with special tokens."""
+    head, tail = ([] if token_id is None else [backend.id_to_token(token_id)] for token_id in (first, last))
+    if head or tail:
+        known = [(backend.id_to_token(token_id), token_id) for token_id in {first, last} if token_id is not None]
+        backend.post_processor = processors.TemplateProcessing(single=[*head, "$A", *tail], special_tokens=known)

@@ -1,0 +1,85 @@
+"""For model directories without a tokenizer: prompts are token ids, and so are the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import TokenizerError
+from .detokenizer import Detokenizer
+from .tokenizer import Tokenizer
+
+_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether there is any file that a tokenizer is made of."""
+    return any(next(directory.glob(pattern), None) for pattern in _FILES)
+
+
+class NoTokenizer(Tokenizer):
+    """Knows where a turn ends, and nothing else: text cannot be encoded (`TokenizerError`), and every token decodes to nothing."""
+
+    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self.vocab_size = 0
+        self.bos_token_id = None
+        eos = config.get("eos_token_id")
+        self.eos_token_ids = frozenset(i for i in (eos if isinstance(eos, list) else [eos]) if type(i) is int)
+
+    @property
+    def chat_template(self) -> str | None:
+        return None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise self._missing()
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return ""
+
+    def token_text(self, token_id: int) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return None
+
+    def detokenizer(self) -> Detokenizer:
+        return _Silent()
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        raise self._missing()
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        raise self._missing()
+
+    def save(self, directory: Path) -> None:
+        """There is nothing to write."""
+
+    def _missing(self) -> TokenizerError:
+        return TokenizerError(f"{self._directory} has no tokenizer files: give token ids, or add tokenizer.json")
+
+
+class _Silent(Detokenizer):
+    def __init__(self) -> None:
+        pass
+
+    def add(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""

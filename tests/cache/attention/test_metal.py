@@ -1,0 +1,146 @@
+"""Attention of the cache by the Metal kernels, in the emulator: against NumPy's idea of it, and as the engine runs it."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cache_sequences import Sequence, run_step
+from support.checkpoints import config_of, random_checkpoint
+from support.emulated import emulated
+from support.tiny import open_model, random_tokens
+
+from mlxinfer.cache.attention import select as backends
+from mlxinfer.cache.attention import select as trial
+from mlxinfer.cache.attention.metal import METAL, MetalAttention
+from mlxinfer.cache.attention.reference import PlainAttention
+from mlxinfer.cache.attention.select import attention_backend, attention_lines, fallback_lines, gpu_status
+from mlxinfer.cache.base import AttentionSpec
+from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.cache.paged import PagedCache
+from mlxinfer.cache.store import LayerStore
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.sequence import Sequence as Request
+from mlxinfer.types import SamplingParams
+
+SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))
+TWO = SPECS[:2]
+MOST = 300
+
+
+@pytest.fixture
+def on_a_mac(monkeypatch):
+    """The choice of kernels as it is made there; they run in the emulator."""
+    monkeypatch.delenv(trial.SWITCH, raising=False)
+    monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
+    monkeypatch.setattr(backends, "is_gpu", lambda: True)
+    trial._tried.cache_clear()
+    with emulated():
+        yield
+    trial._tried.cache_clear()
+
+
+@pytest.mark.emulator
+@settings(max_examples=4)
+@given(
+    st.sampled_from([KVFormat(), KVFormat(4, 4), KVFormat(8, 3, first16=True)]),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1, 8, 9, 130])), min_size=2, max_size=8),
+    st.data(),
+)
+def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
+    with emulated():
+        cache = PagedCache(TWO, dtype=mx.float32, capacity_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: METAL)
+        sequences = [Sequence(i, MOST, kv, TWO) for i in range(3)]
+        slots = [cache.open() for _ in sequences]
+        for who, count in moves:
+            chosen = data.draw(st.permutations(range(3))) if data.draw(st.booleans()) else [who]
+            counts = [count if i == who else data.draw(st.sampled_from([1, 1, 70])) for i in chosen]
+            parts = [(sequences[i], slots[i], min(n, MOST - sequences[i].done)) for i, n in zip(chosen, counts, strict=True)]
+            parts = [part for part in parts if part[2]]
+            if parts:
+                run_step(cache, parts)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("kv", [KVFormat(), KVFormat(8, 8), KVFormat(5, 4, first16=True)], ids=lambda kv: kv.name)
+def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
+    changes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    config = config_of("gemma3_text", **changes)
+    model = open_model(random_checkpoint(tmp_path / "m", config))
+    tokens = random_tokens(150)
+
+    def logits() -> np.ndarray:
+        engine = Engine(model, EngineConfig(max_context=256, capacity_tokens=4096, max_step_tokens=70), dtype=mx.float32, kv=kv)
+        requests = [Request(tokens[:length], SamplingParams(), 0, length, wants_logits=True) for length in (150, 66)]
+        for request in requests:
+            engine.add(request)
+        rows: dict[Request, list[np.ndarray]] = {request: [] for request in requests}
+        while not engine.idle:
+            for event in engine.step():
+                rows[event.sequence].append(np.array(event.rows))
+        assert {type(b) for _, b in engine.cache._backends} == kinds
+        return np.concatenate([row for request in requests for row in rows[request]])
+
+    kinds = {MetalAttention}
+    got = logits()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(trial.SWITCH, "0")
+        kinds = {PlainAttention}
+        # A key that is rounded differently in its last bit can get the next code.
+        errors = np.abs(got - logits())
+    assert np.median(errors) < 2e-5
+    assert errors.mean() < 1e-3
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("kv", "dtype"), [(KVFormat(), mx.float16), (KVFormat(8, 6), mx.bfloat16)], ids=["16", "k8v6"])
+def test_the_trial_is_passed(kv, dtype, on_a_mac):
+    for spec in SPECS:
+        assert attention_backend(LayerStore(spec, dtype, kv)) is METAL
+    assert attention_lines(SPECS, kv, dtype) == ["layers 0-2: Metal kernels"]
+    assert fallback_lines(SPECS, kv, dtype) == []
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("wrong", ["answers", "crash"])
+def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch):
+    def broken(*arguments, **options):
+        if wrong == "crash":
+            raise RuntimeError("Unable to build metal library from source\nerror: no")
+        return real(*arguments, **options) * 1.5
+
+    from mlxinfer.cache.attention import metal
+
+    real = metal.paged_attention_decode
+    monkeypatch.setattr(metal, "paged_attention_decode", broken)
+    chosen = attention_backend(LayerStore(SPECS[0], mx.float32, KVFormat(4, 4)))
+    assert isinstance(chosen, PlainAttention)
+    lines = fallback_lines(SPECS[:1], KVFormat(4, 4), mx.float32)
+    assert len(lines) == 1
+    assert "failed their trial" in lines[0]
+    assert "\n" not in lines[0]
+
+
+def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
+    odd, many = AttentionSpec(2, 44, 44, query_heads=4), AttentionSpec(1, 64, 64, query_heads=17)
+    lines = fallback_lines([odd, many], KVFormat(4, 4), mx.float32)
+    assert "multiples of 8" in lines[0]
+    assert "1 to 16" in lines[1]
+    assert "plain MLX" in attention_lines([odd], KVFormat(), mx.float32)[0]
+
+
+@pytest.mark.emulator
+def test_they_can_be_switched_off(on_a_mac, monkeypatch):
+    assert "passed their trial" in gpu_status()
+    monkeypatch.setenv(trial.SWITCH, "0")
+    assert trial.SWITCH in gpu_status()
+    assert trial.SWITCH in attention_lines(SPECS[:1], KVFormat(), mx.float32)[0]
+
+
+def test_a_machine_without_a_gpu_has_nothing_to_say(monkeypatch):
+    monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
+    monkeypatch.setattr(backends, "is_gpu", lambda: False)
+    assert gpu_status() == ""
+    assert fallback_lines(SPECS, KVFormat(4, 4), mx.float32) == []
+    assert attention_lines(SPECS[:1], KVFormat(4, 4), mx.float32) == ["layer 0: plain MLX"]

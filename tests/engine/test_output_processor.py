@@ -1,0 +1,24 @@
+"""What a person sees of a sequence's tokens."""
+
+from __future__ import annotations
+
+from support.golden_tokenizers import golden_tokenizer
+
+from mlxinfer.engine.events import Token
+from mlxinfer.engine.output_processor import Answer
+from mlxinfer.engine.sequence import Sequence
+from mlxinfer.types import SamplingParams
+
+
+def test_an_answer_that_ends_in_a_step_of_several_tokens_has_all_of_them() -> None:
+    tokenizer = golden_tokenizer("smollm2")
+    ids = tokenizer.encode(" one two three")
+    sequence = Sequence([1, 2], SamplingParams(), seed=0, limit=2 + len(ids))
+    answer = Answer(sequence, tokenizer)
+    sequence.tokens += ids
+    sequence.finish_reason = "length"
+    chunks = [answer.add(Token(sequence, token)) for token in ids]
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(ids) - 1) + ["length"]
+    assert [chunk.usage is None for chunk in chunks] == [True] * (len(ids) - 1) + [False]
+    assert "".join(chunk.text for chunk in chunks) == " one two three"
+    assert answer.completion().token_ids == ids

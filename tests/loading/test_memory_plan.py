@@ -1,0 +1,180 @@
+"""What the memory is used for, and that it is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_directory import tiny_directory
+from support.tiny_engine import tiny_model
+
+from mlxinfer import kernels_cpu
+from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.cache.paged import PagedCache
+from mlxinfer.device import DeviceMemory
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.sequence import Sequence
+from mlxinfer.errors import MemoryPlanError, PromptError
+from mlxinfer.loading.load import load, outline
+from mlxinfer.loading.memory_plan import engine_config, plan_memory
+from mlxinfer.models.decoder import Model
+from mlxinfer.types import SamplingParams
+
+MB = 2**20
+FAMILIES = ["llama", "gemma2", "mixtral", "gpt_oss", "qwen3_5_text", "qwen3_next"]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    model: Model
+    weight_bytes: int = 10 * MB
+    dtype: mx.Dtype = mx.float32
+
+
+def device(size: int, buffers: int | None = None) -> DeviceMemory:
+    return DeviceMemory(2 * size, size, buffers=buffers)
+
+
+@given(
+    st.sampled_from(FAMILIES),
+    st.integers(0, 2000),
+    st.sampled_from(["16", "8", "4", "k8v4"]),
+    st.integers(1, 64),
+    st.booleans(),
+    st.none() | st.integers(10_000, 10**6),
+)
+@settings(max_examples=60)
+def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache, buffers):
+    try:
+        plan = plan_memory(
+            Tiny(tiny_model(name)),
+            kv=KVFormat.parse(kv),
+            max_sequences=sequences,
+            prefix_cache=prefix_cache,
+            memory=device(size * MB, buffers),
+        )
+    except MemoryPlanError:
+        assert size < 100
+        return
+    assert plan.used <= plan.limit == size * MB
+    assert plan.left >= 0
+    assert plan.used + plan.left == plan.limit
+    assert 1 <= plan.max_sequences <= sequences
+    assert plan.context <= plan.pool_tokens
+    assert plan.reuse_tokens <= plan.pool_tokens or not plan.token
+    assert buffers is None or plan.buffers <= buffers
+    assert prefix_cache or plan.reuse_tokens == plan.snapshots == plan.reuse == 0
+    assert plan.reuse + plan.snapshots <= plan.limit / 4
+
+
+@pytest.mark.skipif(not kernels_cpu.in_use(), reason="plain MLX unpacks a whole layer in a step, which takes what fewer bits save here")
+def test_fewer_bits_make_room_for_more_tokens(tmp_path):
+    loaded = load(tiny_directory(tmp_path, context=1 << 20), dtype="bfloat16")
+    plans = {kv: plan_memory(loaded, kv=KVFormat.parse(kv), memory=device(100 * MB)) for kv in ("16", "8", "k8v4", "4")}
+    sizes = [plan.pool_tokens for plan in plans.values()]
+    assert sizes == sorted(sizes)
+    for kv, plan in plans.items():
+        assert plan.token == PagedCache.token_bytes(loaded.model.layers, mx.bfloat16, KVFormat.parse(kv))
+    ratio = plans["16"].token / plans["4"].token
+    assert plans["4"].room_tokens / plans["16"].room_tokens == pytest.approx(ratio, rel=0.05)
+    assert plan_memory(loaded, kv=KVFormat(4, 4, first16=True), memory=device(100 * MB)).pool_tokens < sizes[-1]
+
+
+def test_a_cap_and_a_draft_model_leave_less(tmp_path):
+    loaded = load(tiny_directory(tmp_path, context=1 << 20))
+    whole = plan_memory(loaded, memory=device(200 * MB))
+    capped = plan_memory(loaded, memory=device(200 * MB), memory_gb=0.1)
+    drafted = plan_memory(loaded, memory=device(200 * MB), draft=Tiny(tiny_model("llama"), weight_bytes=20 * MB))
+    assert capped.limit == 100_000_000
+    assert capped.pool_tokens < whole.pool_tokens
+    assert (drafted.weights, drafted.draft_weights) == (loaded.weight_bytes, 20 * MB)
+    assert drafted.token == 2 * whole.token
+    assert drafted.pool_tokens < whole.pool_tokens / 2
+    with pytest.raises(MemoryPlanError, match=r"of the 0\.01 GB"):
+        plan_memory(loaded, memory=device(200 * MB), memory_gb=0.01)
+
+
+def test_the_context_is_what_the_model_has_or_less(tmp_path):
+    loaded = load(tiny_directory(tmp_path, context=1 << 20))
+    assert plan_memory(loaded, max_context=500, memory=device(200 * MB)).context == 500
+    assert plan_memory(loaded, memory=device(200 * MB)).context < 1 << 20
+    for size in (0, 1 << 21):
+        with pytest.raises(PromptError, match="context"):
+            plan_memory(loaded, max_context=size)
+
+
+def test_fewer_sequences_run_together_where_each_has_much(tmp_path):
+    model = Tiny(tiny_model("gpt_oss"))
+    many = plan_memory(model, max_sequences=100_000, memory=device(200 * MB))
+    assert 1 < many.max_sequences < 100_000
+    assert many.sequences <= many.limit / 2
+
+
+def test_metals_limit_of_buffers_bounds_what_is_kept(tmp_path):
+    model = Tiny(tiny_model("qwen3_next"))
+    endless = plan_memory(model, memory=device(4000 * MB))
+    bounded = plan_memory(model, memory=device(4000 * MB, buffers=20_000))
+    assert endless.buffers > 20_000 >= bounded.buffers
+    assert bounded.snapshots < endless.snapshots
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_outline_is_planned_as_the_model(tmp_path, name):
+    folder = tiny_directory(tmp_path, name)
+    loaded, lines = load(folder), outline(folder)
+    real, planned = plan_memory(loaded, memory=device(500 * MB)), plan_memory(lines, memory=device(500 * MB))
+    assert planned.weights <= real.weights <= planned.weights * 1.5 + MB
+    assert (planned.token, planned.sequence, planned.context) == (real.token, real.sequence, real.context)
+
+
+ALL_STAGES = SamplingParams(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logit_bias={3: 1.0},
+    logprobs=5,
+    ignore_eos=True,
+)
+
+
+def measured_peak(planned, plan, *, prompt: int, streams: int) -> int:
+    """The most that a step takes beside what is there after it or was before it: of a long prompt, then of many answers that repeat
+    themselves, so that tokens are drafted."""
+    engine = Engine(planned.model, engine_config(plan, max_draft=8), dtype=planned.dtype)
+    same = replace(ALL_STAGES, logit_bias={5: 100.0})
+    worst = worst_step(engine, [Sequence([3 + i % 80 for i in range(prompt)], ALL_STAGES, seed=0, limit=prompt + 4)])
+    return max(worst, worst_step(engine, [Sequence([4 + i, 5, 5], same, seed=i, limit=40) for i in range(streams)]))
+
+
+def worst_step(engine, sequences) -> int:
+    worst = 0
+    for sequence in sequences:
+        engine.add(sequence)
+    while not engine.idle:
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        engine.step()
+        worst = max(worst, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+    return worst
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_step_takes_more_than_was_planned(tmp_path, name):
+    loaded = load(tiny_directory(tmp_path, name, context=4096))
+    plan = plan_memory(loaded, memory=device(1000 * MB), max_context=2048)
+    assert measured_peak(loaded, plan, prompt=1000, streams=16) <= plan.step
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("alias", ["smollm2", "gemma3-270m"])
+def test_a_real_models_step_takes_what_was_planned(alias):
+    loaded = load(alias)
+    plan = plan_memory(loaded)
+    peak = measured_peak(loaded, plan, prompt=400, streams=16)
+    assert plan.step / 16 < peak <= plan.step
