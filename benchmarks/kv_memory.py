@@ -31,7 +31,7 @@ def measure(loaded: LoadedModel, kv: KVFormat, tokens: int, chunk: int) -> list[
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    cache = PagedCache(model.layers, dtype=loaded.dtype, capacity_tokens=tokens + 64, chunk=chunk, kv=kv)
+    cache = PagedCache(model.layers, dtype=loaded.dtype, kv_cache_tokens=tokens + 64, chunk=chunk, kv=kv)
     slot = cache.open()
     for past in range(0, tokens, chunk):
         count = min(chunk, tokens - past)

@@ -64,7 +64,7 @@ class _Step:
 
     def __init__(self, model: Decoder, depth: int) -> None:
         self.model = model
-        self.cache = PagedCache(model.layers, dtype=mx.float32, capacity_tokens=depth + 2 * PAGE, chunk=PAGE)
+        self.cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=depth + 2 * PAGE, chunk=PAGE)
         slot = self.cache.open()
         for past in range(0, depth, PAGE):
             count = min(PAGE, depth - past)

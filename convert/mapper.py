@@ -15,7 +15,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.formats import AFFINE_GROUPS, dtype_name, main_dtype, packed_shapes
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.load import model_type
-from ..loading.weights import Planned, PlannedWeights, Request, can_quantize
+from ..loading.weights import MetaWeights, Planned, Request, can_quantize
 from ..models import build, supports
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.weights import Format
@@ -102,7 +102,7 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     architecture = model_type(checkpoint)
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
-    planned = PlannedWeights(checkpoint)
+    planned = MetaWeights(checkpoint)
     build(checkpoint.config, planned)
     planned.finish()
     dtype = dtype or _natural_dtype(checkpoint)

@@ -70,7 +70,7 @@ def _log_probabilities(path: Path, ids: list[int]) -> mx.array:
         weights.finish()
     finally:
         checkpoint.close()
-    cache = PagedCache(model.layers, dtype=dtype, capacity_tokens=len(ids) + 64, chunk=len(ids))
+    cache = PagedCache(model.layers, dtype=dtype, kv_cache_tokens=len(ids) + 64, chunk=len(ids))
     step = cache.begin([Segment(cache.open(), 0, len(ids), 0, len(ids))])
     logits = model.logits(model.hidden(mx.array(ids, mx.int32), step))
     result = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import ConversionError, MLXInferError
 from ..loading.directory import SafetensorsCheckpoint
-from ..loading.weights import PlannedWeights
+from ..loading.weights import MetaWeights
 from ..models import build
 from .mapper import Plan, str_format
 
@@ -19,7 +19,7 @@ def verify(directory: Path, plan: Plan) -> None:
     try:
         checkpoint = SafetensorsCheckpoint(directory)
         try:
-            weights = PlannedWeights(checkpoint)
+            weights = MetaWeights(checkpoint)
             build(checkpoint.config, weights)
             weights.finish()
         finally:
@@ -35,5 +35,5 @@ def verify(directory: Path, plan: Plan) -> None:
         raise ConversionError(f"{next(iter(expected))} was written, but no graph asks for it")
 
 
-def _stored_as(weights: PlannedWeights, name: str) -> object:
+def _stored_as(weights: MetaWeights, name: str) -> object:
     return weights.ledger.checkpoint.stored(name) if weights.has(name) else None

@@ -60,7 +60,8 @@ class MLXInfer:
             return {}
         weights = replace(sizes, attention=(), state_bytes=0)
         costs = [
-            part.prefill(tokens, engine.config.max_step_tokens) if tokens else part.decode(depth, streams) for part in (sizes, weights)
+            part.prefill(tokens, engine.config.max_num_batched_tokens) if tokens else part.decode(depth, streams)
+            for part in (sizes, weights)
         ]
         return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
 

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
-from mlxinfer.engine.model_runner import Flight
+from mlxinfer.engine.model_runner import PendingStep
 from mlxinfer.engine.scheduler import Work
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
@@ -61,7 +61,7 @@ async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[in
     submitted: list[float] = []
     launch = runner.launch
 
-    def noted(work: list[Work]) -> Flight:
+    def noted(work: list[Work]) -> PendingStep:
         submitted.append(perf_counter())
         return launch(work)
 

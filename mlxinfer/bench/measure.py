@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ..cache.pool import Growth
+from ..cache.pool import PageDemand
 from ..engine.engine import Engine
 from ..engine.llm import LLM
 from ..engine.sequence import Sequence
@@ -43,7 +43,7 @@ class Bench:
     def fits(self, depth: int, streams: int, steps: int) -> bool:
         """Whether `filled` has the room: each sequence is measured on a copy, which shares nothing in the worst case."""
         limit = _limit(depth, steps)
-        return self.engine.cache.room([Growth(None, 0, limit)] * (2 * streams))
+        return self.engine.cache.room([PageDemand(None, 0, limit)] * (2 * streams))
 
     @contextmanager
     def filled(self, depth: int, streams: int, steps: int) -> Iterator[list[Sequence]]:
@@ -82,7 +82,7 @@ class Bench:
         if not self.engine.cache.can_fork:
             return self._hold(copy)
         assert held.slot is not None
-        copy.slot, copy.num_computed = self.engine.cache.fork(held.slot), held.num_computed
+        copy.slot, copy.num_computed_tokens = self.engine.cache.fork(held.slot), held.num_computed_tokens
         return copy
 
     def _advance(self, sequences: list[Sequence], count: int) -> None:
@@ -176,7 +176,7 @@ def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
     for tokens in plan.prefill:
         row = _prefill_row(bench, plan, tokens, speed, tell)
         speed = row.rate if row.rates else speed
-        yield replace(row, cost=sizes.prefill(tokens, engine.config.max_step_tokens) if sizes else None)
+        yield replace(row, cost=sizes.prefill(tokens, engine.config.max_num_batched_tokens) if sizes else None)
     for depth in plan.depths:
         for row in _decode_rows(bench, plan, depth, speed, tell):
             yield replace(row, cost=sizes.decode(depth + row.tokens // 2, row.batch) if sizes else None)

@@ -13,15 +13,15 @@ from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
-from .pool import Growth, PagePool, PoolUsage
+from .pool import PageDemand, PagePool, PoolUsage
 from .prefix_match import Match
 from .state import RecurrentStore, Rows, put_rows, take_rows
 from .step import CacheStep
 from .store import LayerStore
 
 if TYPE_CHECKING:
-    from .disk.prefetch import PrefixesOnDisk
-    from .disk.storage import DiskTier
+    from .disk.prefetch import PrefixPrefetcher
+    from .disk.storage import DiskStorage
 
 
 class PagedCache:
@@ -36,18 +36,18 @@ class PagedCache:
         layers: Sequence[LayerSpec],
         *,
         dtype: mx.Dtype,
-        capacity_tokens: int,
+        kv_cache_tokens: int,
         chunk: int,
         kv: KVFormat | None = None,
         backend: Callable[[LayerStore], AttentionBackend] = attention_backend,
-        identity: str = "",
-        reuse_tokens: int = 0,
+        fingerprint: str = "",
+        prefix_cache_tokens: int = 0,
         snapshot_bytes: int = 0,
-        disk: DiskTier | None = None,
+        disk: DiskStorage | None = None,
     ) -> None:
-        """`capacity_tokens` bounds the tokens of all sequences together, and of what is kept for reuse; `chunk` is the most that one step
-        computes of a sequence; `backend` says how a layer attends. `identity` names the weights; at most `reuse_tokens` are kept for reuse
-        only, and `snapshot_bytes` of open pages and states: nothing where both are 0. `disk` is where that is found after a restart."""
+        """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the longest chunk of a sequence
+        that one step computes. `backend` chooses how a layer attends; `fingerprint` identifies the weights. The prefix cache holds at most
+        `prefix_cache_tokens`, and `snapshot_bytes` of open pages and states; it is off where both are 0. `disk` keeps it across restarts."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
@@ -55,11 +55,11 @@ class PagedCache:
         self._stores = {i: LayerStore(s, dtype, kv) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
         self.pool = PagePool(
             [store.spec.window for store in self._stores.values()],
-            capacity_tokens=capacity_tokens,
+            kv_cache_tokens=kv_cache_tokens,
             chunk=chunk,
             first=kv.first16,
-            identity=repr((identity, kv, str(dtype), [s for s in self.layers if not isinstance(s, OpaqueSpec)])),
-            reuse_tokens=reuse_tokens if self.can_fork else 0,
+            fingerprint=repr((fingerprint, kv, str(dtype), [s for s in self.layers if not isinstance(s, OpaqueSpec)])),
+            prefix_cache_tokens=prefix_cache_tokens if self.can_fork else 0,
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
             exact=bool(self._recurrent),
         )
@@ -71,14 +71,14 @@ class PagedCache:
             self._backends.setdefault((group, backend(store)), []).append(index)
         self._disk = self._on_disk(disk) if disk else None
 
-    def _on_disk(self, tier: DiskTier) -> PrefixesOnDisk | None:
-        from .disk.layout import Entries
-        from .disk.prefetch import PrefixesOnDisk
+    def _on_disk(self, tier: DiskStorage) -> PrefixPrefetcher | None:
+        from .disk.layout import CacheLayout
+        from .disk.prefetch import PrefixPrefetcher
 
         if self.pool.index is None:
             return None
-        entries = Entries(self.pool.groups, self._stores, self._recurrent)
-        return PrefixesOnDisk(self.pool.index, tier, entries, self._reserve)
+        entries = CacheLayout(self.pool.groups, self._stores, self._recurrent)
+        return PrefixPrefetcher(self.pool.index, tier, entries, self._reserve)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
@@ -106,20 +106,20 @@ class PagedCache:
         """Whether a sequence that grows to `tokens` could run, alone in an empty cache."""
         return self.pool.fits(tokens)
 
-    def room(self, growth: Sequence[Growth]) -> bool:
+    def room(self, growth: Sequence[PageDemand]) -> bool:
         """Whether there are pages, free or only kept for reuse, for all of this in the next step."""
         return self.pool.room(growth)
 
-    def find(self, tokens: Sequence[int], adapter: str = "") -> Match:
-        """How many of `tokens` are there already, the last one excluded, and why not more. `adapter` names whatever pages depend on beside
-        the model. Valid until the next call that changes anything."""
+    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
+        """How many of `tokens`, the last one excluded, are cached, and why not more. `cache_salt` identifies whatever else the pages depend
+        on. Valid until the next call that changes the cache."""
         if not self.can_fork:
-            return Match(0, "this model keeps a state of its own, which cannot be shared", adapter)
-        return self.pool.find(tokens, adapter)
+            return Match(0, "this model keeps a state of its own, which cannot be shared", cache_salt)
+        return self.pool.find(tokens, cache_salt)
 
-    def open(self, match: Match | None = None, adapter: str | None = "") -> int:
-        """A slot for a new sequence, which has the first `match.reused` of its tokens. Where `adapter` is None, nothing is kept of it."""
-        slot = self.pool.open(match, adapter)
+    def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
+        """A slot for a new sequence that starts with `match.reused` tokens. Nothing of it is cached if `cache_salt` is None."""
+        slot = self.pool.open(match, cache_salt)
         if self._disk and match:
             self._disk.used(match)
         self._grow_slots()
@@ -189,10 +189,10 @@ class PagedCache:
         """Forget everything that is only kept for reuse."""
         self.pool.clear()
 
-    def prefetch(self, tokens: Sequence[int], adapter: str = "", *, store: bool = True) -> bool:
+    def prefetch(self, tokens: Sequence[int], cache_salt: str = "", *, store: bool = True) -> bool:
         """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
         never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
-        return self._disk is not None and self._disk.prefetch(tokens, adapter, store=store)
+        return self._disk is not None and self._disk.prefetch(tokens, cache_salt, store=store)
 
     @property
     def arrived(self) -> bool:

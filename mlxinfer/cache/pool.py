@@ -14,7 +14,7 @@ Places = list["int | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class PageDemand:
     """A sequence that has computed `past` tokens is to compute `count` more. One without a slot is still to be opened, with what `match`
     found; without that, its past counts as pages that are needed too."""
 
@@ -55,23 +55,23 @@ class PagePool:
         self,
         windows: Iterable[int | None],
         *,
-        capacity_tokens: int,
+        kv_cache_tokens: int,
         chunk: int,
         first: bool = False,
-        identity: str = "",
-        reuse_tokens: int = 0,
+        fingerprint: str = "",
+        prefix_cache_tokens: int = 0,
         snapshot_bytes: int = 0,
         exact: bool = False,
     ) -> None:
-        """`capacity_tokens` bounds what each group (the layers of one window) holds, `reuse_tokens` what is kept in it for reuse only.
-        `first`: first pages have a pool of their own. Nothing is reused where both `reuse_tokens` and `snapshot_bytes` are 0."""
-        capacity = max(capacity_tokens // PAGE, 1)
-        most_idle = min(reuse_tokens // PAGE, capacity)
+        """`kv_cache_tokens` bounds each group (the layers of one window), `prefix_cache_tokens` the part of it that no sequence uses.
+        `first`: first pages have a pool of their own. Nothing is reused where both `prefix_cache_tokens` and `snapshot_bytes` are 0."""
+        capacity = max(kv_cache_tokens // PAGE, 1)
+        most_idle = min(prefix_cache_tokens // PAGE, capacity)
         self.chunk = chunk
         self.groups = [AttentionGroup(w, capacity, first=first, most_idle=most_idle) for w in dict.fromkeys(windows)]
         self.index: PrefixIndex | None = None
-        if reuse_tokens or snapshot_bytes:
-            self.index = PrefixIndex(self.groups, identity=identity, snapshot_bytes=snapshot_bytes, exact=exact)
+        if prefix_cache_tokens or snapshot_bytes:
+            self.index = PrefixIndex(self.groups, fingerprint=fingerprint, snapshot_bytes=snapshot_bytes, exact=exact)
         self.slots: dict[int, Slot] = {}
         self._free_slots: list[int] = []
         self._last_slots = 0
@@ -83,21 +83,21 @@ class PagePool:
 
     # --- asking
 
-    def find(self, tokens: Sequence[int], adapter: str = "") -> Match:
-        """What of `tokens` need not be computed. `adapter` names everything beside the model that pages depend on."""
+    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
+        """What of `tokens` need not be computed. `cache_salt` names everything beside the model that pages depend on."""
         if self.index is None:
-            return Match(0, "nothing is kept for reuse", adapter)
-        return find(self.index, tokens, adapter)
+            return Match(0, "nothing is kept for reuse", cache_salt)
+        return find(self.index, tokens, cache_salt)
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence could grow to `tokens`, alone."""
         return all(pages_for(tokens, g.window, self.chunk) <= g.allocator.capacity for g in self.groups)
 
-    def room(self, growth: Sequence[Growth]) -> bool:
+    def room(self, growth: Sequence[PageDemand]) -> bool:
         """Whether there are pages, free or to be had from what is only kept, for all of this in one step."""
         return all(self._has_room(number, growth) for number in range(len(self.groups)))
 
-    def _has_room(self, number: int, growth: Sequence[Growth]) -> bool:
+    def _has_room(self, number: int, growth: Sequence[PageDemand]) -> bool:
         group, wanted, first = self.groups[number], 0, 0
         for g in growth:
             filled = (g.past + g.count) // PAGE - g.past // PAGE
@@ -128,8 +128,8 @@ class PagePool:
 
     # --- slots
 
-    def open(self, match: Match | None = None, adapter: str | None = "") -> int:
-        """A slot for a sequence that has `match.reused` tokens. Where `adapter` is None, nothing of it is kept."""
+    def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
+        """A slot for a sequence that has `match.reused` tokens. Where `cache_salt` is None, nothing of it is kept."""
         slot = self._take_slot()
         head = None
         if self.index and match and match.node:
@@ -137,8 +137,8 @@ class PagePool:
             head = match.node
             if match.snapshot:
                 self.index.touch(match.snapshot)
-        elif self.index and adapter is not None:
-            head = self.index.root(match.adapter if match else adapter)
+        elif self.index and cache_salt is not None:
+            head = self.index.root(match.cache_salt if match else cache_salt)
         if self.index and head:
             self.index.pin(head)
         self.slots[slot] = Slot(head)

@@ -15,7 +15,7 @@ class Match:
 
     reused: int = 0
     note: str = ""
-    adapter: str = ""
+    cache_salt: str = ""
     node: Node | None = None
     """Of the last full page."""
     snapshot: Snapshot | None = None
@@ -24,12 +24,12 @@ class Match:
     version: int = 0
 
 
-def find(index: PrefixIndex, tokens: Sequence[int], adapter: str = "") -> Match:
+def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Match:
     """The longest part of `tokens`, the last one excluded, from which a sequence could go on."""
     data, limit = token_bytes(tokens), len(tokens) - 1
-    root = index.known_root(adapter)
+    root = index.known_root(cache_salt)
     if root is None or limit < 1:
-        return Match(0, "nothing cached begins like this" if limit > 0 else "", adapter)
+        return Match(0, "nothing cached begins like this" if limit > 0 else "", cache_salt)
     path = _Path(index, root, data)
     lost = ""
     best: tuple[int, int, Snapshot | None] = 0, 0, None
@@ -40,7 +40,7 @@ def find(index: PrefixIndex, tokens: Sequence[int], adapter: str = "") -> Match:
         lost = lost or f"pages of the window before token {found[0]} are gone"
     position, depth, snapshot = best
     note = path.note(position, limit, lost)
-    return Match(position, note, adapter, path.nodes[depth], snapshot, path.tables(position, depth), index.version)
+    return Match(position, note, cache_salt, path.nodes[depth], snapshot, path.tables(position, depth), index.version)
 
 
 class _Path:

@@ -74,7 +74,7 @@ class PrefixIndex:
     was used last stays longest. Without its page in a layer without a window nothing behind a node could be used: it all goes together.
     """
 
-    def __init__(self, groups: Sequence[AttentionGroup], *, identity: str, snapshot_bytes: int, exact: bool) -> None:
+    def __init__(self, groups: Sequence[AttentionGroup], *, fingerprint: str, snapshot_bytes: int, exact: bool) -> None:
         """`exact`: snapshots hold recurrent states, and count for all of their tokens only."""
         self.groups = groups
         self.exact = exact
@@ -88,7 +88,7 @@ class PrefixIndex:
         self.on_page: Callable[[Node, int], None] | None = None
         self.on_snapshot: Callable[[Snapshot], None] | None = None
         """Told what is kept from now on; a page as its node and group."""
-        self._identity = identity
+        self._identity = fingerprint
         self._roots: dict[str, Node] = {}
         self._nodes: dict[bytes, Node] = {}
         self._owners: list[dict[int, Node]] = [{} for _ in groups]
@@ -98,25 +98,25 @@ class PrefixIndex:
 
     # --- finding
 
-    def root_digest(self, adapter: str = "") -> bytes:
-        return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, adapter)).encode(), digest_size=32).digest()
+    def root_digest(self, cache_salt: str = "") -> bytes:
+        return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, cache_salt)).encode(), digest_size=32).digest()
 
-    def digests(self, tokens: Sequence[int], adapter: str = "") -> Iterator[bytes]:
+    def digests(self, tokens: Sequence[int], cache_salt: str = "") -> Iterator[bytes]:
         """Of the nodes for the full pages of these tokens, whether there are such nodes or not."""
-        data, digest = token_bytes(tokens), self.root_digest(adapter)
+        data, digest = token_bytes(tokens), self.root_digest(cache_salt)
         for start in range(0, len(data) - BLOCK + 1, BLOCK):
             digest = _digest(digest, data[start : start + BLOCK])
             yield digest
 
-    def root(self, adapter: str = "") -> Node:
+    def root(self, cache_salt: str = "") -> Node:
         """Made where there is none yet; it stays while something is behind it or pins it."""
-        if adapter not in self._roots:
-            self._roots[adapter] = root = Node(None, b"", self.root_digest(adapter), [None] * len(self.groups))
+        if cache_salt not in self._roots:
+            self._roots[cache_salt] = root = Node(None, b"", self.root_digest(cache_salt), [None] * len(self.groups))
             self._nodes[root.digest] = root
-        return self._roots[adapter]
+        return self._roots[cache_salt]
 
-    def known_root(self, adapter: str = "") -> Node | None:
-        return self._roots.get(adapter)
+    def known_root(self, cache_salt: str = "") -> Node | None:
+        return self._roots.get(cache_salt)
 
     def node(self, digest: bytes) -> Node | None:
         return self._nodes.get(digest)
@@ -266,8 +266,8 @@ class PrefixIndex:
         if node.parent is not None:
             node.parent.children.pop(node.block, None)
         else:
-            for adapter in [a for a, root in self._roots.items() if root is node]:
-                del self._roots[adapter]
+            for cache_salt in [a for a, root in self._roots.items() if root is node]:
+                del self._roots[cache_salt]
 
 
 def _digest(parent: bytes, block: bytes) -> bytes:

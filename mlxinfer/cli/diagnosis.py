@@ -21,7 +21,7 @@ from ..cache.paged import PagedCache
 from ..device import default_dtype, device_memory, is_gpu
 from ..errors import DraftError, MemoryPlanError
 from ..loading.catalog import local_models
-from ..loading.load import Outline, outline
+from ..loading.load import MetaModel, meta_model
 from ..loading.memory_plan import MemoryPlan, Planned, plan_memory
 from ..loading.repack_cache import directory, kept_bytes, limit_bytes
 from ..loading.resolve import ALIASES
@@ -164,7 +164,7 @@ class ModelDiagnosis:
 def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None = None, draft: str | None = None) -> ModelDiagnosis:
     """From the headers of its checkpoint. Raises `MLXInferError`."""
     form = KVFormat.parse(kv, first16=first16)
-    found = outline(model)
+    found = meta_model(model)
     name = str(found.dtype).rpartition(".")[2]
     if found.model is None:
         lines = ["all layers: mlx-lm's own cache, unquantized"]
@@ -187,14 +187,14 @@ def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None =
     )
 
 
-def _drafter(draft: str) -> Outline:
-    found = outline(draft)
+def _drafter(draft: str) -> MetaModel:
+    found = meta_model(draft)
     if found.model is None:
         raise DraftError(f"{found.name} keeps its own state, so it cannot draft: choose a model with a graph of its own")
     return found
 
 
-def _plan(found: Outline, kv: KVFormat, memory_gb: float | None, draft: Outline | None) -> tuple[MemoryPlan | None, str]:
+def _plan(found: MetaModel, kv: KVFormat, memory_gb: float | None, draft: MetaModel | None) -> tuple[MemoryPlan | None, str]:
     model, drafter = cast(Planned, found), cast("Planned | None", draft)  # both have a graph
     try:
         return plan_memory(model, kv=kv, memory_gb=memory_gb, draft=drafter), ""
@@ -202,7 +202,7 @@ def _plan(found: Outline, kv: KVFormat, memory_gb: float | None, draft: Outline 
         return None, str(error)
 
 
-def _room(found: Outline, kv: KVFormat, memory_gb: float | None, draft: Outline | None) -> int:
+def _room(found: MetaModel, kv: KVFormat, memory_gb: float | None, draft: MetaModel | None) -> int:
     plan, _ = _plan(found, kv, memory_gb, draft)
     return plan.room_tokens if plan else 0
 

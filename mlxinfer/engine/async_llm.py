@@ -17,10 +17,10 @@ from ..loading.load import LoadedModel
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Progress, Request
-from .input_processor import Intake, Messages, Prompt, Terms, as_prompts
+from .input_processor import InputProcessor, Messages, Prompt, RequestOptions, as_prompts
 from .output_processor import FEED
 from .sequence import Sequence
-from .settings import Opened, Settings
+from .settings import OpenModel, Settings
 
 Result = TypeVar("Result")
 
@@ -43,9 +43,9 @@ class AsyncLLM:
         self, path_or_id: str | Path, dtype: str | None = None, kv: str = "16", *, progress: Progress | None = None, **settings: Any
     ) -> None:
         """`progress` is called in the thread."""
-        self._start(partial(Opened.open, Settings(path_or_id, dtype, kv, **settings)), progress)
+        self._start(partial(OpenModel.open, Settings(path_or_id, dtype, kv, **settings)), progress)
 
-    def _start(self, open_model: Callable[[Progress], Opened], progress: Progress | None) -> None:
+    def _start(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
         self._thread = EngineThread(open_model, progress)
         weakref.finalize(self, self._thread.close).atexit = False  # at the interpreter's end the thread is waited for as well
 
@@ -105,7 +105,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[Chunk, None]:
         """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
         `MLXInferError`s, also in the middle of an answer."""
-        return self._stream(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
+        return self._stream(partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s))
 
     def bursts(
         self,
@@ -117,7 +117,7 @@ class AsyncLLM:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[Chunk], None]:
         """`stream`, with the pieces together that came together: for who passes them on."""
-        return self._bursts(partial(_ids, prompt), params, Terms.of(client_id, priority, timeout_s))
+        return self._bursts(partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s))
 
     async def generate(
         self,
@@ -129,7 +129,7 @@ class AsyncLLM:
         timeout_s: float | None = None,
     ) -> list[Completion]:
         """Answers to one prompt or any number of them: `n` completions for each prompt, in order. Raises `MLXInferError`s."""
-        terms = Terms.of(client_id, priority, timeout_s)
+        terms = RequestOptions.of(client_id, priority, timeout_s)
         opened = await self._opened()
         items = as_prompts(prompts)
         all_ids = await _prepared(sum(map(len, items)), partial(_all_ids, opened.intake, items))
@@ -148,7 +148,7 @@ class AsyncLLM:
     ) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises
         `MLXInferError`s."""
-        terms = Terms.of(client_id, priority, timeout_s)
+        terms = RequestOptions.of(client_id, priority, timeout_s)
         intake = (await self._opened()).intake
         ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
         found: list[TokenLogprob] = []
@@ -192,7 +192,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[Chunk, None]:
         """`chat` in pieces."""
         ids = partial(_chat_ids, messages, tools, template_vars)
-        return self._stream(ids, params, Terms.of(client_id, priority, timeout_s))
+        return self._stream(ids, params, RequestOptions.of(client_id, priority, timeout_s))
 
     async def close(self) -> None:
         """Give the memory back. Requests under way and later ones get `EngineError`."""
@@ -211,17 +211,17 @@ class AsyncLLM:
         await self.close()
 
     @property
-    def _now(self) -> Opened:
+    def _now(self) -> OpenModel:
         if not self._thread.opened.done():
             raise MLXInferError("the model is being loaded: await ready() first")
         return self._thread.opened.result()
 
-    async def _opened(self) -> Opened:
+    async def _opened(self) -> OpenModel:
         opened = self._thread.opened
         return opened.result() if opened.done() else await asyncio.wrap_future(opened)
 
     async def _stream(
-        self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
+        self, token_ids: Callable[[InputProcessor], Awaitable[list[int]]], params: SamplingParams | None, terms: RequestOptions
     ) -> AsyncGenerator[Chunk, None]:
         async with aclosing(self._bursts(token_ids, params, terms)) as bursts:
             async for burst in bursts:
@@ -229,7 +229,7 @@ class AsyncLLM:
                     yield chunk
 
     async def _bursts(
-        self, token_ids: Callable[[Intake], Awaitable[list[int]]], params: SamplingParams | None, terms: Terms
+        self, token_ids: Callable[[InputProcessor], Awaitable[list[int]]], params: SamplingParams | None, terms: RequestOptions
     ) -> AsyncGenerator[list[Chunk], None]:
         intake = (await self._opened()).intake
         async with aclosing(self._run(intake.sequences(await token_ids(intake), params, terms))) as bursts:
@@ -261,17 +261,17 @@ class AsyncLLM:
         return sorted(found, key=lambda completion: completion.index)
 
 
-async def _ids(prompt: Prompt, intake: Intake) -> list[int]:
+async def _ids(prompt: Prompt, intake: InputProcessor) -> list[int]:
     return await _prepared(len(prompt), partial(intake.token_ids, prompt))
 
 
 async def _chat_ids(
-    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any], intake: Intake
+    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any], intake: InputProcessor
 ) -> list[int]:
     return await asyncio.to_thread(intake.chat_ids, messages, tools, template_vars)
 
 
-def _all_ids(intake: Intake, prompts: list[Prompt]) -> list[list[int]]:
+def _all_ids(intake: InputProcessor, prompts: list[Prompt]) -> list[list[int]]:
     return [intake.token_ids(prompt) for prompt in prompts]
 
 

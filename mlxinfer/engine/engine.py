@@ -18,17 +18,17 @@ from ..errors import MemoryPlanError
 from ..models.decoder import Model
 from ..types import EngineStats, FinishReason
 from .events import Ended, Event, Logits, token_of
-from .kv_cache_manager import Seats
-from .model_runner import Drawn, Flight, Runner
-from .prefill_budget import Pace, StepTimes
-from .request_queue import WaitingList
+from .kv_cache_manager import KVCacheManager
+from .model_runner import ModelRunner, PendingStep, SequenceOutput
+from .prefill_budget import PrefillBudget, StepTimeModel
+from .request_queue import RequestQueue
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence, ended_stats
 from .spec_decode.draft_model import Drafter
-from .spec_decode.proposer import Speculator
+from .spec_decode.proposer import Proposer
 
 if TYPE_CHECKING:
-    from ..cache.disk.storage import DiskTier
+    from ..cache.disk.storage import DiskStorage
 
 _DISK_WAIT_S = 0.005
 _OBSERVED = 4
@@ -44,17 +44,17 @@ class Engine:
         *,
         dtype: mx.Dtype,
         kv: KVFormat | None = None,
-        identity: str = "",
+        fingerprint: str = "",
         drafter: Drafter | None = None,
-        disk: DiskTier | None = None,
+        disk: DiskStorage | None = None,
     ) -> None:
-        """`identity` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it.
+        """`fingerprint` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it.
         `disk`, of which no other engine makes use, keeps what is cached beyond this process."""
         self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
-        self.identity = identity
+        self.fingerprint = fingerprint
         self._disk = disk
         self._dtype = dtype
         self._ended = EngineStats()
@@ -64,33 +64,35 @@ class Engine:
     def _start(self) -> None:
         config = self.config
         # Chunks of whole pages must have room beside an answer's row for everyone else.
-        rows = max(config.max_step_tokens, config.max_sequences + PAGE - 1) if config.deterministic else config.max_step_tokens
+        rows = (
+            max(config.max_num_batched_tokens, config.max_sequences + PAGE - 1) if config.deterministic else config.max_num_batched_tokens
+        )
         self.cache = PagedCache(
             self.model.layers,
             dtype=self._dtype,
-            capacity_tokens=config.capacity_tokens,
+            kv_cache_tokens=config.kv_cache_tokens,
             chunk=rows,
             kv=self.kv,
-            identity=self.identity,
-            reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
+            fingerprint=self.fingerprint,
+            prefix_cache_tokens=config.prefix_cache_tokens if config.prefix_cache else 0,
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
             disk=self._disk,
         )
-        self.runner = Runner(self.model, self.cache, deterministic=config.deterministic)
-        self.times = StepTimes()
+        self.runner = ModelRunner(self.model, self.cache, deterministic=config.deterministic)
+        self.times = StepTimeModel()
         self.scheduler = Scheduler(
-            max_step_tokens=rows,
+            max_num_batched_tokens=rows,
             max_sequences=config.max_sequences,
             room=self.cache,
-            pace=Pace(self.times, share=config.decode_share, max_step_s=config.max_step_s),
-            waiting=WaitingList(config.max_waiting),
+            pace=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
+            waiting=RequestQueue(config.max_waiting),
             deterministic=config.deterministic,
         )
         drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
         draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
-        self.speculator = Speculator(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
-        self.seats = Seats(self.model, config, self.cache, self.scheduler, self.speculator)
-        self._flights: deque[Flight] = deque()
+        self.speculator = Proposer(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
+        self.seats = KVCacheManager(self.model, config, self.cache, self.scheduler, self.speculator)
+        self._flights: deque[PendingStep] = deque()
         self._landed_at = 0.0
 
     @property
@@ -117,16 +119,16 @@ class Engine:
     def add(self, sequence: Sequence) -> None:
         """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`."""
         forks = self.cache.can_fork and len(sequence.prompt) > 1
-        followers = sequence.followers
+        samples_to_fork = sequence.samples_to_fork
         if not forks:
-            sequence.followers = []
-        for s in (sequence, *followers):
-            s.one_by_one = self.model.recompute_at is None and self.model.rotation(s.limit) != self.model.rotation(s.total)
+            sequence.samples_to_fork = []
+        for s in (sequence, *samples_to_fork):
+            s.no_chunked_recompute = self.model.recompute_at is None and self.model.rotation(s.limit) != self.model.rotation(s.total)
         if not self.cache.fits(sequence.limit):
             raise MemoryPlanError(
                 f"a sequence of up to {sequence.limit} tokens does not fit in the cache's memory: lower max_tokens or the context length"
             )
-        for s in (sequence, *([] if forks else followers)):
+        for s in (sequence, *([] if forks else samples_to_fork)):
             self.scheduler.add(s)
 
     def tidy(self) -> bool:
@@ -140,7 +142,7 @@ class Engine:
 
     def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
         """End a sequence now; what it holds goes back as soon as no step in flight uses it."""
-        for s in (sequence, *sequence.followers):
+        for s in (sequence, *sequence.samples_to_fork):
             if s.finish_reason is None:
                 self._finish(s, reason)
             self.scheduler.remove(s)
@@ -197,7 +199,7 @@ class Engine:
             self.abort(sequence, "timeout")
         return [Ended(sequence) for sequence in expired]
 
-    def _land(self, flight: Flight) -> list[Event]:
+    def _land(self, flight: PendingStep) -> list[Event]:
         drawn = flight.read()
         now = perf_counter()
         self._observe(flight, now)
@@ -211,16 +213,16 @@ class Engine:
         for one in drawn:
             events += self._take(one, now)
         for sequence in flight.logits:
-            if sequence.num_computed == sequence.num_tokens and not self._flying(sequence):
+            if sequence.num_computed_tokens == sequence.num_tokens and not self._flying(sequence):
                 self.abort(sequence, "stop")
         for work in flight.work:
             if work.sequence.finish_reason:
                 self._release_if_landed(work.sequence)
-            elif work.sequence.num_computed in work.sequence.marks and not self._flying(work.sequence):
+            elif work.sequence.num_computed_tokens in work.sequence.snapshot_points and not self._flying(work.sequence):
                 self.seats.keep(work.sequence)
         return events
 
-    def _observe(self, flight: Flight, now: float) -> None:
+    def _observe(self, flight: PendingStep, now: float) -> None:
         """A step takes from the landing of the one before it, or from its own launch if the device was idle. Of steps with nothing but
         answers a few tell as much as all."""
         prefill_rows = flight.rows - flight.decode_rows
@@ -229,7 +231,7 @@ class Engine:
         self._landed_at = now
         self._steps += 1
 
-    def _commit(self, flight: Flight) -> None:
+    def _commit(self, flight: PendingStep) -> None:
         tokens = {s.slot: s.tokens for s in (w.sequence for w in flight.work) if s.slot is not None and self._may_share(s)}
         for step in flight.steps:
             self.cache.commit(step, tokens)
@@ -237,9 +239,9 @@ class Engine:
     def _may_share(self, sequence: Sequence) -> bool:
         """Whether the pages that it has just filled are those that any other would have computed. To the bit that goes only for pages of a
         prompt, without its last token."""
-        return not self.config.deterministic or sequence.num_computed < len(sequence.prompt)
+        return not self.config.deterministic or sequence.num_computed_tokens < len(sequence.prompt)
 
-    def _take(self, drawn: Drawn, now: float) -> list[Event]:
+    def _take(self, drawn: SequenceOutput, now: float) -> list[Event]:
         """Append what a sequence got, and end it where one of the tokens is its last."""
         sequence = drawn.draw.sequence
         times = sequence.times
@@ -259,7 +261,7 @@ class Engine:
             self.scheduler.remove(sequence)
         self.runner.settle(drawn, len(events))
         if len(sequence.tokens) == sequence.num_tokens:
-            sequence.unread = None
+            sequence.pending_token = None
         return events
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -280,7 +282,7 @@ class Engine:
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            for s in (sequence, *sequence.followers):
+            for s in (sequence, *sequence.samples_to_fork):
                 s.finish_reason = s.finish_reason or "cancelled"
                 s.slot = None
         self._start()

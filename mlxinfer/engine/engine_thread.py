@@ -19,9 +19,9 @@ import mlx.core as mx
 
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
-from .output_processor import Answer, Desk
+from .output_processor import OutputProcessor, RequestOutput
 from .sequence import Sequence
-from .settings import Opened
+from .settings import OpenModel
 
 Piece = Union[Chunk, Completion, MLXInferError]
 
@@ -41,7 +41,7 @@ class Request:
         self.loop = asyncio.get_running_loop()
         self.sequences = sequences
         self.streams = streams
-        self.answers: list[Answer] = []
+        self.answers: list[RequestOutput] = []
         self.cancelled = False
         self.begun = False
         """Whether a piece of it has been handed over. The thread's."""
@@ -134,8 +134,8 @@ class EngineThread:
     stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
     """
 
-    def __init__(self, open_model: Callable[[Progress], Opened], progress: Progress | None) -> None:
-        self.opened: Future[Opened] = Future()
+    def __init__(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
+        self.opened: Future[OpenModel] = Future()
         self.opened.set_running_or_notify_cancel()  # now nobody who waits for it can cancel it
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()
@@ -144,7 +144,7 @@ class EngineThread:
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._outbox = Outbox()
-        self._desk: Desk | None = None
+        self._desk: OutputProcessor | None = None
         self._requests: dict[Sequence, Request] = {}
         """Of every sequence that has not ended."""
         self._gate = Lock()
@@ -207,7 +207,7 @@ class EngineThread:
         atexit.unregister(self.stop_at_exit)
         self.ended.set_result(None)
 
-    def _open(self) -> Opened | None:
+    def _open(self) -> OpenModel | None:
         try:
             opened = self._open_model(self._tell)
         except MLXInferError as error:
@@ -229,10 +229,10 @@ class EngineThread:
         if self._progress:
             self._progress(done, total)
 
-    def _serve(self, opened: Opened) -> None:
+    def _serve(self, opened: OpenModel) -> None:
         while not self._closing:
             try:
-                self._desk = Desk(opened.engine(), opened.loaded.tokenizer)
+                self._desk = OutputProcessor(opened.engine(), opened.loaded.tokenizer)
                 self._loop(self._desk)
             except Exception as error:
                 self._fail_all(_one_line(error))
@@ -247,7 +247,7 @@ class EngineThread:
                 self._desk = None
                 mx.clear_cache()
 
-    def _loop(self, desk: Desk) -> None:
+    def _loop(self, desk: OutputProcessor) -> None:
         self._publish(desk)
         while not self._closing:
             if desk.engine.idle:
@@ -264,7 +264,7 @@ class EngineThread:
             while True:
                 self._commands.get_nowait()()
 
-    def _step(self, desk: Desk) -> None:
+    def _step(self, desk: OutputProcessor) -> None:
         ended = False
         for answer, chunk in desk.step():
             request = self._requests.get(answer.sequence)
@@ -316,7 +316,7 @@ class EngineThread:
         self._requests.clear()
         self._outbox.send()
 
-    def _publish(self, desk: Desk) -> None:
+    def _publish(self, desk: OutputProcessor) -> None:
         self._stats_at = perf_counter()
         self.stats = replace(self._before + desk.engine.stats(), restarts=self._restarts)
 

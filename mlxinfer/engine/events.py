@@ -10,7 +10,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from .model_runner import Drawn
+    from .model_runner import SequenceOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Ended:
 Event = Union[Token, Logits, Ended]
 
 
-def token_of(drawn: Drawn, i: int) -> Token:
+def token_of(drawn: SequenceOutput, i: int) -> Token:
     """The i-th token that a sequence got from a step."""
     sequence = drawn.draw.sequence
     wanted = sequence.params.logprobs

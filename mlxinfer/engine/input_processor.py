@@ -28,7 +28,7 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RequestOptions:
     """How a request is to be served beside others: who asks, how urgent it is (lower is served first), and when it has to end."""
 
     client_id: str = ""
@@ -37,7 +37,7 @@ class Terms:
     """In seconds of `perf_counter`."""
 
     @classmethod
-    def of(cls, client_id: str, priority: int, timeout_s: float | None) -> Terms:
+    def of(cls, client_id: str, priority: int, timeout_s: float | None) -> RequestOptions:
         """Raises `SamplingError` for values that have no meaning. The time runs from now on."""
         if not isinstance(client_id, str) or len(client_id) > _LONGEST_NAME:
             raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
@@ -51,7 +51,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class InputProcessor:
     """What has to be known of a model to take requests for it. Any thread may use it."""
 
     tokenizer: Tokenizer
@@ -88,7 +88,7 @@ class Intake:
             ids[i] = index(token)
         return ids
 
-    def sequences(self, ids: list[int], params: SamplingParams | None, terms: Terms) -> list[Sequence]:
+    def sequences(self, ids: list[int], params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
         """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token."""
         params = params or self.default_params
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
@@ -96,7 +96,7 @@ class Intake:
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
-        marks = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
+        snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
         sequences = [
             Sequence(
                 ids,
@@ -108,14 +108,14 @@ class Intake:
                 client_id=terms.client_id,
                 priority=terms.priority,
                 deadline=terms.deadline,
-                marks=marks,
+                snapshot_points=snapshot_points,
             )
             for i in range(params.n)
         ]
-        sequences[0].followers = sequences[1:]
+        sequences[0].samples_to_fork = sequences[1:]
         return sequences
 
-    def scored(self, ids: list[int], top: int, terms: Terms) -> Sequence:
+    def scored(self, ids: list[int], top: int, terms: RequestOptions) -> Sequence:
         """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
         sequence = Sequence(ids, SamplingParams(logprobs=top), seed=0, limit=len(ids), wants_logits=True, client_id=terms.client_id)
         sequence.priority, sequence.deadline = terms.priority, terms.deadline

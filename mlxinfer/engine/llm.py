@@ -18,10 +18,10 @@ from ..loading.load import LoadedModel
 from ..loading.memory_plan import plan_engine
 from ..types import Chunk, Completion, EngineStats, SamplingParams
 from .engine import Engine
-from .input_processor import Messages, Prompt, Terms, as_prompts, one_answer
-from .output_processor import FEED, Answer, Desk
+from .input_processor import Messages, Prompt, RequestOptions, as_prompts, one_answer
+from .output_processor import FEED, OutputProcessor, RequestOutput
 from .sequence import Sequence
-from .settings import Opened, Settings
+from .settings import OpenModel, Settings
 
 
 class LLM:
@@ -46,17 +46,17 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> None:
-        self._attach(Opened.open(Settings(path_or_id, dtype, kv, **settings), progress))
+        self._attach(OpenModel.open(Settings(path_or_id, dtype, kv, **settings), progress))
 
     @classmethod
     def of(cls, loaded: LoadedModel, config: EngineConfig | None = None, kv: KVFormat | None = None) -> LLM:
         """A front door to a model that is loaded already."""
         self = cls.__new__(cls)
         form = kv or KVFormat()
-        self._attach(Opened.of(loaded, config or plan_engine(loaded, kv=form), form))
+        self._attach(OpenModel.of(loaded, config or plan_engine(loaded, kv=form), form))
         return self
 
-    def _attach(self, opened: Opened) -> None:
+    def _attach(self, opened: OpenModel) -> None:
         loaded = opened.loaded
         self.tokenizer = loaded.tokenizer
         self.config: dict[str, Any] = loaded.config
@@ -69,7 +69,7 @@ class LLM:
         self.max_context = opened.config.max_context
         self._intake = opened.intake
         self.default_params = self._intake.default_params
-        self._desk: Desk | None = Desk(opened.engine(), loaded.tokenizer)
+        self._desk: OutputProcessor | None = OutputProcessor(opened.engine(), loaded.tokenizer)
         self._chunks: dict[Sequence, deque[Chunk]] = {}
 
     @property
@@ -77,7 +77,7 @@ class LLM:
         return self._open_desk.engine
 
     @property
-    def _open_desk(self) -> Desk:
+    def _open_desk(self) -> OutputProcessor:
         if self._desk is None:
             raise MLXInferError("this LLM is closed: create a new one")
         return self._desk
@@ -97,9 +97,9 @@ class LLM:
     ) -> list[Completion]:
         """Answers to one prompt or any number of them, as one batch: `n` completions for each prompt, in order. A prompt is text or
         token ids. Raises `PromptError`, before anything is computed."""
-        terms = Terms.of(client_id, priority, timeout_s)
+        terms = RequestOptions.of(client_id, priority, timeout_s)
         requests = deque(self._intake.sequences(self._intake.token_ids(p), params, terms) for p in as_prompts(prompts))
-        answers: list[Answer] = []
+        answers: list[RequestOutput] = []
         try:
             while requests:
                 self._feed(requests, answers)
@@ -121,7 +121,7 @@ class LLM:
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces. Closing the iterator cancels the request. `n` must be 1."""
         one_answer(params or self.default_params)
-        terms = Terms.of(client_id, priority, timeout_s)
+        terms = RequestOptions.of(client_id, priority, timeout_s)
         return self._stream(self._intake.sequences(self._intake.token_ids(prompt), params, terms))
 
     def chat(
@@ -182,7 +182,7 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _feed(self, requests: deque[list[Sequence]], answers: list[Answer]) -> None:
+    def _feed(self, requests: deque[list[Sequence]], answers: list[RequestOutput]) -> None:
         """Submit requests while there is room for them on the waiting list, as many as keep the engine busy."""
         desk = self._open_desk
         while requests and len(desk.answers) < FEED * desk.engine.config.max_sequences:
@@ -203,7 +203,7 @@ class LLM:
             self._chunks.pop(sequences[0], None)
             self._cancel(answers)
 
-    def _drain(self, answer: Answer, chunks: deque[Chunk]) -> Generator[Chunk, None, None]:
+    def _drain(self, answer: RequestOutput, chunks: deque[Chunk]) -> Generator[Chunk, None, None]:
         """An answer's chunks to its end; every step that this takes serves the other answers as well."""
         while True:
             while chunks:
@@ -220,6 +220,6 @@ class LLM:
             if answer.sequence in self._chunks:
                 self._chunks[answer.sequence].append(chunk)
 
-    def _cancel(self, answers: Many[Answer]) -> None:
+    def _cancel(self, answers: Many[RequestOutput]) -> None:
         if self._desk is not None:
             self._desk.cancel(answers)

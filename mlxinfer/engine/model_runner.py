@@ -22,7 +22,7 @@ Proposed = Union[list[int], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampledRow:
     """The rows of a step's `Sampled` that belong to one sequence: one, and one more for each draft."""
 
     sequence: Sequence
@@ -35,22 +35,22 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SequenceOutput:
     """What a sequence got from a step: the tokens that hold, the last of them not a draft; and log-probabilities if any row has them."""
 
-    draw: Draw
+    draw: SampledRow
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None
     drafted: int
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingStep:
     """A step that has been submitted and not yet read."""
 
     work: list[Work]
     steps: list[CacheStep]
-    draws: list[Draw]
+    draws: list[SampledRow]
     sampled: Sampled | None
     logits: dict[Sequence, tuple[int, mx.array]]
     """Of the sequences that want them: the position of their first row, and all rows' logits, `[count, vocab]`."""
@@ -70,7 +70,7 @@ class Flight:
     def state(self) -> list[mx.array]:
         return [array for step in self.steps for array in step.state]
 
-    def read(self) -> list[Drawn]:
+    def read(self) -> list[SequenceOutput]:
         """Wait for the step, and bring over what it sampled, all at once."""
         if self.sampled is None:
             return []
@@ -80,7 +80,7 @@ class Flight:
             drafts = _on_host(draw.drafts)
             first, last = draw.row, draw.row + len(drafts) + 1
             held = accept(drafts, tokens[first:last])
-            drawn.append(Drawn(draw, held, None if logprobs is None else logprobs[first : first + len(held)], len(drafts)))
+            drawn.append(SequenceOutput(draw, held, None if logprobs is None else logprobs[first : first + len(held)], len(drafts)))
         return drawn
 
 
@@ -93,7 +93,7 @@ def accept(drafts: list[int], sampled: list[int]) -> list[int]:
     return sampled[: right + 1]
 
 
-class Runner:
+class ModelRunner:
     """Owns the cache's steps; the sequences' counters are advanced here, as a step is submitted and as it is read."""
 
     def __init__(self, model: Model, cache: PagedCache, *, deterministic: bool = False) -> None:
@@ -106,7 +106,7 @@ class Runner:
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
 
-    def launch(self, work: list[Work]) -> Flight:
+    def launch(self, work: list[Work]) -> PendingStep:
         """Submit a step without waiting for it."""
         tokens = self._tokens(work)
         draws = list(self._draws(work))
@@ -126,7 +126,7 @@ class Runner:
         _advance(work, draws, sampled)
         plain = sampled is not None and not any(len(d.drafts) for d in draws)
         self._last = ([d.sequence for d in draws], sampled.tokens) if sampled is not None and plain else None
-        flight = Flight(work, steps, draws, sampled, logits)
+        flight = PendingStep(work, steps, draws, sampled, logits)
         mx.async_eval(  # type: ignore[no-untyped-call]
             flight.state, [rows for _, rows in logits.values()], [] if sampled is None else sampled.arrays, [d.state for d in draws]
         )
@@ -146,7 +146,7 @@ class Runner:
             return []
         return [self.model.logits(hidden if len(rows) == hidden.shape[0] else hidden[mx.array(rows)])]
 
-    def settle(self, drawn: Drawn, taken: int) -> None:
+    def settle(self, drawn: SequenceOutput, taken: int) -> None:
         """Set the counters of a sequence whose drafts have been verified, and of whose tokens so many were taken. Where its layers keep
         states, these go back to where the step began, unless all of it holds, and what holds is computed again."""
         s = drawn.draw.sequence
@@ -155,17 +155,17 @@ class Runner:
         s.num_tokens += taken
         if drawn.draw.state and taken <= drawn.drafted:
             self.cache.restore(s.slot, drawn.draw.state)
-            s.num_computed = drawn.draw.past
+            s.num_computed_tokens = drawn.draw.past
         else:
-            s.num_computed += max(taken - 1, 0)
+            s.num_computed_tokens += max(taken - 1, 0)
 
-    def _draws(self, work: list[Work]) -> Iterator[Draw]:
+    def _draws(self, work: list[Work]) -> Iterator[SampledRow]:
         row = 0
         for w in work:
             if w.samples:
                 s = w.sequence
                 assert s.slot is not None
-                yield Draw(s, row, s.drafts[: w.drafts], self.cache.state(s.slot) if w.drafts else [], s.num_computed)
+                yield SampledRow(s, row, s.drafts[: w.drafts], self.cache.state(s.slot) if w.drafts else [], s.num_computed_tokens)
                 row += 1 + w.drafts
 
     def _tokens(self, work: list[Work]) -> mx.array:
@@ -176,9 +176,9 @@ class Runner:
         known: list[int] = []
         for w in work:
             s = w.sequence
-            parts: list[Proposed] = [s.tokens[s.num_computed : s.num_computed + w.count - w.drafts]]
-            if s.unread is not None:
-                parts.append(s.unread)
+            parts: list[Proposed] = [s.tokens[s.num_computed_tokens : s.num_computed_tokens + w.count - w.drafts]]
+            if s.pending_token is not None:
+                parts.append(s.pending_token)
             if w.drafts:
                 parts.append(s.drafts[: w.drafts])
             for part in parts:
@@ -193,10 +193,10 @@ class Runner:
             pieces.append(mx.array(known, dtype=mx.int32))
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
-    def _sample(self, draws: list[Draw], logits: mx.array) -> Sampled:
+    def _sample(self, draws: list[SampledRow], logits: mx.array) -> Sampled:
         rows = [d.sequence for d in draws]
         if self._batch is None or rows != self._batch_rows:
-            described = [Row(s.params, s.seed, s.prompt, s.answer, s.unread) for s in rows]
+            described = [Row(s.params, s.seed, s.prompt, s.answer, s.pending_token) for s in rows]
             self._batch = SamplingBatch(described, logits.shape[-1])
             self._batch_rows = rows
         self._batch.catch_up([s.tokens for s in rows])
@@ -211,27 +211,27 @@ def _segments(work: list[Work]) -> list[Segment]:
     for w in work:
         s = w.sequence
         assert s.slot is not None
-        end = s.num_computed + w.count
-        segments.append(Segment(s.slot, start, w.count, s.num_computed, max(s.total, end)))
+        end = s.num_computed_tokens + w.count
+        segments.append(Segment(s.slot, start, w.count, s.num_computed_tokens, max(s.total, end)))
         start += w.count
     return segments
 
 
-def _advance(work: list[Work], draws: list[Draw], sampled: Sampled | None) -> None:
-    """A sequence whose drafts are being verified stands still until they are: `Runner.settle`."""
+def _advance(work: list[Work], draws: list[SampledRow], sampled: Sampled | None) -> None:
+    """A sequence whose drafts are being verified stands still until they are: `ModelRunner.settle`."""
     for w in work:
-        w.sequence.num_computed += w.count - w.drafts
-        w.sequence.unread = None
+        w.sequence.num_computed_tokens += w.count - w.drafts
+        w.sequence.pending_token = None
         w.sequence.drafts = []
     for draw in draws:
         if not len(draw.drafts):
             assert sampled is not None
             draw.sequence.num_tokens += 1
-            draw.sequence.unread = sampled.tokens[draw.row : draw.row + 1]
+            draw.sequence.pending_token = sampled.tokens[draw.row : draw.row + 1]
 
 
 def _is_next_token(work: Work) -> bool:
-    return work.sequence.unread is not None and not work.drafts
+    return work.sequence.pending_token is not None and not work.drafts
 
 
 def _on_host(drafts: Proposed) -> list[int]:

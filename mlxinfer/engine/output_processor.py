@@ -20,7 +20,7 @@ from .input_processor import with_message
 from .sequence import Sequence, request_stats
 
 
-class Answer:
+class RequestOutput:
     """Collects one sequence's tokens. Text is held back while it may be half a character or the start of a stop string."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -103,7 +103,7 @@ class Answer:
         return Completion(text, self._token_ids, reason, self.usage, self._logprobs, index, self._stops.met)
 
 
-class Score(Answer):
+class PromptScore(RequestOutput):
     """In place of an answer: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -141,32 +141,32 @@ FEED = 4
 
 
 @dataclass(slots=True)
-class Desk:
+class OutputProcessor:
     """Belongs to the thread that owns the engine."""
 
     engine: Engine
     tokenizer: Tokenizer
-    answers: dict[Sequence, Answer] = field(default_factory=dict)
+    answers: dict[Sequence, RequestOutput] = field(default_factory=dict)
     """Those that have not ended."""
     rows: dict[Sequence, list[mx.array]] = field(default_factory=dict)
     """Logits of the sequences that are in here, as they come."""
 
-    def submit(self, sequences: Many[Sequence]) -> list[Answer]:
+    def submit(self, sequences: Many[Sequence]) -> list[RequestOutput]:
         """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then, and it may
         be tried again."""
-        followers = sequences[0].followers
+        samples_to_fork = sequences[0].samples_to_fork
         try:
             self.engine.add(sequences[0])
         except MLXInferError:
             for sequence in sequences:
                 self.engine.scheduler.remove(sequence)
-            sequences[0].followers = followers
+            sequences[0].samples_to_fork = samples_to_fork
             raise
-        answers = [(Score if s.wants_logits else Answer)(s, self.tokenizer) for s in sequences]
+        answers = [(PromptScore if s.wants_logits else RequestOutput)(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)
         return answers
 
-    def step(self) -> list[tuple[Answer, Chunk]]:
+    def step(self) -> list[tuple[RequestOutput, Chunk]]:
         """One step of the engine, and what the answers got from it."""
         pieces = []
         for event in self._events():
@@ -191,17 +191,17 @@ class Desk:
             self.rows.clear()
             raise
 
-    def cancel(self, answers: Iterable[Answer]) -> None:
+    def cancel(self, answers: Iterable[RequestOutput]) -> None:
         """Answers that have ended are left as they are."""
         for answer in answers:
             if self.answers.pop(answer.sequence, None) is not None:
                 self.engine.abort(answer.sequence)
 
 
-def _chunk(answer: Answer, event: Event) -> Chunk:
+def _chunk(answer: RequestOutput, event: Event) -> Chunk:
     if isinstance(event, Token):
         return answer.add(event)
     if isinstance(event, Logits):
-        assert isinstance(answer, Score)
+        assert isinstance(answer, PromptScore)
         return answer.add_rows(event.past, event.rows)
     return answer.end()

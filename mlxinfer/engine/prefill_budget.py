@@ -95,7 +95,7 @@ class Curve:
         return xs, ys
 
 
-class StepTimes:
+class StepTimeModel:
     """Seconds of a step, by its rows that bring answers on (one for each, and drafts) and the rows of prompts beside them.
 
     The latter are what they add to the time of the step without them.
@@ -145,13 +145,13 @@ _RARE = 0.02
 """What a chunk costs is not known more exactly than to this part of a step."""
 
 
-class Pace:
+class PrefillBudget:
     """An account of seconds. A step in which answers get a token each pays in what that may cost, `t / share` where `t` is its time
     without prompts, and takes out what it did cost. Prompts are read from what is there, in chunks of the size that reads most for
     its cost, which may have to be saved up for. A balance below zero, after a misjudged step or a short prompt, is paid back first.
     """
 
-    def __init__(self, times: StepTimes, *, share: float, max_step_s: float) -> None:
+    def __init__(self, times: StepTimeModel, *, share: float, max_step_s: float) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, not {share}")
         self.times = times

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 
-class Service:
+class VirtualTokenCounter:
     """Tokens computed for each client, read and written ones alike, on a common scale.
 
     A client that joins starts at the least served of those that are active, or where it was when it left if that is more: being away
@@ -99,16 +99,16 @@ class _Line:
     """The key under which the heap of lines has it."""
 
 
-class WaitingList:
+class RequestQueue:
     """Order: `priority`, lower first; then sequences that ran already, by arrival; then clients, the least served first; then arrival.
 
     Adding, taking and removing cost the logarithm of the number of clients. A key only grows while its line waits, as clients are served,
     so an outdated one is found when it comes up, and mended then.
     """
 
-    def __init__(self, max_waiting: int, service: Service | None = None) -> None:
+    def __init__(self, max_waiting: int, service: VirtualTokenCounter | None = None) -> None:
         self.max_waiting = max_waiting
-        self.service = service or Service()
+        self.service = service or VirtualTokenCounter()
         self._lines: dict[tuple[int, str | None], _Line] = {}
         self._heap: list[tuple[Key, int, _Line]] = []
         self._line_of: dict[Sequence, _Line] = {}

@@ -1,9 +1,9 @@
 """Which sequences get how many tokens in the next step. Knows counts and nothing of arrays.
 
-Every answer that needs a token gets it. What `Pace` allows beside them goes to prompts: by priority, then to the client that was served
-least, then by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and
-prompts of one client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its own back;
-the oldest of the highest priority always goes on, hence all of them end.
+Every answer that needs a token gets it. What `PrefillBudget` allows besides goes to prompts: by priority, then to the client served least, then
+by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and prompts of one
+client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its pages back; the oldest
+of the highest priority always goes on, so all of them end.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..cache.pages import PAGE
-from ..cache.pool import Growth
-from .prefill_budget import Pace
-from .request_queue import WaitingList
+from ..cache.pool import PageDemand
+from .prefill_budget import PrefillBudget
+from .request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -25,8 +25,8 @@ Start = Callable[["Sequence"], "bool | None"]
 """Gives a sequence its slot; False if there is no room for it beside those that run, None if it waits for something else."""
 
 
-class Room(Protocol):
-    def room(self, growth: Many[Growth]) -> bool:
+class PageBudget(Protocol):
+    def room(self, growth: Many[PageDemand]) -> bool:
         """Whether there are pages for all of this in one step."""
         ...
 
@@ -43,7 +43,7 @@ class Work:
     def samples(self) -> bool:
         """Whether this reaches the end of what is known, so that the next token can be chosen."""
         sequence = self.sequence
-        return sequence.num_computed + self.count - self.drafts == sequence.num_tokens and not sequence.wants_logits
+        return sequence.num_computed_tokens + self.count - self.drafts == sequence.num_tokens and not sequence.wants_logits
 
     @property
     def decodes(self) -> bool:
@@ -73,17 +73,17 @@ class Scheduler:
     def __init__(
         self,
         *,
-        max_step_tokens: int,
+        max_num_batched_tokens: int,
         max_sequences: int,
-        room: Room,
-        pace: Pace,
-        waiting: WaitingList,
+        room: PageBudget,
+        pace: PrefillBudget,
+        waiting: RequestQueue,
         deterministic: bool = False,
     ) -> None:
         least = max_sequences + PAGE - 1 if deterministic else max_sequences
-        if not 1 <= max_sequences <= least <= max_step_tokens:
-            raise ValueError(f"{max_sequences} sequences need max_step_tokens of at least {least}, not {max_step_tokens}")
-        self.max_step_tokens = max_step_tokens
+        if not 1 <= max_sequences <= least <= max_num_batched_tokens:
+            raise ValueError(f"{max_sequences} sequences need max_step_tokens of at least {least}, not {max_num_batched_tokens}")
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.max_sequences = max_sequences
         self.room = room
         self.pace = pace
@@ -159,7 +159,7 @@ class Scheduler:
             if youngest.priority > self._urgent:
                 return Schedule(preempt=[youngest])
         decode, prefill = self._split(ready)
-        growth = [Growth(s.slot, s.num_computed, 1) for s in decode if s.num_computed % PAGE == PAGE - 1]
+        growth = [PageDemand(s.slot, s.num_computed_tokens, 1) for s in decode if s.num_computed_tokens % PAGE == PAGE - 1]
         if growth and not self.room.room(growth):
             return self._make_room(ready)
         work = self._decode_work(decode, bool(prefill))
@@ -180,19 +180,19 @@ class Scheduler:
         decode: list[Sequence] = []
         prefill: list[Sequence] = []
         for sequence in ready:
-            single = sequence.remaining == 1 or (self._one_by_one(sequence) and sequence.num_computed >= len(sequence.prompt))
+            single = sequence.remaining == 1 or (self._one_by_one(sequence) and sequence.num_computed_tokens >= len(sequence.prompt))
             (decode if single else prefill).append(sequence)
         return decode, prefill
 
     def _one_by_one(self, sequence: Sequence) -> bool:
-        return self.deterministic or sequence.one_by_one
+        return self.deterministic or sequence.no_chunked_recompute
 
     def _make_room(self, ready: list[Sequence]) -> Schedule:
         """The youngest leaves. If only one is left, those that have ended still hold pages until their last step has landed."""
         return Schedule(preempt=[max(ready, key=_rank)]) if len(ready) > 1 else Schedule()
 
     def _decode_work(self, decode: list[Sequence], prefill: bool) -> list[Work]:
-        spare = self.max_step_tokens - len(decode)
+        spare = self.max_num_batched_tokens - len(decode)
         if prefill:
             spare //= 2
         work = []
@@ -206,12 +206,12 @@ class Scheduler:
             work.append(Work(sequence, 1 + drafts, drafts))
         return work
 
-    def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[Growth]) -> list[Work] | None:
+    def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[Work] | None:
         """Chunks of prompts; None if pages are so short that the first of all sequences would not go on."""
         service = self.waiting.service
         line = sorted(prefill, key=lambda s: (s.priority, service.of(s.client_id), s.arrival)) if len(prefill) > 1 else prefill
         wanted = sum([s.remaining for s in line])
-        most = self.max_step_tokens - decode_rows
+        most = self.max_num_batched_tokens - decode_rows
         rows = self.pace.allowance(decode_rows, wanted, most, line[0].remaining)
         if self.deterministic and rows:
             rows = min(max(rows, PAGE), most)
@@ -224,7 +224,7 @@ class Scheduler:
             count = self._fitting(sequence, whole, growth)
             if count:
                 work.append(Work(sequence, count))
-                growth.append(Growth(sequence.slot, sequence.num_computed, count))
+                growth.append(PageDemand(sequence.slot, sequence.num_computed_tokens, count))
                 rows -= count
             elif whole and sequence is head:
                 return None
@@ -232,12 +232,12 @@ class Scheduler:
 
     def _cut(self, sequence: Sequence, rows: int) -> int:
         """Rows of a chunk of at most `rows`: it ends where something is kept or forked, and at a page's end where that is near."""
-        past = sequence.num_computed
+        past = sequence.num_computed_tokens
         known = sequence.num_tokens
         end = known
         if past < sequence.fork_point:
             end = min(end, sequence.fork_point)
-        for mark in sequence.marks:
+        for mark in sequence.snapshot_points:
             if mark > past:
                 end = min(end, mark)
                 break
@@ -254,17 +254,17 @@ class Scheduler:
         aligned = (past + rows) // PAGE * PAGE
         return aligned - past if aligned > past else rows
 
-    def _fitting(self, sequence: Sequence, count: int, growth: list[Growth]) -> int:
+    def _fitting(self, sequence: Sequence, count: int, growth: list[PageDemand]) -> int:
         """`count`, or as much of it as there are pages for."""
-        past = sequence.num_computed
+        past = sequence.num_computed_tokens
         full = (past + count) // PAGE - past // PAGE
-        if not full or self.room.room([*growth, Growth(sequence.slot, past, count)]):
+        if not full or self.room.room([*growth, PageDemand(sequence.slot, past, count)]):
             return count
         if self.deterministic:
             return 0
         low, high = 0, full
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.room.room([*growth, Growth(sequence.slot, past, (past // PAGE + middle) * PAGE - past)])
+            fits = self.room.room([*growth, PageDemand(sequence.slot, past, (past // PAGE + middle) * PAGE - past)])
             low, high = (middle, high) if fits else (low, middle)
         return (past // PAGE + low) * PAGE - past if low else PAGE - 1 - past % PAGE

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens `0 .. num_computed` have their keys and values in the cache (or in a step under way); tokens up to `num_tokens` are
-    known, of which the host has read `tokens` and the device holds at most one more, `unread`.
+    """Tokens `0 .. num_computed_tokens` have their keys and values in the cache (or in a step under way); tokens up to `num_tokens` are
+    known, of which the host has read `tokens` and the device holds at most one more, `pending_token`.
     """
 
     prompt: list[int]
@@ -26,23 +26,23 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     index: int = 0
     wants_logits: bool = False
-    followers: list[Sequence] = field(default_factory=list)
+    samples_to_fork: list[Sequence] = field(default_factory=list)
     """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
     client_id: str = ""
     priority: int = 0
     """Lower is served first."""
     deadline: float | None = None
     """In seconds of `perf_counter`."""
-    adapter: str = ""
-    marks: tuple[int, ...] = ()
+    cache_salt: str = ""
+    snapshot_points: tuple[int, ...] = ()
     """Lengths of the prompt at which a message ends: what is computed up to there is kept for reuse."""
 
     tokens: list[int] = field(init=False)
     num_tokens: int = field(init=False)
-    num_computed: int = 0
+    num_computed_tokens: int = 0
     total: int = field(init=False)
     """Length that length-dependent rope variants go by: that of the prompt when it was admitted."""
-    unread: mx.array | None = None
+    pending_token: mx.array | None = None
     drafts: list[int] | mx.array = field(default_factory=list)
     """Tokens proposed behind the last known one, for the next step to verify; a draft model's are on the device, uint32 `[k]`."""
     arrival: int = 0
@@ -50,7 +50,7 @@ class Sequence:
     slot: int | None = None
     finish_reason: FinishReason | None = None
     times: Times = field(init=False)
-    one_by_one: bool = False
+    no_chunked_recompute: bool = False
     """Tokens of its answer have to be recomputed one at a time: their rotation depends on how long the sequence was."""
     reused: int = 0
     drafted: int = 0
@@ -72,12 +72,12 @@ class Sequence:
         """Tokens left to compute before the next one can be sampled; none when the last one is already on its way."""
         if self.finish_reason or (self.num_tokens >= self.limit and not self.wants_logits):
             return 0
-        return self.num_tokens - self.num_computed
+        return self.num_tokens - self.num_computed_tokens
 
     @property
     def fork_point(self) -> int:
         """Where a chunk has to end so that the followers can fork there; 0 if there is no such place."""
-        return len(self.prompt) - 1 if self.followers else 0
+        return len(self.prompt) - 1 if self.samples_to_fork else 0
 
 
 @dataclass(slots=True)

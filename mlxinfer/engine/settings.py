@@ -13,17 +13,17 @@ from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..config import MAX_DRAFT, EngineConfig, default_params
 from ..errors import MLXInferError
-from ..loading.fingerprint import identity
+from ..loading.fingerprint import fingerprint
 from ..loading.load import LoadedModel, load
 from ..loading.memory_plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
 from .engine import Engine
-from .input_processor import Intake
+from .input_processor import InputProcessor
 from .spec_decode.draft_model import Drafter
 
 if TYPE_CHECKING:
-    from ..cache.disk.storage import DiskTier
+    from ..cache.disk.storage import DiskStorage
 
 _log = logging.getLogger(__name__)
 
@@ -67,20 +67,20 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenModel:
     """A model that is ready to run."""
 
     loaded: LoadedModel
     config: EngineConfig
     kv: KVFormat
-    intake: Intake
+    intake: InputProcessor
     drafter: Drafter | None = None
     plan: MemoryPlan | None = None
     """None where the caller made the config."""
     settings: Settings | None = None
 
     @classmethod
-    def open(cls, settings: Settings, progress: Progress | None = None) -> Opened:
+    def open(cls, settings: Settings, progress: Progress | None = None) -> OpenModel:
         """Load and plan. Raises `MLXInferError`s."""
         s, form = settings, KVFormat.parse(settings.kv, first16=settings.kv_first16)
         loaded = load(s.path_or_id, dtype=s.dtype, bits=s.bits, group_size=s.group_size, kv=form, progress=progress)
@@ -104,23 +104,25 @@ class Opened:
     @classmethod
     def of(
         cls, loaded: LoadedModel, config: EngineConfig, kv: KVFormat, drafter: Drafter | None = None, plan: MemoryPlan | None = None
-    ) -> Opened:
+    ) -> OpenModel:
         defaults = default_params(loaded.generation_config)
-        return cls(loaded, config, kv, Intake(loaded.tokenizer, loaded.model.vocab_size, config.max_context, defaults), drafter, plan)
+        return cls(
+            loaded, config, kv, InputProcessor(loaded.tokenizer, loaded.model.vocab_size, config.max_context, defaults), drafter, plan
+        )
 
     def engine(self) -> Engine:
         """A new one, with an empty cache."""
         loaded, s = self.loaded, self.settings
-        name = identity(loaded.path, *((s.bits, s.group_size) if s else ()))
-        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, identity=name, disk=self._disk(), drafter=self.drafter)
+        name = fingerprint(loaded.path, *((s.bits, s.group_size) if s else ()))
+        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, fingerprint=name, disk=self._disk(), drafter=self.drafter)
 
-    def _disk(self) -> DiskTier | None:
+    def _disk(self) -> DiskStorage | None:
         s = self.settings
         if s is None or not s.prefix_disk_gb or not s.prefix_cache:
             return None
-        from ..cache.disk.storage import DiskTier
+        from ..cache.disk.storage import DiskStorage
 
-        return DiskTier(Path(s.prefix_dir or prefix_dir()), int(s.prefix_disk_gb * 2**30), note=_log.warning)
+        return DiskStorage(Path(s.prefix_dir or prefix_dir()), int(s.prefix_disk_gb * 2**30), note=_log.warning)
 
     @property
     def notes(self) -> tuple[str, ...]:

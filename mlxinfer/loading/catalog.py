@@ -14,7 +14,7 @@ from .hub import cached_models, delete_cached
 from .load import model_type, open_checkpoint
 from .resolve import ALIASES, models_dir, resolve
 from .summary import Summary, summarize
-from .weights import PlannedWeights
+from .weights import MetaWeights
 
 Kind = Literal["alias", "hub", "converted"]
 
@@ -88,4 +88,4 @@ def describe(what: str | Path) -> Summary:
 def _max_context(checkpoint: Checkpoint) -> int | None:
     if not supports(model_type(checkpoint)):
         return None
-    return build(checkpoint.config, PlannedWeights(checkpoint)).max_context
+    return build(checkpoint.config, MetaWeights(checkpoint)).max_context

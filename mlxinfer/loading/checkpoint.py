@@ -31,13 +31,13 @@ class Checkpoint(Protocol):
         ...
 
     def stored(self, name: str) -> Format | mx.Dtype:
-        """What `read` will give, known without reading: the format of a `Quantized` or of `InFile`, or the dtype of a `Dense`."""
+        """What `read` will give, known without reading: the format of a `Quantized` or of `RawBlocks`, or the dtype of a `Dense`."""
         ...
 
     def read(self, name: str) -> Matrix:
         """Read one tensor, as it is stored: `Quantized` where MLX has the same format, else `Dense` in its stored (or, for
         GGUF's other types, dequantized float32) precision. The result is evaluated and shares no memory with the file, except for
-        `InFile`, which only a checkpoint opened for those gives."""
+        `RawBlocks`, which only a checkpoint opened for those gives."""
         ...
 
     def close(self) -> None: ...

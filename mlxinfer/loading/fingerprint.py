@@ -17,7 +17,7 @@ from .gguf.files import part_paths
 _SUFFIXES = (".safetensors", ".json", ".gguf")
 
 
-def identity(path: Path, *settings: object) -> str:
+def fingerprint(path: Path, *settings: object) -> str:
     """Of the model at a resolved path, loaded with these settings, as hexadecimal digits. It is another one after any of its files was
     replaced or changed, and with another version of what computes: keys and values are not the same to the bit then."""
     try:

@@ -29,10 +29,10 @@ from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name
 from .gguf import GGUFCheckpoint
 from .memory import check_memory, tensor_bytes
-from .repack_cache import PackedCopies, open_copies
+from .repack_cache import RepackCache, open_copies
 from .resolve import resolve
 from .summary import Summary, summarize
-from .weights import CheckpointWeights, PlannedWeights, Progress
+from .weights import CheckpointWeights, MetaWeights, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def load(
     copies = open_copies(found.path) if quantize is None else None
     fresh = quantize is None and not (copies and copies.found)
     with kernels_cpu.weight_memory(_packed_bytes(found.path) if fresh else 0):
-        checkpoint = open_checkpoint(found.path, in_file=quantize is None)
+        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
         try:
             compute = compute_dtype(checkpoint, dtype)
             own = supports(model_type(checkpoint))
@@ -126,12 +126,12 @@ Read = Callable[[Progress | None], tuple[Model, list[str]]]
 """Reads the weights, and gives the model with what is to be said about it."""
 
 
-def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None, copies: PackedCopies | None) -> Read:
+def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None, copies: RepackCache | None) -> Read:
     """Check everything that the headers tell, and give what reads the weights."""
-    planned = PlannedWeights(checkpoint, dtype)
-    outline = build(checkpoint.config, planned)
+    planned = MetaWeights(checkpoint, dtype)
+    meta_model = build(checkpoint.config, planned)
     planned.finish()
-    check_memory(planned, outline, dtype, quantize, kv)
+    check_memory(planned, meta_model, dtype, quantize, kv)
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
@@ -156,12 +156,12 @@ def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv
     return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
 
 
-def open_checkpoint(path: Path, *, in_file: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, *, raw_blocks: bool = False) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`.
 
-    `in_file` is that of `GGUFCheckpoint`, for who packs what is read with `nn.packing.settle`.
+    `raw_blocks` is that of `GGUFCheckpoint`, for who packs what is read with `nn.packing.settle`.
     """
-    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path, in_file=in_file)
+    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path, raw_blocks=raw_blocks)
 
 
 def model_type(checkpoint: Checkpoint) -> str:
@@ -194,7 +194,7 @@ def _notes(weights: CheckpointWeights) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class MetaModel:
     """`model` has no weights, and takes `weight_bytes` once it has; it is None where it runs on mlx-lm's graph and cache."""
 
     name: str
@@ -204,17 +204,17 @@ class Outline:
     weight_bytes: int = 0
 
 
-def outline(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> Outline:
+def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> MetaModel:
     """Raises `MLXInferError`."""
     found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path, in_file=quantize is None)
+    checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
     try:
         compute, kind = compute_dtype(checkpoint, dtype), model_type(checkpoint)
         if not supports(kind):
-            return Outline(found.name, kind, compute, None)
-        planned = PlannedWeights(checkpoint, compute)
+            return MetaModel(found.name, kind, compute, None)
+        planned = MetaWeights(checkpoint, compute)
         model = build(checkpoint.config, planned)
         weights = sum(tensor_bytes(tensor, compute, quantize) for tensor in planned.tensors.values())
-        return Outline(found.name, kind, compute, model, weights)
+        return MetaModel(found.name, kind, compute, model, weights)
     finally:
         checkpoint.close()

@@ -11,7 +11,7 @@ from ..device import device_memory
 from ..errors import MemoryPlanError, UnsupportedModelError, WeightsError
 from ..models import mlx_lm_fallback as zoo
 from ..models.decoder import Model
-from ..nn.weights import InFile, Quantized, numbers
+from ..nn.weights import Quantized, RawBlocks, numbers
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
 from .weights import Progress, is_finite_array
@@ -48,7 +48,7 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, mx.array]:
     tensors = {}
     for name in checkpoint.names():
         matrix, base = checkpoint.read(name), name.removesuffix("weight")
-        tensors[name] = numbers(matrix) if isinstance(matrix, InFile) else matrix.weight
+        tensors[name] = numbers(matrix) if isinstance(matrix, RawBlocks) else matrix.weight
         if isinstance(matrix, Quantized):
             tensors[base + "scales"] = matrix.scales
             if matrix.biases is not None:

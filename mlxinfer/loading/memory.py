@@ -14,14 +14,14 @@ from ..errors import MemoryPlanError
 from ..models.decoder import Model
 from ..nn.weights import Format
 from .formats import FIXED
-from .weights import Planned, PlannedWeights, can_quantize
+from .weights import MetaWeights, Planned, can_quantize
 
 _LEAST_CONTEXT = 4 * PAGE
 _MOST_BLOCK_SCALE = 4
 """Bytes that a group has for its scale and bias in the blocks of a GGUF file."""
 
 
-def check_memory(planned: PlannedWeights, model: Model, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None = None) -> None:
+def check_memory(planned: MetaWeights, model: Model, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None = None) -> None:
     """Raise `MemoryPlanError` unless the weights, the largest tensor once more while it is cast, and a small cache fit."""
     sizes = [tensor_bytes(tensor, dtype, quantize) for tensor in planned.tensors.values()]
     weights, working = sum(sizes), max(sizes, default=0)

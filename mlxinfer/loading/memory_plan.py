@@ -72,7 +72,7 @@ class MemoryPlan:
     """Tokens that one sequence may have."""
     room_tokens: int
     """Tokens of one sequence that would fit if the model allowed any number."""
-    reuse_tokens: int
+    prefix_cache_tokens: int
     reuse: int
     """Pages that windows have left and are kept for reuse; those of layers without a window are in the pool."""
     snapshots: int
@@ -133,11 +133,11 @@ def plan_engine(
 def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic: bool = False, max_draft: int) -> EngineConfig:
     return EngineConfig(
         max_context=plan.context,
-        capacity_tokens=plan.pool_tokens,
-        max_step_tokens=plan.rows,
+        kv_cache_tokens=plan.pool_tokens,
+        max_num_batched_tokens=plan.rows,
         max_sequences=plan.max_sequences,
         prefix_cache=prefix_cache,
-        reuse_tokens=plan.reuse_tokens,
+        prefix_cache_tokens=plan.prefix_cache_tokens,
         snapshot_bytes=plan.snapshots,
         deterministic=deterministic,
         max_draft=max_draft,
@@ -180,8 +180,8 @@ def plan_memory(
         pool_tokens=shares.pool_tokens,
         context=shares.context,
         room_tokens=shares.room_tokens,
-        reuse_tokens=shares.reuse_tokens,
-        reuse=int(shares.reuse_tokens * total.window_token),
+        prefix_cache_tokens=shares.prefix_cache_tokens,
+        reuse=int(shares.prefix_cache_tokens * total.window_token),
         snapshots=snapshots,
         buffers=buffers,
         buffer_limit=memory.buffers,
@@ -242,7 +242,7 @@ class _Shares:
     room_tokens: int
     pool_tokens: int
     max_sequences: int
-    reuse_tokens: int
+    prefix_cache_tokens: int
     snapshots: int
 
 
@@ -254,14 +254,14 @@ def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, pref
     kept = min(_MOST_REUSE, int(room * _REUSE_SHARE)) if prefix_cache else 0
     snapshots = int(kept * _SNAPSHOT_SHARE[demands.recurrent])
     token = demands.token + demands.window_token
-    reuse_tokens = int((kept - snapshots) / token) if token else 0
-    room -= snapshots + int(reuse_tokens * demands.window_token)
+    prefix_cache_tokens = int((kept - snapshots) / token) if token else 0
+    room -= snapshots + int(prefix_cache_tokens * demands.window_token)
     most = int(room / (demands.token + demands.step.per_token)) if demands.token else _ENDLESS if room else 0
-    context, pool = min(wanted, most), wanted * max_sequences + reuse_tokens
+    context, pool = min(wanted, most), wanted * max_sequences + prefix_cache_tokens
     if demands.token:
         pool = min(pool, int((room - demands.step.per_token * context) / demands.token))
-        reuse_tokens = min(reuse_tokens, pool)
-    return _Shares(context, most, pool, max_sequences, reuse_tokens, snapshots)
+        prefix_cache_tokens = min(prefix_cache_tokens, pool)
+    return _Shares(context, most, pool, max_sequences, prefix_cache_tokens, snapshots)
 
 
 def _within_buffers(demands: _Demands, snapshots: int, limit: int | None) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from ..models.decoder import Model
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
-from ..nn.weights import InFile
+from ..nn.weights import RawBlocks
 
 _SLACK = 16 * 2**20
 """Indices, rotations, masks, and what allocating rounds up."""
@@ -98,7 +98,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     """Bytes of a matrix that MLX multiplies with unpacked: blocks of a GGUF file without the kernels for them."""
-    if isinstance(node.matrix, InFile) and not kernels_cpu.in_use():
+    if isinstance(node.matrix, RawBlocks) and not kernels_cpu.in_use():
         return _product(tuple(node.matrix.shape)) * dtype.size
     return 0
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import WeightsError
 from ..nn.packing import arrays
-from ..nn.weights import Dense, Format, InFile, Matrix, Quantized, Recipe
+from ..nn.weights import Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 from .checkpoint import Checkpoint
 from .formats import dtype_name, loses_precision, packed_shapes
 
@@ -41,7 +41,7 @@ class Request:
     recipe: Recipe | None
 
 
-class Ledger:
+class TensorIndex:
     """Remembers every request, every tensor used, and every problem."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -143,7 +143,7 @@ class CheckpointWeights:
     def __init__(
         self, checkpoint: Checkpoint, dtype: mx.Dtype, *, quantize: Format | None = None, progress: Progress | None = None
     ) -> None:
-        self.ledger = Ledger(checkpoint)
+        self.ledger = TensorIndex(checkpoint)
         self.dtype = dtype
         self.rounded: dict[str, str] = {}
         """Tensors whose cast to `dtype` may have lost precision, with the dtype they had."""
@@ -189,14 +189,14 @@ class CheckpointWeights:
             self._progress(min(self._done, self._total), self._total)
 
     def _note_rounding(self, name: str, matrix: Matrix, target: mx.Dtype) -> None:
-        if isinstance(matrix, InFile):
+        if isinstance(matrix, RawBlocks):
             return
         stored = matrix.scales.dtype if isinstance(matrix, Quantized) else matrix.weight.dtype
         if loses_precision(stored, target):
             self.rounded[name] = dtype_name(stored)
 
 
-def make(ledger: Ledger, request: Request, sources: list[Matrix]) -> Matrix:
+def make(ledger: TensorIndex, request: Request, sources: list[Matrix]) -> Matrix:
     """What the graph wants, from the sources as they were read. Where that fails, zeros, and a problem in the ledger."""
     try:
         matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
@@ -218,7 +218,7 @@ def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
     """With its floating-point parts in this dtype; codes and 8-bit scales stay as they are."""
     if isinstance(matrix, Dense):
         return Dense(matrix.weight.astype(dtype))
-    if isinstance(matrix, InFile) or matrix.biases is None:
+    if isinstance(matrix, RawBlocks) or matrix.biases is None:
         return matrix
     return Quantized(matrix.weight, matrix.scales.astype(dtype), matrix.biases.astype(dtype), matrix.format)
 
@@ -242,7 +242,7 @@ def settle(matrix: Matrix) -> Matrix:
 def is_finite(matrix: Matrix) -> bool:
     """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is still in its file is
     checked when it is packed."""
-    if isinstance(matrix, InFile):
+    if isinstance(matrix, RawBlocks):
         return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)
@@ -268,14 +268,14 @@ class Planned:
     stored: Format | mx.Dtype
 
 
-class PlannedWeights:
+class MetaWeights:
     """Implements `Weights` without reading: every tensor is an array of zeros that is never evaluated.
 
     Build a model on it to check a checkpoint (`finish` raises `WeightsError`), or to see in `tensors` what a conversion has to write.
     """
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32) -> None:
-        self.ledger = Ledger(checkpoint)
+        self.ledger = TensorIndex(checkpoint)
         self.tensors: dict[str, Planned] = {}
         self._dtype = dtype
 

@@ -33,7 +33,7 @@ def supports(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("model_type"), str) and _module_name(config) is not None
 
 
-def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> ZooModel:
+def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> FallbackModel:
     """The model of a config of either style, from lazily loaded tensors (packed ones as `.weight`, `.scales`, `.biases`).
 
     Floating-point tensors are cast to `dtype`. The result's weights are not evaluated yet. Raises `UnsupportedModelError`, and
@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     _check_names(model, weights)
     model.load_weights(list(_cast(model, weights, dtype).items()))
     model.eval()
-    return ZooModel(model, old)
+    return FallbackModel(model, old)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class SequenceState:
         return [leaf for leaf in leaves if isinstance(leaf, mx.array)]
 
 
-class ZooModel:
+class FallbackModel:
     """Implements `Model`. Its hidden states are the logits themselves: mlx-lm's models give nothing before them."""
 
     recompute_at: int | None = None

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
 from .norms import RMSNorm
-from .weights import Dense, Format, InFile, Matrix, Recipe, Weights, concat, map_rows
+from .weights import Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
 
 
 def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
@@ -20,7 +20,7 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
         return matrix.multiply(x)
     if isinstance(matrix, Dense):
         return x @ matrix.weight.T
-    if isinstance(matrix, InFile):
+    if isinstance(matrix, RawBlocks):
         return x @ matrix.dequantize(x.dtype).T
     f = matrix.format
     return mx.quantized_matmul(

@@ -13,7 +13,7 @@ from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import WeightsError
 from .linear import Embedding, Linear
-from .weights import Dense, InFile, Matrix
+from .weights import Dense, Matrix, RawBlocks
 
 
 def arrays(node: object) -> Iterator[mx.array]:
@@ -73,9 +73,9 @@ _PIECE = 4 << 20
 class Copies(Protocol):
     """Packed matrices of a GGUF file that were kept when it was loaded before."""
 
-    def find(self, blocks: InFile, precision: str | None) -> kernels_cpu.Packed | None: ...
+    def find(self, blocks: RawBlocks, precision: str | None) -> kernels_cpu.Packed | None: ...
 
-    def add(self, blocks: InFile, packed: kernels_cpu.Packed) -> None:
+    def add(self, blocks: RawBlocks, packed: kernels_cpu.Packed) -> None:
         """Take note of one that `find` did not have."""
         ...
 
@@ -97,7 +97,7 @@ def _holders(part: object) -> Iterator[Linear | Embedding]:
 
 
 def _packed(matrix: Matrix, precision: str | None, copies: Copies | None) -> Matrix | kernels_cpu.Packed:
-    if isinstance(matrix, InFile):
+    if isinstance(matrix, RawBlocks):
         packed = copies.find(matrix, precision) if copies else None
         if packed is None:
             packed = _packed_file(matrix, precision)
@@ -114,7 +114,7 @@ def _packed(matrix: Matrix, precision: str | None, copies: Copies | None) -> Mat
     )
 
 
-def _packed_file(blocks: InFile, precision: str | None) -> kernels_cpu.Packed:
+def _packed_file(blocks: RawBlocks, precision: str | None) -> kernels_cpu.Packed:
     rows = max(_PIECE * 8 // (blocks.columns * blocks.format.bits), 1)
     try:
         return kernels_cpu.pack_gguf(blocks.format.mode, blocks.shape, blocks.pieces(rows), precision=precision)

@@ -32,7 +32,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `InFile` the name of their type. Groups run
+    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `RawBlocks` the name of their type. Groups run
     along the input."""
 
     bits: int
@@ -96,7 +96,7 @@ class FileRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InFile:
+class RawBlocks:
     """A matrix that stays in its GGUF file until it is packed for the native CPU products, which know more formats than MLX.
 
     Its rows are picked by `rows`, int32 `[..., out]`, from those of all `sources`, counted through; `counts` are how many each source has.
@@ -112,7 +112,7 @@ class InFile:
     def shape(self) -> tuple[int, ...]:
         return (*self.rows.shape, self.columns)
 
-    def each(self, operation: Callable[[mx.array], mx.array]) -> InFile:
+    def each(self, operation: Callable[[mx.array], mx.array]) -> RawBlocks:
         """Apply an operation on rows, as `Quantized.each` does."""
         return replace(self, rows=np.array(operation(mx.array(self.rows)[..., None]))[..., 0])
 
@@ -139,7 +139,7 @@ class InFile:
                 yield self.sources[which[begin]], piece[begin:end] - starts[which[begin]]
 
 
-Matrix = Union[Dense, Quantized, InFile]
+Matrix = Union[Dense, Quantized, RawBlocks]
 
 
 def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matrix:
@@ -161,8 +161,8 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
         if not all(isinstance(m, Dense) for m in matrices):
             raise ValueError("plain and quantized matrices cannot be joined")
         return Dense(operation([m.weight for m in matrices if isinstance(m, Dense)]))
-    if isinstance(first, InFile):
-        return _join_in_file([m for m in matrices if isinstance(m, InFile) and m.format == first.format], len(matrices), operation)
+    if isinstance(first, RawBlocks):
+        return _join_in_file([m for m in matrices if isinstance(m, RawBlocks) and m.format == first.format], len(matrices), operation)
     quantized = [m for m in matrices if isinstance(m, Quantized) and m.format == first.format]
     if len(quantized) != len(matrices):
         raise ValueError("matrices of different quantization cannot be joined")
@@ -171,7 +171,7 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
     return Quantized(operation([m.weight for m in quantized]), operation([m.scales for m in quantized]), biases, first.format)
 
 
-def _join_in_file(blocks: list[InFile], wanted: int, operation: Callable[[list[mx.array]], mx.array]) -> InFile:
+def _join_in_file(blocks: list[RawBlocks], wanted: int, operation: Callable[[list[mx.array]], mx.array]) -> RawBlocks:
     if len(blocks) != wanted:
         raise ValueError("matrices of different quantization cannot be joined")
     sources = tuple(source for b in blocks for source in b.sources)

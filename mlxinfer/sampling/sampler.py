@@ -49,7 +49,7 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RaggedRows:
     """Sequence s has `1 + counts[s]` rows, one after another: the first behind what is known, each further one behind one more draft."""
 
     drafts: Drafts
@@ -96,8 +96,8 @@ class Penalties:
         self._subtracts = any(p.presence_penalty or p.frequency_penalty for p in params)
         self._counts = _counts([row.answer for row in rows], vocab_size)
         for i, row in enumerate(rows):
-            if row.unread is not None:
-                self._counts = self._counts.at[mx.array([i]), row.unread].add(1)
+            if row.pending_token is not None:
+                self._counts = self._counts.at[mx.array([i]), row.pending_token].add(1)
         self._prompts = _counts([row.prompt for row in rows], vocab_size) > 0 if self._repeats else None
         self._rows = mx.arange(len(rows))
         self._repetition = _column([p.repetition_penalty for p in params])
@@ -113,7 +113,7 @@ class Penalties:
     def arrays(self) -> list[mx.array]:
         return [self._counts]
 
-    def count(self, tokens: mx.array, spread: Spread | None = None) -> None:
+    def count(self, tokens: mx.array, spread: RaggedRows | None = None) -> None:
         """Add what has just been chosen for the rows `[R]`; what was drafted is added with `say`, once it is known what holds."""
         rows = self._rows
         if spread is not None:
@@ -128,7 +128,7 @@ class Penalties:
         ids = mx.array(np.asarray(tokens, dtype=np.int32))
         self._counts = self._counts.at[mx.full(ids.shape, sequence, mx.int32), ids].add(1)
 
-    def apply(self, logits: mx.array, spread: Spread | None = None) -> mx.array:
+    def apply(self, logits: mx.array, spread: RaggedRows | None = None) -> mx.array:
         """Penalized float32 logits `[R, vocab]`: a row for each sequence, or as `spread` says."""
         counts = self._counts
         if spread is not None:
@@ -142,7 +142,7 @@ class Penalties:
         return logits
 
 
-def _take(array: mx.array, spread: Spread | None) -> mx.array:
+def _take(array: mx.array, spread: RaggedRows | None) -> mx.array:
     return array if spread is None else array[spread.rows]
 
 
@@ -163,7 +163,7 @@ class Row:
     seed: int
     prompt: Sequence[int]
     answer: Sequence[int]
-    unread: mx.array | None = None
+    pending_token: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,9 @@ class SamplingBatch:
         self._settings = Settings.of(params, vocab_size)
         self._penalties = Penalties.of(rows, vocab_size)
         self.size = len(rows)
-        self._counted = [len(row.prompt) + len(row.answer) + (0 if row.unread is None else row.unread.shape[0]) for row in rows]
+        self._counted = [
+            len(row.prompt) + len(row.answer) + (0 if row.pending_token is None else row.pending_token.shape[0]) for row in rows
+        ]
         wanted = [p.logprobs for p in params if p.logprobs is not None]
         self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
 
@@ -207,8 +209,8 @@ class SamplingBatch:
 
     def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None) -> Sampled:
         """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
-        the row's noise. A row for each sequence; with drafts, one more for each of them (`Spread`), chosen as if the drafts held."""
-        spread = None if drafts is None else Spread(drafts)
+        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held."""
+        spread = None if drafts is None else RaggedRows(drafts)
         settings, seeds, plain = self._settings, self._seeds, logits
         if spread is not None:
             settings = settings.spread(spread)
@@ -245,7 +247,7 @@ class Settings:
             mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, Cuts.of(params, vocab_size), _bias(params, vocab_size)
         )
 
-    def spread(self, spread: Spread) -> Settings:
+    def spread(self, spread: RaggedRows) -> Settings:
         bias = None if self.bias is None else self.bias[spread.rows]
         if self.all_greedy:
             return replace(self, bias=bias)

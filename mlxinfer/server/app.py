@@ -16,11 +16,11 @@ from typing_extensions import TypedDict
 from .._version import __version__
 from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai
-from .auth import Guard, is_unix
-from .errors import Problem, of_error
+from .auth import Auth, is_unix
+from .errors import APIError, of_error
 from .metrics import Metrics
 from .models import Registry
-from .routing import Call, Dialect, Doc, Endpoint, Server, document_routes
+from .routing import Dialect, Doc, Endpoint, RequestContext, Server, document_routes
 from .settings import ServerSettings
 from .sse import ClientGone
 
@@ -31,14 +31,14 @@ class Health(TypedDict):
     models: list[str]
 
 
-async def health(call: Call, body: Any) -> ASGIApp:
+async def health(call: RequestContext, body: Any) -> ASGIApp:
     names = [served.name for served in call.server.models]
     failed = [served.name for served in call.server.models if served.llm.ended]
     status = f"{', '.join(failed)} has failed" if failed else "ok"
     return JSONResponse(Health(status=status, version=__version__, models=names), 503 if failed else 200)
 
 
-async def metrics(call: Call, body: Any) -> ASGIApp:
+async def metrics(call: RequestContext, body: Any) -> ASGIApp:
     return Response(generate_latest(call.server.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -68,7 +68,7 @@ class _App:
     def __init__(self, server: Server, router: Router) -> None:
         self._server = server
         self._router = router
-        self._guard = Guard(server.settings)
+        self._guard = Auth(server.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +77,7 @@ class _App:
         try:
             self._guard.check(scope)
             await self._router(scope, receive, exchange.send)
-        except Problem as problem:
+        except APIError as problem:
             await self._refuse(problem, scope, receive, exchange)
         except HTTPException as error:
             await self._refuse(_of_routing(error, scope), scope, receive, exchange)
@@ -86,12 +86,12 @@ class _App:
         except ClientGone:
             exchange.status = CLIENT_GONE
         except Exception:
-            await self._refuse(Problem(500, "internal", "The server failed.", code="internal_error"), scope, receive, exchange)
+            await self._refuse(APIError(500, "internal", "The server failed.", code="internal_error"), scope, receive, exchange)
             raise
         finally:
             exchange.finish(self._server)
 
-    async def _refuse(self, problem: Problem, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+    async def _refuse(self, problem: APIError, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
         if exchange.status:
             return
         exchange.log["error"] = problem.code or problem.kind
@@ -139,7 +139,7 @@ _ID_HEADERS = (b"x-request-id", b"request-id")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def _of_routing(error: HTTPException, scope: Scope) -> Problem:
+def _of_routing(error: HTTPException, scope: Scope) -> APIError:
     if error.status_code == 405:
-        return Problem(405, "invalid", "This path does not take this method.", code="method_not_allowed")
-    return Problem(404, "not_found", "There is nothing at this path.", code="unknown_url")
+        return APIError(405, "invalid", "This path does not take this method.", code="method_not_allowed")
+    return APIError(404, "not_found", "There is nothing at this path.", code="unknown_url")

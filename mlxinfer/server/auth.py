@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from starlette.types import Receive, Scope
 
-from .errors import Problem, invalid
+from .errors import APIError, invalid
 from .settings import Limits, ServerSettings
 from .sse import ClientGone
 
@@ -21,7 +21,7 @@ PUBLIC = frozenset({"/health"})
 _UNSAID = frozenset({b"", b"application/x-www-form-urlencoded"})
 
 
-class Guard:
+class Auth:
     """On TCP, a web page must not reach the server through the browser of its user: the Host has to be one of ours (DNS rebinding), and
     an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
 
@@ -33,24 +33,24 @@ class Guard:
         self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
 
     def check(self, scope: Scope) -> None:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         # The HTTP library counts only what has not come to its end yet.
         if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
-            raise Problem(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
+            raise APIError(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
         if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
             # RFC 9112, 6.1: where others on the way may have read another length, what follows is not to be believed.
-            raise Problem(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
+            raise APIError(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
         if is_unix(scope):
             if b"origin" in headers:
-                raise Problem(403, "permission", "Web pages may not use this socket.", code="origin_not_allowed")
+                raise APIError(403, "permission", "Web pages may not use this socket.", code="origin_not_allowed")
             return
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if _without_port(host) not in self._hosts:
-            raise Problem(403, "permission", "The Host of the request is not one of this server's names.", code="host_not_allowed")
+            raise APIError(403, "permission", "The Host of the request is not one of this server's names.", code="host_not_allowed")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
-            raise Problem(403, "permission", "Other web pages may not use this server.", code="origin_not_allowed")
+            raise APIError(403, "permission", "Other web pages may not use this server.", code="origin_not_allowed")
         if self._key and scope["path"] not in PUBLIC:
             self._check_key(headers)
 
@@ -58,9 +58,9 @@ class Guard:
         kind, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         if not given:
-            raise Problem(401, "authentication", "An API key is needed: send it as Authorization: Bearer.", code="missing_api_key")
+            raise APIError(401, "authentication", "An API key is needed: send it as Authorization: Bearer.", code="missing_api_key")
         if not secrets.compare_digest(given, self._key):
-            raise Problem(401, "authentication", "Incorrect API key provided.", code="invalid_api_key")
+            raise APIError(401, "authentication", "Incorrect API key provided.", code="invalid_api_key")
 
 
 def is_unix(scope: Scope) -> bool:
@@ -83,14 +83,14 @@ def _without_port(host: str) -> str:
 
 
 async def read_json(scope: Scope, receive: Receive, limits: Limits, *, unsaid: bool = False) -> bytes:
-    """The body of a request that must be JSON. Raises `Problem` if it is not said to be, too long or too slow in coming. `unsaid`: what
+    """The body of a request that must be JSON. Raises `APIError` if it is not said to be, too long or too slow in coming. `unsaid`: what
     curl and HTTP libraries send where nobody tells them what it is will do; a web page could send that too, but not without its Origin."""
     headers = _headers(scope)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json" and not (unsaid and kind in _UNSAID):
-        raise Problem(415, "invalid", "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type")
+        raise APIError(415, "invalid", "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity") != b"identity":
-        raise Problem(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")
+        raise APIError(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")
     length = headers.get(b"content-length", b"0")
     declared = int(length) if length.isdigit() else 0
     if declared > limits.body_bytes and b"expect" in headers:
@@ -98,7 +98,7 @@ async def read_json(scope: Scope, receive: Receive, limits: Limits, *, unsaid: b
     try:
         return await asyncio.wait_for(_read(receive, limits, declared), limits.body_s)
     except asyncio.TimeoutError:
-        raise Problem(408, "timeout", f"The body did not arrive within {limits.body_s:g} s.", code="timeout") from None
+        raise APIError(408, "timeout", f"The body did not arrive within {limits.body_s:g} s.", code="timeout") from None
 
 
 async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
@@ -127,5 +127,5 @@ async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
     return body
 
 
-def _too_large(limits: Limits) -> Problem:
-    return Problem(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")
+def _too_large(limits: Limits) -> APIError:
+    return APIError(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")

@@ -27,7 +27,7 @@ Kind = Literal[
 RETRY_AFTER_S = 1
 
 
-class Problem(Exception):
+class APIError(Exception):
     """`status`: the HTTP status. `param`: the field at fault, as `messages[0].content`. `code`: one word for programs."""
 
     def __init__(self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -47,20 +47,20 @@ class Problem(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:
-    return Problem(400, "invalid", message, param=param, code=code)
+def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    return APIError(400, "invalid", message, param=param, code=code)
 
 
-def unsupported(param: str, what: str | None = None) -> Problem:
+def unsupported(param: str, what: str | None = None) -> APIError:
     """A field, or a value of it, that this server knows but cannot honour."""
-    return Problem(400, "unsupported", what or f"{param} is not supported yet", param=param, code="unsupported_parameter")
+    return APIError(400, "unsupported", what or f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
-def no_such_model(name: str) -> Problem:
-    return Problem(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
+def no_such_model(name: str) -> APIError:
+    return APIError(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
 
 
-def of_error(error: MLXInferError) -> Problem:
+def of_error(error: MLXInferError) -> APIError:
     """What an error of the engine is to a client."""
     message = str(error)
     if isinstance(error, SamplingError):
@@ -73,21 +73,21 @@ def of_error(error: MLXInferError) -> Problem:
     if isinstance(error, MemoryPlanError):
         return invalid(message, code="context_length_exceeded")
     if isinstance(error, ModelNotFoundError):
-        return Problem(404, "not_found", message, param="model", code="model_not_found")
+        return APIError(404, "not_found", message, param="model", code="model_not_found")
     if isinstance(error, QueueFullError):
-        return Problem(429, "rate_limit", message, code="rate_limit_exceeded")
+        return APIError(429, "rate_limit", message, code="rate_limit_exceeded")
     if isinstance(error, DeadlineError):
         return timed_out()
     if isinstance(error, EngineError):
-        return Problem(503, "overloaded", message, code="engine_stopped")
-    return Problem(500, "internal", message, code="internal_error")
+        return APIError(503, "overloaded", message, code="engine_stopped")
+    return APIError(500, "internal", message, code="internal_error")
 
 
-def timed_out() -> Problem:
-    return Problem(408, "timeout", "The request took longer than it may.", code="timeout")
+def timed_out() -> APIError:
+    return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
 
 
-def of_validation(error: ValidationError) -> Problem:
+def of_validation(error: ValidationError) -> APIError:
     """The first thing wrong with a body. Never quotes the value: it may be the text of a prompt."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param, message = _field(first["loc"]), first["msg"]

@@ -63,8 +63,8 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
-    def begin(self, model: str) -> Tally:
-        return Tally(self, model, self._histograms[model], self._gaps[model])
+    def begin(self, model: str) -> RequestMetrics:
+        return RequestMetrics(self, model, self._histograms[model], self._gaps[model])
 
     def answered(self, method: str, path: str, status: int) -> None:
         """An HTTP request is over. `path` is that of a route, so that there are not more of them than routes."""
@@ -81,7 +81,7 @@ class Metrics:
         self._cancelled.labels(model).inc()
 
 
-class Tally:
+class RequestMetrics:
     """Counts one request: what comes of it, then its end."""
 
     def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], gaps: Gaps) -> None:

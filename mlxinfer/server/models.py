@@ -19,7 +19,7 @@ _MOST = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A loaded model. `name` is what answers call it, whatever alias was asked for; `created` is in seconds since 1970."""
 
     name: str
@@ -31,22 +31,22 @@ class Registry:
     """`aliases`: other name to name; one that ends in `*` stands for every name that begins like it. Raises `ServerError`."""
 
     def __init__(self, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> None:
-        self._models = {check_name(name): Served(name, llm) for name, llm in models.items()}
+        self._models = {check_name(name): ServedModel(name, llm) for name, llm in models.items()}
         self._aliases = dict(aliases or {})
         for alias, name in self._aliases.items():
             check_name(alias.removesuffix("*"))
             if name not in self._models:
                 raise ServerError(f"the alias {alias!r} is for {name!r}, which is not among the models: {', '.join(self._models)}")
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
     @property
     def aliases(self) -> Mapping[str, str]:
         return self._aliases
 
-    def get(self, name: str) -> Served:
-        """Raises `Problem` (404)."""
+    def get(self, name: str) -> ServedModel:
+        """Raises `APIError` (404)."""
         served = self._models.get(name) or self._models.get(self._alias(name))
         if served is None:
             raise no_such_model(name)

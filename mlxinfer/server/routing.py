@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
 from .auth import read_json
-from .errors import Problem, of_validation
+from .errors import APIError, of_validation
 from .metrics import Metrics
 from .models import Registry
 from .settings import ServerSettings
-from .validation import Body
+from .validation import StrictModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RequestContext:
     """One request on its way. `path`: the variables of the route. `receive` tells when the client has gone. What is put in `log` goes to
     the access log: never any text of a prompt or an answer."""
 
@@ -44,7 +44,7 @@ class Call:
     log: dict[str, Any] = field(default_factory=dict)
 
 
-Handler = Callable[[Call, Any], Awaitable[ASGIApp]]
+Handler = Callable[[RequestContext, Any], Awaitable[ASGIApp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Doc:
 
 
 class Endpoint(Route):
-    """`handler(call, body)` gives the response; it and the response may raise `Problem`. `body` is None for what has none; `unsaid` is
+    """`handler(call, body)` gives the response; it and the response may raise `APIError`. `body` is None for what has none; `unsaid` is
     that of `read_json`."""
 
     def __init__(
-        self, method: str, path: str, handler: Handler, body: type[Body] | None, doc: Doc, *, server: Server, unsaid: bool = False
+        self, method: str, path: str, handler: Handler, body: type[StrictModel] | None, doc: Doc, *, server: Server, unsaid: bool = False
     ) -> None:
         super().__init__(path, _Handled(path, handler, body, server, unsaid), methods=[method])
         self.method = method
@@ -77,7 +77,7 @@ def shown(path: str) -> str:
 
 
 class _Handled:
-    def __init__(self, path: str, handler: Handler, body: type[Body] | None, server: Server, unsaid: bool) -> None:
+    def __init__(self, path: str, handler: Handler, body: type[StrictModel] | None, server: Server, unsaid: bool) -> None:
         self._path = shown(path)
         self._handler = handler
         self._body = body
@@ -94,7 +94,7 @@ class _Handled:
                 body = self._body.model_validate_json(raw)
             except ValidationError as error:
                 raise of_validation(error) from None
-        call = Call(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
+        call = RequestContext(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
         response = await self._handler(call, body)
         await response(scope, receive, send)
 
@@ -106,7 +106,7 @@ class Dialect:
     name: str
     prefixes: tuple[str, ...]
     routes: Callable[[Server], list[Endpoint]]
-    render: Callable[[Problem], Response]
+    render: Callable[[APIError], Response]
 
     def claims(self, path: str) -> bool:
         return path.startswith(self.prefixes)
@@ -168,7 +168,7 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 def document_routes(server: Server, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     written = document(endpoints)
 
-    async def openapi(call: Call, body: Any) -> ASGIApp:
+    async def openapi(call: RequestContext, body: Any) -> ASGIApp:
         return JSONResponse(written)
 
     return [Endpoint("GET", "/openapi.json", openapi, None, Doc("This document", dict[str, Any]), server=server)]

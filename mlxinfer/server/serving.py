@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from ..errors import MLXInferError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import Problem, of_error, timed_out
-from .metrics import Tally
-from .models import Served
-from .routing import Call
+from .errors import APIError, of_error, timed_out
+from .metrics import RequestMetrics
+from .models import ServedModel
+from .routing import RequestContext
 
 T = TypeVar("T")
 
@@ -23,23 +23,23 @@ _BUFFERED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerateRequest:
     """A prompt as token ids, and what to do with it."""
 
-    served: Served
+    served: ServedModel
     prompt: list[int]
     params: SamplingParams
     client_id: str = ""
 
 
-async def encode_chat(served: Served, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-    """The conversation through the model's template. Raises `Problem`."""
+async def encode_chat(served: ServedModel, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    """The conversation through the model's template. Raises `APIError`."""
     size = sum(len(str(message.get("content", ""))) for message in messages)
     return await _encode(size, lambda: served.llm.tokenizer.encode_chat(messages, **variables))
 
 
-async def encode_text(served: Served, text: str) -> list[int]:
-    """Raises `Problem`."""
+async def encode_text(served: ServedModel, text: str) -> list[int]:
+    """Raises `APIError`."""
     return await _encode(len(text), lambda: served.llm.tokenizer.encode(text))
 
 
@@ -51,8 +51,8 @@ async def _encode(size: int, work: Any) -> list[int]:
     return ids
 
 
-async def bursts(call: Call, ask: Ask) -> AsyncGenerator[list[Chunk], None]:
-    """The pieces of all `n` answers, as many together as came together. Closing the iterator cancels the request. Raises `Problem`."""
+async def bursts(call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[list[Chunk], None]:
+    """The pieces of all `n` answers, as many together as came together. Closing the iterator cancels the request. Raises `APIError`."""
     tally = _begin(call, ask)
     open_answers = ask.params.n
     try:
@@ -88,27 +88,27 @@ async def patiently(pieces: AsyncGenerator[T, None], seconds: float) -> AsyncGen
             yield piece
 
 
-def _terms(call: Call, ask: Ask) -> dict[str, Any]:
+def _terms(call: RequestContext, ask: GenerateRequest) -> dict[str, Any]:
     return {"client_id": ask.client_id, "timeout_s": call.server.settings.limits.request_s}
 
 
-def _begin(call: Call, ask: Ask) -> Tally:
+def _begin(call: RequestContext, ask: GenerateRequest) -> RequestMetrics:
     call.log["model"] = ask.served.name
     return call.server.metrics.begin(ask.served.name)
 
 
-def _end(call: Call, tally: Tally, *, whole: bool) -> None:
+def _end(call: RequestContext, tally: RequestMetrics, *, whole: bool) -> None:
     tally.end(whole)
     if tally.first_s is not None:
         call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
 
 
-def _note_end(call: Call, reason: FinishReason, usage: Usage | None, index: int) -> None:
-    """For the log; raises `Problem` for an answer that was ended."""
+def _note_end(call: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
+    """For the log; raises `APIError` for an answer that was ended."""
     if reason == "timeout":
         raise timed_out()
     if reason == "cancelled":
-        raise Problem(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
+        raise APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
     log = call.log
     log["finish_reason"] = reason
     if usage is None:
@@ -119,8 +119,8 @@ def _note_end(call: Call, reason: FinishReason, usage: Usage | None, index: int)
     log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
 
 
-async def collect(call: Call, ask: Ask) -> list[Completion]:
-    """All `n` answers, whole. Raises `Problem`."""
+async def collect(call: RequestContext, ask: GenerateRequest) -> list[Completion]:
+    """All `n` answers, whole. Raises `APIError`."""
     tally = _begin(call, ask)
     completions: list[Completion] = []
     try:
@@ -135,8 +135,8 @@ async def collect(call: Call, ask: Ask) -> list[Completion]:
         _end(call, tally, whole=bool(completions))
 
 
-async def score(call: Call, ask: Ask, top: int) -> list[TokenLogprob]:
-    """How likely each token of the prompt is, from the second on. Raises `Problem`."""
+async def score(call: RequestContext, ask: GenerateRequest, top: int) -> list[TokenLogprob]:
+    """How likely each token of the prompt is, from the second on. Raises `APIError`."""
     call.log["model"] = ask.served.name
     try:
         return await ask.served.llm.score(ask.prompt, top, **_terms(call, ask))
@@ -162,13 +162,13 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async for piece in pieces:
                 yield 0, piece
         return
-    queue: asyncio.Queue[tuple[int, T] | Problem | None] = asyncio.Queue(_BUFFERED)
+    queue: asyncio.Queue[tuple[int, T] | APIError | None] = asyncio.Queue(_BUFFERED)
     tasks = [asyncio.ensure_future(_feed(number, stream, queue)) for number, stream in enumerate(streams)]
     try:
         running = len(tasks)
         while running:
             item = await queue.get()
-            if isinstance(item, Problem):
+            if isinstance(item, APIError):
                 raise item
             if item is None:
                 running -= 1
@@ -180,11 +180,11 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(number: int, stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[int, T] | Problem | None]) -> None:
+async def _feed(number: int, stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[int, T] | APIError | None]) -> None:
     try:
         async with aclosing(stream) as pieces:
             async for piece in pieces:
                 await queue.put((number, piece))
         await queue.put(None)
-    except Problem as problem:
+    except APIError as problem:
         await queue.put(problem)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from .errors import Problem
+from .errors import APIError
 from .settings import Limits
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ async def _first_of(work: asyncio.Future[Any], others: Sequence[asyncio.Future[N
 class Stream:
     """An ASGI response whose pieces are made while it is sent.
 
-    The status is held back for a moment (`Limits.patience_s`), so that a `Problem` before the first piece is raised and can have a status
+    The status is held back for a moment (`Limits.patience_s`), so that a `APIError` before the first piece is raised and can have a status
     of its own; after that it becomes the piece that `failed` makes of it. While there is nothing to send, `keep_alive` is sent instead.
     A client that closes the connection, or stops reading, closes `pieces`. An empty piece says that there will be others.
     """
@@ -89,7 +89,7 @@ class Stream:
         self,
         pieces: AsyncGenerator[bytes, None],
         *,
-        failed: Callable[[Problem], bytes],
+        failed: Callable[[APIError], bytes],
         limits: Limits,
         media_type: str = EVENT_STREAM,
         keep_alive: bytes = COMMENT,
@@ -124,13 +124,13 @@ class Stream:
                         await self._start()
                     if piece:
                         await self._write(piece)
-        except Problem as problem:
+        except APIError as problem:
             if not self._started:
                 raise
             await self._write(self._failed(problem))
         except Exception:
             if self._started:
-                await self._write(self._failed(Problem(500, "internal", "The server failed.", code="internal_error")))
+                await self._write(self._failed(APIError(500, "internal", "The server failed.", code="internal_error")))
             raise
         await self._start()
         await self._write(b"", more=False)

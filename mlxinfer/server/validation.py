@@ -11,13 +11,13 @@ TAG = "<"
 """How the tags of unions begin, so that they are told from fields in the place of an error."""
 
 
-class Body(BaseModel):
+class StrictModel(BaseModel):
     """A JSON object with these fields and no others, of exactly these types. Errors never quote what was given: it may be a prompt."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, frozen=True)
 
 
-class Only:
+class Unsupported:
     """Annotates a field that is known but has one meaning here: absent, null, or one of the neutral values. Others are refused by name,
     because they are "not supported yet" or for what `why` says."""
 
@@ -75,7 +75,7 @@ PromptOrPrompts = Annotated[
 ]
 
 
-class Among(Only):
+class OneOf(Unsupported):
     """Annotates a text that names a kind of something: those that are supported, others are refused by name."""
 
     def __init__(self, *known: str) -> None:
@@ -83,10 +83,10 @@ class Among(Only):
         self._values.remove(None)
 
 
-class TextPart(Body):
+class TextPart(StrictModel):
     """A part of a message. Images, audio and files are refused by their name."""
 
-    type: Annotated[str, Among("text")]
+    type: Annotated[str, OneOf("text")]
     text: str
 
 

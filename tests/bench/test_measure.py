@@ -129,7 +129,7 @@ def test_what_cannot_be_measured_is_left_out_with_its_reason(llm: LLM) -> None:
 
 
 def test_a_cache_that_is_too_small_leaves_a_batch_out() -> None:
-    bench = Bench(tiny_engine(capacity_tokens=256))
+    bench = Bench(tiny_engine(kv_cache_tokens=256))
     assert bench.fits(50, 1, 10)
     assert not bench.fits(130, 2, 10)
 

@@ -37,7 +37,7 @@ def filled(kv: KVFormat) -> tuple[PagedCache, int, int]:
     gc.collect()  # what tests before this one left must not go meanwhile
     mx.clear_cache()
     before = mx.get_active_memory()
-    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=lambda store: PLAIN)
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=lambda store: PLAIN)
     slot = cache.open()
     for past in range(0, TOKENS, CHUNK):
         feed(cache, slot, past, min(CHUNK, TOKENS - past), answers=False)
@@ -61,7 +61,7 @@ def peak_of_a_step(kv: KVFormat, backend) -> int:
     """Beyond nothing at all: the cache, and what a step of prefill behind a long past takes for a while."""
     mx.clear_cache()
     before = mx.get_active_memory()
-    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=backend)
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=backend)
     slot, length = cache.open(), TOKENS // PAGE * PAGE - PAGE
     for past in range(0, length, CHUNK):
         feed(cache, slot, past, min(CHUNK, length - past), answers=False)
@@ -83,7 +83,7 @@ def test_a_quantized_past_is_in_16_bits_for_one_layer_at_a_time(backend):
 @pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
 @pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
 def test_what_a_decode_step_allocates_does_not_depend_on_the_context(kv):
-    cache = PagedCache(SPECS, dtype=mx.bfloat16, capacity_tokens=TOKENS, chunk=CHUNK, kv=kv)
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, kv=kv)
     slot, past, found = cache.open(), 0, []
     for length in (100, 1000, TOKENS - 10):
         while past < length:

@@ -24,7 +24,7 @@ class Reader:
 
     def __init__(self, name: str, kv: KVFormat, backend=attention_backend):
         self.model = tiny_model(name)
-        self.cache = PagedCache(self.model.layers, dtype=mx.float32, capacity_tokens=1 << 14, chunk=1000, kv=kv, backend=backend)
+        self.cache = PagedCache(self.model.layers, dtype=mx.float32, kv_cache_tokens=1 << 14, chunk=1000, kv=kv, backend=backend)
         self.past: dict[int, int] = {}
 
     def open(self) -> int:
@@ -125,7 +125,7 @@ def test_neighbours_and_forks_change_nothing(name):
 @pytest.mark.parametrize("chunk", [1, 50, 256])
 def test_the_engine_reads_as_the_model_does(chunk):
     kv = KVFormat(4, 4)
-    engine = tiny_engine(SLIDING, kv=kv, max_step_tokens=chunk, max_sequences=1)
+    engine = tiny_engine(SLIDING, kv=kv, max_num_batched_tokens=chunk, max_sequences=1)
     sequence = Sequence(TOKENS[:200], SamplingParams(), 0, 200, wants_logits=True)
     engine.add(sequence)
     rows = []

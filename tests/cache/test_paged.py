@@ -12,7 +12,7 @@ from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.cache.pool import Growth
+from mlxinfer.cache.pool import PageDemand
 
 PLAIN_ATTENTION = PlainAttention()
 BACKENDS = [attention_backend, lambda store: PLAIN_ATTENTION]
@@ -20,7 +20,7 @@ FORMATS = [PLAIN, KVFormat(4, 4), KVFormat(8, 3), KVFormat(16, 5), KVFormat(6, 1
 
 
 def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend) -> PagedCache:
-    return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
+    return PagedCache(SPECS, dtype=mx.float32, kv_cache_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
@@ -96,7 +96,7 @@ def test_window_pages_are_freed(kv):
 
 def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
     """A step replaces open pages; the pool is written in place, and only when a page is full."""
-    cache = PagedCache([AttentionSpec(4, 64, 64)], dtype=mx.float32, capacity_tokens=PAGE * 200, chunk=512)
+    cache = PagedCache([AttentionSpec(4, 64, 64)], dtype=mx.float32, kv_cache_tokens=PAGE * 200, chunk=512)
     slot = cache.open()
     peaks = []
     for past in (0, PAGE * 100):
@@ -121,12 +121,12 @@ def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
 def test_fits_is_asked_of_an_empty_cache_and_room_of_this_one(tokens):
     cache = new_cache()
     assert cache.fits(tokens) == (tokens <= PAGE * 64)
-    assert cache.room([Growth(None, 0, PAGE * 34), Growth(None, 0, PAGE * 30)])
-    assert not cache.room([Growth(None, 0, PAGE * 35), Growth(None, 0, PAGE * 30)])
+    assert cache.room([PageDemand(None, 0, PAGE * 34), PageDemand(None, 0, PAGE * 30)])
+    assert not cache.room([PageDemand(None, 0, PAGE * 35), PageDemand(None, 0, PAGE * 30)])
 
 
 def test_recurrent_states_follow_their_sequences():
-    cache = PagedCache([RecurrentSpec(((3,),))], dtype=mx.float32, capacity_tokens=640, chunk=64)
+    cache = PagedCache([RecurrentSpec(((3,),))], dtype=mx.float32, kv_cache_tokens=640, chunk=64)
 
     def running_sum(x, states):
         total = states[0][:, None] + mx.cumsum(x, axis=1)

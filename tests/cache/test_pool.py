@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.cache.pool import Growth, PagePool
+from mlxinfer.cache.pool import PageDemand, PagePool
 from mlxinfer.cache.prefix_tree import ITEM, token_bytes
 
 CAPACITY, REUSE, SNAPSHOTS, CHUNK = 14, 9, 300, 200
@@ -26,10 +26,10 @@ class Use(RuleBasedStateMachine):
     def start(self) -> None:
         self.pool = PagePool(
             self.windows,
-            capacity_tokens=CAPACITY * PAGE,
+            kv_cache_tokens=CAPACITY * PAGE,
             chunk=CHUNK,
             first=self.first,
-            reuse_tokens=REUSE * PAGE,
+            prefix_cache_tokens=REUSE * PAGE,
             snapshot_bytes=SNAPSHOTS,
             exact=self.exact,
         )
@@ -62,7 +62,7 @@ class Use(RuleBasedStateMachine):
         else:
             assert match.reused % PAGE == 0
             assert not (self.exact and match.reused)
-        assert self.pool.room([Growth(None, match.reused, 0, match)])
+        assert self.pool.room([PageDemand(None, match.reused, 0, match)])
         self.running[self.pool.open(match)] = tokens[: match.reused]
 
     @precondition(lambda self: self.running)
@@ -70,7 +70,7 @@ class Use(RuleBasedStateMachine):
     def step(self, data, known):
         slots = data.draw(st.lists(st.sampled_from(sorted(self.running)), min_size=1, max_size=3, unique=True))
         parts = [(slot, [data.draw(st.integers(0, 1))] * data.draw(COUNTS)) for slot in slots]
-        if not self.pool.room([Growth(slot, len(self.running[slot]), len(new)) for slot, new in parts]):
+        if not self.pool.room([PageDemand(slot, len(self.running[slot]), len(new)) for slot, new in parts]):
             self.release(data)
             return
         for slot, new in parts:

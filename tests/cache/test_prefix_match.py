@@ -1,13 +1,15 @@
 """What is found, and what people are told about the rest."""
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.cache.pool import Growth, PagePool
+from mlxinfer.cache.pool import PageDemand, PagePool
 
 LONG, SEVENS = list(range(1000)), [7, 7]
 
 
 def pool(*windows: int | None, exact: bool = False, reuse: int = 1024, capacity: int = 2048) -> PagePool:
-    return PagePool(windows or (None,), capacity_tokens=capacity, chunk=1024, reuse_tokens=reuse, snapshot_bytes=1 << 20, exact=exact)
+    return PagePool(
+        windows or (None,), kv_cache_tokens=capacity, chunk=1024, prefix_cache_tokens=reuse, snapshot_bytes=1 << 20, exact=exact
+    )
 
 
 def leave(pool: PagePool, tokens: list[int], *kept: int) -> None:
@@ -66,10 +68,10 @@ def test_what_a_new_sequence_takes_over_is_no_room_for_others():
     small = pool(capacity=640, reuse=640)
     leave(small, LONG[:320])
     match = small.find(LONG)
-    assert small.room([Growth(None, 320, 320, match)])
-    assert not small.room([Growth(None, 320, 384, match)])
-    assert not small.room([Growth(None, 320, 320, match), Growth(None, 0, PAGE)])
-    assert not small.room([Growth(None, 320, 384)])
+    assert small.room([PageDemand(None, 320, 320, match)])
+    assert not small.room([PageDemand(None, 320, 384, match)])
+    assert not small.room([PageDemand(None, 320, 320, match), PageDemand(None, 0, PAGE)])
+    assert not small.room([PageDemand(None, 320, 384)])
 
 
 def test_what_sequences_share_is_counted_once():
@@ -77,8 +79,8 @@ def test_what_sequences_share_is_counted_once():
     leave(small, LONG[:512])
     slots = [small.open(small.find(LONG)) for _ in range(4)]
     assert small.usage().used == 8
-    assert small.room([Growth(slot, 512, 1) for slot in slots])
-    assert small.room([Growth(slot, 512, PAGE) for slot in slots[:2]])
-    assert not small.room([Growth(slot, 512, PAGE) for slot in slots[:3]])
+    assert small.room([PageDemand(slot, 512, 1) for slot in slots])
+    assert small.room([PageDemand(slot, 512, PAGE) for slot in slots[:2]])
+    assert not small.room([PageDemand(slot, 512, PAGE) for slot in slots[:3]])
     assert small.fits(640)
     assert not small.fits(704)

@@ -42,10 +42,10 @@ class Reader:
         self.cache = PagedCache(
             self.model.layers,
             dtype=mx.float32,
-            capacity_tokens=capacity,
+            kv_cache_tokens=capacity,
             chunk=chunk,
             kv=kv,
-            reuse_tokens=reuse,
+            prefix_cache_tokens=reuse,
             snapshot_bytes=1 << 26 if reuse else 0,
         )
         self.done: dict[int, list[int]] = {}

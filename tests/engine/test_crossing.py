@@ -15,7 +15,7 @@ ROWS, OWN = 8, VOCABULARY // 8
 
 @pytest.mark.parametrize("kv", ["16", "4"])
 def test_each_row_speaks_of_its_own_range_only(kv):
-    config = EngineConfig(max_context=512, capacity_tokens=640, max_step_tokens=48, max_sequences=6)
+    config = EngineConfig(max_context=512, kv_cache_tokens=640, max_num_batched_tokens=48, max_sequences=6)
     engine = Engine(parrot(), config, dtype=mx.float32, kv=KVFormat.parse(kv))
     rng = np.random.default_rng(0)
     sequences = []
@@ -40,7 +40,7 @@ def test_each_row_speaks_of_its_own_range_only(kv):
 
 def test_the_model_repeats_what_it_sees():
     """Otherwise the test above could not fail."""
-    engine = Engine(parrot(), EngineConfig(max_context=512, capacity_tokens=1024, max_step_tokens=48), dtype=mx.float32)
+    engine = Engine(parrot(), EngineConfig(max_context=512, kv_cache_tokens=1024, max_num_batched_tokens=48), dtype=mx.float32)
     sequences = [request([3, 90] * 40, 30, temperature=1.0, seed=seed) for seed in range(8)]
     for sequence in sequences:
         engine.add(sequence)

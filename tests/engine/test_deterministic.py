@@ -49,7 +49,12 @@ def requests(prompts: list[list[int]] = PROMPTS, limit: int = 80) -> list[Sequen
 
 def engine(model: Model, *, deterministic: bool, prefix_cache: bool = True) -> Engine:
     config = EngineConfig(
-        max_context=256, capacity_tokens=320, max_step_tokens=64, max_sequences=5, deterministic=deterministic, prefix_cache=prefix_cache
+        max_context=256,
+        kv_cache_tokens=320,
+        max_num_batched_tokens=64,
+        max_sequences=5,
+        deterministic=deterministic,
+        prefix_cache=prefix_cache,
     )
     return Engine(model, config, dtype=mx.float32)
 

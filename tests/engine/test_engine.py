@@ -35,7 +35,7 @@ def test_batch_gives_each_what_it_has_alone():
     arrivals=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=5),
 )
 def test_any_arrival_and_chunk_size_gives_the_same_tokens(chunk, slots, arrivals):
-    engine = tiny_engine(max_step_tokens=chunk, max_sequences=min(slots, chunk))
+    engine = tiny_engine(max_num_batched_tokens=chunk, max_sequences=min(slots, chunk))
     sequences = []
     for which, wait, limit in arrivals:
         for _ in range(wait):
@@ -61,14 +61,14 @@ def test_logits_through_the_engine_are_those_of_transformers(name, chunk):
     if chunk == 1 and name not in ("llama", "gemma3_text", "gpt_oss", "qwen3_next"):
         pytest.skip("one token at a time is tried on four families")
     reference = np.load(GOLDEN / name / "reference.npz")
-    got = all_logits(tiny_engine(name, max_step_tokens=chunk, max_sequences=1), reference["ids"].tolist())
+    got = all_logits(tiny_engine(name, max_num_batched_tokens=chunk, max_sequences=1), reference["ids"].tolist())
     assert np.abs(got - reference["logits"]).max() < 2e-3
 
 
 def test_samples_of_one_prompt_fork_and_are_those_of_separate_requests():
     def group(n):
         leader, *rest = [request(PROMPTS[4], 8, index=i, temperature=1.0, seed=12) for i in range(n)]
-        leader.followers = rest
+        leader.samples_to_fork = rest
         return leader, [leader, *rest]
 
     separate = [run(tiny_engine(), [request(PROMPTS[4], 8, index=i, temperature=1.0, seed=12)])[0] for i in range(5)]
@@ -126,7 +126,7 @@ def test_an_interrupt_inside_a_step_leaves_a_fresh_engine(monkeypatch):
 
 
 def test_what_can_never_fit_is_refused_and_what_can_waits():
-    engine = tiny_engine(capacity_tokens=256)
+    engine = tiny_engine(kv_cache_tokens=256)
     with pytest.raises(MemoryPlanError, match="does not fit"):
         engine.add(request(PROMPTS[5], 400))
     sequences = [request(PROMPTS[5], 60) for _ in range(4)]

@@ -5,7 +5,7 @@ import pytest
 from support.tiny import random_tokens
 from support.tiny_engine import request, run, tiny_model
 
-from mlxinfer.cache.disk.storage import DiskTier
+from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
@@ -14,8 +14,8 @@ TOKENS = random_tokens(300)
 
 
 def engine(name, directory, kv):
-    config = EngineConfig(max_context=512, capacity_tokens=4096, max_step_tokens=64, max_sequences=8)
-    return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, identity=name, disk=DiskTier(directory, 10**9))
+    config = EngineConfig(max_context=512, kv_cache_tokens=4096, max_num_batched_tokens=64, max_sequences=8)
+    return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, fingerprint=name, disk=DiskStorage(directory, 10**9))
 
 
 @pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)

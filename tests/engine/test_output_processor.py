@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.golden_tokenizers import golden_tokenizer
 
 from mlxinfer.engine.events import Token
-from mlxinfer.engine.output_processor import Answer
+from mlxinfer.engine.output_processor import RequestOutput
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.types import SamplingParams
 
@@ -14,7 +14,7 @@ def test_an_answer_that_ends_in_a_step_of_several_tokens_has_all_of_them() -> No
     tokenizer = golden_tokenizer("smollm2")
     ids = tokenizer.encode(" one two three")
     sequence = Sequence([1, 2], SamplingParams(), seed=0, limit=2 + len(ids))
-    answer = Answer(sequence, tokenizer)
+    answer = RequestOutput(sequence, tokenizer)
     sequence.tokens += ids
     sequence.finish_reason = "length"
     chunks = [answer.add(Token(sequence, token)) for token in ids]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxinfer.engine.prefill_budget import Pace, StepTimes
+from mlxinfer.engine.prefill_budget import PrefillBudget, StepTimeModel
 
 Device = Callable[[int, int, int], float]
 DEVICES: dict[str, Device] = {
@@ -22,7 +22,7 @@ DEVICES: dict[str, Device] = {
 STEPS = 400
 
 
-def simulate(device: Device, n: int, share: float, noise: Callable[[], float], pace: Pace) -> list[tuple[int, float, float]]:
+def simulate(device: Device, n: int, share: float, noise: Callable[[], float], pace: PrefillBudget) -> list[tuple[int, float, float]]:
     """(prompt rows, seconds, seconds alone) of each step while a prompt without end is read; one step is always in flight."""
     flying: deque[tuple[int, int, float]] = deque()
     log, depth = [], 0
@@ -57,7 +57,7 @@ def ideal(device: Device, n: int, share: float, depth: int) -> float:
 @pytest.mark.parametrize("share", [0.75, 0.9])
 def test_answers_keep_their_share_and_prompts_get_the_rest(name: str, n: int, share: float) -> None:
     device = DEVICES[name]
-    log = simulate(device, n, share, lambda: 1.0, Pace(StepTimes(), share=share, max_step_s=0.1))
+    log = simulate(device, n, share, lambda: 1.0, PrefillBudget(StepTimeModel(), share=share, max_step_s=0.1))
     seconds = sum(s for _, s, _ in log)
     assert len(log) / sum(s / alone for _, s, alone in log) >= share * 0.97
     assert max(s for _, s, _ in log) <= max(0.1, 2 * log[0][2]) * 1.1
@@ -73,7 +73,7 @@ def test_with_noise_and_hiccups(name: str, n: int, seed: int) -> None:
     def noise() -> float:
         return (1 + abs(rng.gauss(0, 0.05))) * (3 if rng.random() < 0.01 else 1)
 
-    log = simulate(DEVICES[name], n, 0.75, noise, Pace(StepTimes(), share=0.75, max_step_s=0.1))
+    log = simulate(DEVICES[name], n, 0.75, noise, PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1))
     alone = sum(a for _, _, a in log)
     usual = 1.06
     assert sum(s for _, s, _ in log) * 0.75 <= alone * usual * 1.1
@@ -82,7 +82,7 @@ def test_with_noise_and_hiccups(name: str, n: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["free rows", "slow"])
 def test_windows_of_twenty_steps_keep_their_share_but_for_one_chunk(name: str) -> None:
-    log = simulate(DEVICES[name], 1, 0.75, lambda: 1.0, Pace(StepTimes(), share=0.75, max_step_s=0.1))
+    log = simulate(DEVICES[name], 1, 0.75, lambda: 1.0, PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1))
     for start in range(len(log) - 20):
         window = log[start : start + 20]
         chunk = max(s - alone for _, s, alone in window)
@@ -90,7 +90,7 @@ def test_windows_of_twenty_steps_keep_their_share_but_for_one_chunk(name: str) -
 
 
 def test_nothing_wild_before_anything_is_measured() -> None:
-    pace = Pace(StepTimes(), share=0.75, max_step_s=0.1)
+    pace = PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1)
     assert pace.allowance(1, 5000, 500) == 0
     assert pace.allowance(0, 5000, 500) == 500
     pace.commit(1, 0)
@@ -99,7 +99,7 @@ def test_nothing_wild_before_anything_is_measured() -> None:
 
 
 def test_a_short_prompt_is_read_at_once_and_paid_back() -> None:
-    device, pace = DEVICES["linear"], Pace(StepTimes(), share=0.75, max_step_s=0.1)
+    device, pace = DEVICES["linear"], PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1)
     simulate(device, 1, 0.75, lambda: 1.0, pace)
     for _ in range(5):
         pace.commit(1, 0)
@@ -113,4 +113,4 @@ def test_a_short_prompt_is_read_at_once_and_paid_back() -> None:
 
 def test_a_share_has_to_be_a_share() -> None:
     with pytest.raises(ValueError, match="share"):
-        Pace(StepTimes(), share=1.5, max_step_s=0.1)
+        PrefillBudget(StepTimeModel(), share=1.5, max_step_s=0.1)

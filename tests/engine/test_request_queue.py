@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.counting_engine import sequence
 
-from mlxinfer.engine.request_queue import Service, WaitingList
+from mlxinfer.engine.request_queue import RequestQueue, VirtualTokenCounter
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import QueueFullError
 
@@ -24,7 +24,7 @@ ACTION = st.one_of(
 @settings(deadline=None)
 @given(st.lists(ACTION, max_size=60))
 def test_the_first_in_line_is_the_first_of_a_plain_search(actions: list[tuple[str, str, int]]) -> None:
-    waiting, inside, back, ran, arrival = WaitingList(1000), [], set(), [], 0
+    waiting, inside, back, ran, arrival = RequestQueue(1000), [], set(), [], 0
     for client in CLIENTS:
         waiting.service.join(client)
 
@@ -60,7 +60,7 @@ def test_the_first_in_line_is_the_first_of_a_plain_search(actions: list[tuple[st
 
 
 def test_a_full_list_refuses_with_its_numbers_but_takes_back() -> None:
-    waiting = WaitingList(2)
+    waiting = RequestQueue(2)
     for i in range(2):
         waiting.push(sequence(1, 1, arrival=i))
     with pytest.raises(QueueFullError, match="2 requests are waiting already, of 2"):
@@ -71,7 +71,7 @@ def test_a_full_list_refuses_with_its_numbers_but_takes_back() -> None:
 
 
 def test_deadlines() -> None:
-    waiting = WaitingList(10)
+    waiting = RequestQueue(10)
     late, early, never = sequence(1, 1, deadline=2.0), sequence(1, 1, deadline=1.0), sequence(1, 1)
     for s in (late, early, never):
         waiting.push(s)
@@ -82,7 +82,7 @@ def test_deadlines() -> None:
 
 
 def test_a_client_that_was_away_has_no_credit_and_keeps_its_debt() -> None:
-    service = Service()
+    service = VirtualTokenCounter()
     service.join("busy")
     service.join("away")
     service.leave("away")
@@ -97,7 +97,7 @@ def test_a_client_that_was_away_has_no_credit_and_keeps_its_debt() -> None:
 
 
 def test_names_of_clients_do_not_pile_up() -> None:
-    service = Service()
+    service = VirtualTokenCounter()
     service.join("stays")
     for i in range(5000):
         service.join(str(i))
@@ -107,7 +107,7 @@ def test_names_of_clients_do_not_pile_up() -> None:
 
 
 def test_removed_entries_do_not_pile_up() -> None:
-    waiting = WaitingList(10)
+    waiting = RequestQueue(10)
     waiting.push(sequence(1, 1, deadline=0.0))
     for i in range(2000):
         s = sequence(1, 1, client_id=str(i), arrival=i, deadline=9.0)

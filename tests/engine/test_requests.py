@@ -12,7 +12,7 @@ from support.tiny_directory import tiny_directory
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine import settings
-from mlxinfer.engine.input_processor import Terms, message_ends, with_message
+from mlxinfer.engine.input_processor import RequestOptions, message_ends, with_message
 from mlxinfer.errors import DraftError, QueueFullError, SamplingError
 from mlxinfer.loading.load import load
 
@@ -33,14 +33,14 @@ def llm(folder):
 
 
 def test_more_prompts_than_can_wait_are_fed_as_there_is_room(folder, llm):
-    config = EngineConfig(max_context=256, capacity_tokens=1024, max_step_tokens=64, max_sequences=3, max_waiting=4)
+    config = EngineConfig(max_context=256, kv_cache_tokens=1024, max_num_batched_tokens=64, max_sequences=3, max_waiting=4)
     prompts = [[5 + i % 80] for i in range(500)]
     few = SamplingParams(temperature=0, max_tokens=2)
     with LLM.of(load(folder), config) as small:
         answers = small.generate(prompts, few)
         assert [a.token_ids for a in answers] == [a.token_ids for a in llm.generate(prompts, few)]
         assert small.stats().requests == 500
-        waiting = [small._desk.submit(small._intake.sequences([5], LONG, Terms())) for _ in range(4)]
+        waiting = [small._desk.submit(small._intake.sequences([5], LONG, RequestOptions())) for _ in range(4)]
         with pytest.raises(QueueFullError):
             next(small.stream(PROMPT, LONG))
         assert len(small.generate(prompts[:50], few)) == 50
@@ -157,8 +157,8 @@ def test_messages_are_counted_by_their_ends():
 
 def test_only_the_last_ends_of_messages_are_kept(tmp_path):
     with LLM(tiny_directory(tmp_path)) as llm:
-        (sequence,) = llm._intake.sequences([5, 2] * 9, GREEDY, Terms())
-    assert sequence.marks == (10, 12, 14, 16)
+        (sequence,) = llm._intake.sequences([5, 2] * 9, GREEDY, RequestOptions())
+    assert sequence.snapshot_points == (10, 12, 14, 16)
 
 
 def test_a_draft_model_changes_no_answer(folder, llm):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.counting_engine import CountingEngine, sequence
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.engine.prefill_budget import Pace, StepTimes
-from mlxinfer.engine.request_queue import WaitingList
+from mlxinfer.engine.prefill_budget import PrefillBudget, StepTimeModel
+from mlxinfer.engine.request_queue import RequestQueue
 from mlxinfer.engine.scheduler import Scheduler
 
 PAGES = 8
@@ -33,7 +33,7 @@ REQUEST = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=10), st.booleans(), st.booleans())
 def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], deterministic: bool, reuse: bool) -> None:
-    engine = CountingEngine(pages=PAGES, max_step_tokens=96, deterministic=deterministic, reuse=reuse)
+    engine = CountingEngine(pages=PAGES, max_num_batched_tokens=96, deterministic=deterministic, reuse=reuse)
     plan = [(r.pop("at"), r.pop("cancel"), sequence(r.pop("prompt"), r.pop("answer"), **r)) for r in requests]
     stuck, last = 0, None
     for step in range(20000):
@@ -46,7 +46,7 @@ def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], determin
         engine.step()
         running = engine.scheduler.running
         oldest = min(running, key=lambda s: (s.priority, s.arrival)) if running else None
-        state = (oldest, oldest.num_computed, len(oldest.tokens)) if oldest else None
+        state = (oldest, oldest.num_computed_tokens, len(oldest.tokens)) if oldest else None
         stuck = stuck + 1 if state and state == last else 0
         last = state
         assert stuck < 200, "the oldest does not go on"
@@ -95,7 +95,7 @@ def test_a_lower_priority_gives_up_its_seat() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_another_clients_long_one() -> None:
-    engine = CountingEngine(pages=300, max_step_tokens=96)
+    engine = CountingEngine(pages=300, max_num_batched_tokens=96)
     long, short = sequence(8000, 4, client_id="a"), sequence(20, 4, client_id="b", start=20000)
     engine.scheduler.add(long)
     engine.step()
@@ -103,13 +103,13 @@ def test_a_short_prompt_does_not_wait_for_another_clients_long_one() -> None:
     for _ in range(8):
         engine.step()
     assert len(short.tokens) > 20
-    assert long.num_computed < 1000
+    assert long.num_computed_tokens < 1000
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_chunks_end_where_something_is_kept(deterministic: bool) -> None:
-    engine = CountingEngine(pages=64, max_step_tokens=128, deterministic=deterministic)
-    s = sequence(301, 3, marks=(70, 200))
+    engine = CountingEngine(pages=64, max_num_batched_tokens=128, deterministic=deterministic)
+    s = sequence(301, 3, snapshot_points=(70, 200))
     engine.scheduler.add(s)
     engine.run()
     ends = [past + count for _, past, count in engine.chunks]
@@ -123,18 +123,18 @@ def test_chunks_end_where_something_is_kept(deterministic: bool) -> None:
 def test_followers_fork_before_the_last_token_of_the_prompt() -> None:
     engine = CountingEngine(pages=64)
     leader = sequence(90, 2)
-    leader.followers = [sequence(90, 2)]
+    leader.samples_to_fork = [sequence(90, 2)]
     engine.scheduler.add(leader)
     engine.step()
-    assert leader.num_computed in (64, 89)
-    while leader.num_computed < 89:
+    assert leader.num_computed_tokens in (64, 89)
+    while leader.num_computed_tokens < 89:
         engine.step()
-    assert leader.num_computed == 89
+    assert leader.num_computed_tokens == 89
 
 
 def test_deterministic_chunks_are_the_same_in_any_company() -> None:
     def shapes(company: int, pages: int) -> list[tuple[int, int]]:
-        engine = CountingEngine(pages=pages, max_step_tokens=80, deterministic=True, reuse=False)
+        engine = CountingEngine(pages=pages, max_num_batched_tokens=80, deterministic=True, reuse=False)
         for i in range(company):
             engine.scheduler.add(sequence(150 + 17 * i, 300, start=20000 * (i + 1), client_id=str(i)))
             engine.step()
@@ -147,7 +147,7 @@ def test_deterministic_chunks_are_the_same_in_any_company() -> None:
 
 
 def test_drafts_stay_within_the_budget_and_leave_room_for_prompts() -> None:
-    engine = CountingEngine(pages=64, max_step_tokens=12, max_sequences=2)
+    engine = CountingEngine(pages=64, max_num_batched_tokens=12, max_sequences=2)
     s = sequence(4, 50)
     engine.scheduler.add(s)
     engine.step()
@@ -164,13 +164,13 @@ def test_drafts_stay_within_the_budget_and_leave_room_for_prompts() -> None:
 
 def test_too_small_a_budget_is_refused() -> None:
     def make(tokens: int, deterministic: bool) -> Scheduler:
-        pace, engine = Pace(StepTimes(), share=0.75, max_step_s=0.1), CountingEngine(pages=4)
+        pace, engine = PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1), CountingEngine(pages=4)
         return Scheduler(
-            max_step_tokens=tokens,
+            max_num_batched_tokens=tokens,
             max_sequences=8,
             room=engine.pool,
             pace=pace,
-            waiting=WaitingList(4),
+            waiting=RequestQueue(4),
             deterministic=deterministic,
         )
 

@@ -29,7 +29,7 @@ def alone(name: str, kv: str, kind: Kind) -> list[int]:
 
 def crowded(name: str, kv: str, rng: np.random.Generator) -> Engine:
     chunk = int(rng.choice([7, 33, 64, 100]))
-    return tiny_engine(name, KVFormat.parse(kv), max_step_tokens=chunk, **CROWDED)
+    return tiny_engine(name, KVFormat.parse(kv), max_num_batched_tokens=chunk, **CROWDED)
 
 
 def check(name: str, kv: str, seed: int, schedules: int) -> int:

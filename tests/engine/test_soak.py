@@ -28,7 +28,7 @@ def graph_edges(engine: Engine) -> int:
 def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
     """Sequences come and go at random for so many decode steps; now and then, what is there."""
     rng = np.random.default_rng(5)
-    engine = tiny_engine(max_sequences=6, capacity_tokens=1024, reuse_tokens=512)
+    engine = tiny_engine(max_sequences=6, kv_cache_tokens=1024, prefix_cache_tokens=512)
     pool = kinds(5, 20, 60)
     samples = []
     for step in range(steps):
@@ -61,7 +61,7 @@ def test_nothing_grows_in_50_000_steps():
 
 
 def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
-    engine = tiny_engine(max_sequences=8, capacity_tokens=1024)
+    engine = tiny_engine(max_sequences=8, kv_cache_tokens=1024)
     outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=1000, cancelled=0.3)
     assert len(outcomes) == 1000
     assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 150

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.engine.prefill_budget import Curve, StepTimes
+from mlxinfer.engine.prefill_budget import Curve, StepTimeModel
 
 SIZES = st.integers(1, 600)
 
 
 def test_nothing_is_known_at_first() -> None:
-    times = StepTimes()
+    times = StepTimeModel()
     assert times.estimate(1) is None
     assert times.estimate(1, 64) is None
     times.observe(1, 0, 0.003)
@@ -33,7 +33,7 @@ def test_sizes_not_measured_never_fall(measured: dict[int, float], asked: list[i
 
 
 def test_a_slow_first_step_and_a_hiccup_fade() -> None:
-    times = StepTimes()
+    times = StepTimeModel()
     times.observe(1, 0, 2.0)
     for _ in range(3):
         times.observe(1, 0, 0.003)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mlxinfer.loading.fingerprint import identity
+from mlxinfer.loading.fingerprint import fingerprint
 
 
 @pytest.fixture
@@ -15,28 +15,28 @@ def model(tmp_path):
 
 
 def test_it_stays_while_nothing_changes(model):
-    known = identity(model)
-    assert identity(model) == known
+    known = fingerprint(model)
+    assert fingerprint(model) == known
     (model / "README.md").write_text("more")
-    assert identity(model) == known
+    assert fingerprint(model) == known
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_it_changes_with_a_file_even_of_the_same_size_and_time(model, name):
-    known, path = identity(model), model / name
+    known, path = fingerprint(model), model / name
     before = path.stat()
     path.write_text("[]")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert identity(model) != known
+    assert fingerprint(model) != known
 
 
 def test_it_changes_with_what_it_is_loaded_with(model, tmp_path):
-    assert len({identity(model, *settings) for settings in ((), (4,), (8,), (4, 64))}) == 4
+    assert len({fingerprint(model, *settings) for settings in ((), (4,), (8,), (4, 64))}) == 4
     (tmp_path / "one.gguf").write_bytes(b"GGUF")
     (tmp_path / "two.gguf").write_bytes(b"GGUF")
-    assert identity(tmp_path / "one.gguf") == identity(tmp_path / "one.gguf")
-    assert identity(tmp_path / "one.gguf") != identity(tmp_path / "two.gguf")
+    assert fingerprint(tmp_path / "one.gguf") == fingerprint(tmp_path / "one.gguf")
+    assert fingerprint(tmp_path / "one.gguf") != fingerprint(tmp_path / "two.gguf")
 
 
 def test_what_is_gone_is_never_found_again(model):
-    assert identity(model / "gone.gguf") != identity(model / "gone.gguf")
+    assert fingerprint(model / "gone.gguf") != fingerprint(model / "gone.gguf")

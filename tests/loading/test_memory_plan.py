@@ -18,7 +18,7 @@ from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import MemoryPlanError, PromptError
-from mlxinfer.loading.load import load, outline
+from mlxinfer.loading.load import load, meta_model
 from mlxinfer.loading.memory_plan import engine_config, plan_memory
 from mlxinfer.models.decoder import Model
 from mlxinfer.types import SamplingParams
@@ -64,9 +64,9 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
     assert plan.used + plan.left == plan.limit
     assert 1 <= plan.max_sequences <= sequences
     assert plan.context <= plan.pool_tokens
-    assert plan.reuse_tokens <= plan.pool_tokens or not plan.token
+    assert plan.prefix_cache_tokens <= plan.pool_tokens or not plan.token
     assert buffers is None or plan.buffers <= buffers
-    assert prefix_cache or plan.reuse_tokens == plan.snapshots == plan.reuse == 0
+    assert prefix_cache or plan.prefix_cache_tokens == plan.snapshots == plan.reuse == 0
     assert plan.reuse + plan.snapshots <= plan.limit / 4
 
 
@@ -124,7 +124,7 @@ def test_metals_limit_of_buffers_bounds_what_is_kept(tmp_path):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_outline_is_planned_as_the_model(tmp_path, name):
     folder = tiny_directory(tmp_path, name)
-    loaded, lines = load(folder), outline(folder)
+    loaded, lines = load(folder), meta_model(folder)
     real, planned = plan_memory(loaded, memory=device(500 * MB)), plan_memory(lines, memory=device(500 * MB))
     assert planned.weights <= real.weights <= planned.weights * 1.5 + MB
     assert (planned.token, planned.sequence, planned.context) == (real.token, real.sequence, real.context)

@@ -10,7 +10,7 @@ import pytest
 from mlxinfer.errors import WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.formats import loses_precision
-from mlxinfer.loading.weights import CheckpointWeights, PlannedWeights, is_finite
+from mlxinfer.loading.weights import CheckpointWeights, MetaWeights, is_finite
 from mlxinfer.nn.weights import Dense, Format, Quantized, Recipe, stack
 
 FOUR = Format(4, 32)
@@ -22,11 +22,11 @@ def open_checkpoint(directory: Path, tensors: dict[str, mx.array], **config: obj
     return SafetensorsCheckpoint(directory)
 
 
-def both(checkpoint: SafetensorsCheckpoint) -> list[CheckpointWeights | PlannedWeights]:
-    return [CheckpointWeights(checkpoint, mx.float32), PlannedWeights(checkpoint)]
+def both(checkpoint: SafetensorsCheckpoint) -> list[CheckpointWeights | MetaWeights]:
+    return [CheckpointWeights(checkpoint, mx.float32), MetaWeights(checkpoint)]
 
 
-def problems(weights: CheckpointWeights | PlannedWeights) -> str:
+def problems(weights: CheckpointWeights | MetaWeights) -> str:
     with pytest.raises(WeightsError) as caught:
         weights.finish()
     assert "\n" not in str(caught.value)
@@ -150,7 +150,7 @@ def test_nan_in_scales(form: Format, nan: int | None) -> None:
 def test_heads_and_tables_that_nobody_needs_are_skipped_with_a_reason(tmp_path: Path) -> None:
     names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "mtp.fc.weight", "model.layers.2.x", "model.visual.patch"]
     tensors = {name: mx.ones(1) for name in names}
-    weights = PlannedWeights(open_checkpoint(tmp_path, tensors, num_hidden_layers=2, num_nextn_predict_layers=1))
+    weights = MetaWeights(open_checkpoint(tmp_path, tensors, num_hidden_layers=2, num_nextn_predict_layers=1))
     weights.finish()
     assert weights.skipped.keys() == set(names)
     assert all(weights.skipped.values())
@@ -210,7 +210,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 def test_planning_allocates_nothing(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path, {"m": mx.ones((256, 1024))})
     before = mx.get_active_memory()
-    planned = PlannedWeights(checkpoint)
+    planned = MetaWeights(checkpoint)
     kept = [planned.matrix("m", (256, 1024)) for _ in range(50)]
     assert mx.get_active_memory() - before < 1 << 20
     assert len(kept) == 50

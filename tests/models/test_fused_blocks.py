@@ -30,7 +30,7 @@ def model_of(name):
 
 def logits_of(model):
     """Of every step, and the pages that are left."""
-    cache = PagedCache(model.layers, dtype=mx.float32, capacity_tokens=4096, chunk=256)
+    cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=4096, chunk=256)
     slots, past, found = [cache.open() for _ in range(3)], [0, 0, 0], []
     for parts in STEPS:
         segments, start = [], 0
@@ -64,7 +64,7 @@ def test_other_blocks_stay_as_they_are(name):
 
 def test_a_step_whose_result_nobody_wants_still_fills_its_pages():
     model = model_of("llama")
-    cache = PagedCache(model.layers, dtype=mx.float32, capacity_tokens=512, chunk=64)
+    cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=512, chunk=64)
     step = cache.begin([Segment(cache.open(), 0, 5, 0, 5)])
     model.hidden(mx.arange(5, dtype=mx.int32), step)
     mx.eval(step.state)

@@ -55,7 +55,7 @@ def stablelm() -> dict[str, mx.array]:
     return {name: mx.random.normal(shape, key=mx.random.key(seed)) * 0.1 for seed, (name, shape) in enumerate(shapes.items())}
 
 
-def logits(model: zoo.ZooModel, tokens: list[int], parts: list[int]) -> np.ndarray:
+def logits(model: zoo.FallbackModel, tokens: list[int], parts: list[int]) -> np.ndarray:
     cache, rows, start = PlainCache(model.layers), [], 0
     for count in parts:
         step = cache.step([(0, count)])

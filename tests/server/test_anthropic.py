@@ -18,7 +18,7 @@ from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
 from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
 from mlxinfer.server.anthropic.protocol import render
-from mlxinfer.server.errors import Problem, of_error, timed_out
+from mlxinfer.server.errors import APIError, of_error, timed_out
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -312,16 +312,16 @@ def test_another_version_of_the_api(unix_claude: Anthropic) -> None:
 @pytest.mark.parametrize(
     ("problem", "status", "kind"),
     [
-        (Problem(401, "authentication", "x"), 401, "authentication_error"),
-        (Problem(403, "permission", "x"), 403, "permission_error"),
-        (Problem(413, "too_large", "x"), 413, "request_too_large"),
+        (APIError(401, "authentication", "x"), 401, "authentication_error"),
+        (APIError(403, "permission", "x"), 403, "permission_error"),
+        (APIError(413, "too_large", "x"), 413, "request_too_large"),
         (of_error(QueueFullError("x")), 429, "rate_limit_error"),
         (timed_out(), 408, "timeout_error"),
         (of_error(EngineError("x")), 529, "overloaded_error"),
-        (Problem(500, "internal", "x"), 500, "api_error"),
+        (APIError(500, "internal", "x"), 500, "api_error"),
     ],
 )
-def test_every_problem_has_anthropics_type(problem: Problem, status: int, kind: str) -> None:
+def test_every_problem_has_anthropics_type(problem: APIError, status: int, kind: str) -> None:
     response = render(problem)
     assert (response.status_code, json.loads(response.body)["error"]["type"]) == (status, kind)
 

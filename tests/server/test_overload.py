@@ -15,15 +15,15 @@ from support.live_server import LiveServer, live_server, openai_client
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.settings import Opened, Settings
+from mlxinfer.engine.settings import OpenModel, Settings
 from mlxinfer.server.settings import Limits
 
 
 def one_at_a_time(path: Path) -> AsyncLLM:
     """One request runs, one waits."""
 
-    def opened(progress: Callable[[int, int], None]) -> Opened:
-        found = Opened.open(Settings(path), progress)
+    def opened(progress: Callable[[int, int], None]) -> OpenModel:
+        found = OpenModel.open(Settings(path), progress)
         return replace(found, config=replace(found.config, max_sequences=1, max_waiting=1))
 
     llm = AsyncLLM.__new__(AsyncLLM)

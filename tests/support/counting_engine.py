@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.cache.pool import Growth, PagePool
-from mlxinfer.engine.prefill_budget import Pace, StepTimes
-from mlxinfer.engine.request_queue import WaitingList
+from mlxinfer.cache.pool import PageDemand, PagePool
+from mlxinfer.engine.prefill_budget import PrefillBudget, StepTimeModel
+from mlxinfer.engine.request_queue import RequestQueue
 from mlxinfer.engine.scheduler import Schedule, Scheduler, Work
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.types import SamplingParams
@@ -19,14 +19,18 @@ def sequence(prompt: int, answer: int, *, start: int = 0, **fields: object) -> S
 class CountingEngine:
     """One step is submitted before the one before it has landed, unless that filled pages. Every row takes `row_s` seconds."""
 
-    def __init__(self, *, pages: int, max_step_tokens: int = 96, max_sequences: int = 4, deterministic: bool = False, reuse: bool = True):
-        self.pool = PagePool([None, 100], capacity_tokens=pages * PAGE, chunk=max_step_tokens, reuse_tokens=pages * PAGE * reuse)
+    def __init__(
+        self, *, pages: int, max_num_batched_tokens: int = 96, max_sequences: int = 4, deterministic: bool = False, reuse: bool = True
+    ):
+        self.pool = PagePool(
+            [None, 100], kv_cache_tokens=pages * PAGE, chunk=max_num_batched_tokens, prefix_cache_tokens=pages * PAGE * reuse
+        )
         self.scheduler = Scheduler(
-            max_step_tokens=max_step_tokens,
+            max_num_batched_tokens=max_num_batched_tokens,
             max_sequences=max_sequences,
             room=self.pool,
-            pace=Pace(StepTimes(), share=0.75, max_step_s=0.1),
-            waiting=WaitingList(1000),
+            pace=PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1),
+            waiting=RequestQueue(1000),
             deterministic=deterministic,
         )
         self.flight: Schedule | None = None
@@ -37,15 +41,15 @@ class CountingEngine:
 
     def start(self, s: Sequence) -> bool:
         match = self.pool.find(s.tokens)
-        growth = [Growth(r.slot, r.num_computed, r.remaining + PAGE) for r in self.scheduler.running]
-        new = Growth(None, match.reused, len(s.tokens) - match.reused + PAGE, match)
+        growth = [PageDemand(r.slot, r.num_computed_tokens, r.remaining + PAGE) for r in self.scheduler.running]
+        new = PageDemand(None, match.reused, len(s.tokens) - match.reused + PAGE, match)
         if growth and not self.pool.room([*growth, new]):
             return False
-        s.slot, s.num_computed = self.pool.open(match), match.reused
+        s.slot, s.num_computed_tokens = self.pool.open(match), match.reused
         return True
 
     def step(self) -> Schedule:
-        if self.flight and any(w.sequence.num_computed % PAGE < w.count for w in self.flight.work):
+        if self.flight and any(w.sequence.num_computed_tokens % PAGE < w.count for w in self.flight.work):
             self.land()
         for s in self.scheduler.expired(self.now):
             self.end(s, "timeout")
@@ -68,16 +72,16 @@ class CountingEngine:
 
     def check(self, schedule: Schedule) -> None:
         rows = [w.count for w in schedule.work]
-        assert sum(rows) == schedule.decode_rows + schedule.prefill_rows <= self.scheduler.max_step_tokens
+        assert sum(rows) == schedule.decode_rows + schedule.prefill_rows <= self.scheduler.max_num_batched_tokens
         assert all(count > 0 for count in rows)
         assert len({w.sequence for w in schedule.work}) == len(rows) <= len(self.scheduler.running) <= self.scheduler.max_sequences
 
     def launch(self, work: Work) -> None:
         s = work.sequence
-        self.pasts[id(work)] = s.num_computed
-        self.chunks.append((s, s.num_computed, work.count))
+        self.pasts[id(work)] = s.num_computed_tokens
+        self.chunks.append((s, s.num_computed_tokens, work.count))
         samples = work.samples
-        s.num_computed += work.count - work.drafts
+        s.num_computed_tokens += work.count - work.drafts
         s.num_tokens += samples
         s.drafts.clear()
 
@@ -107,7 +111,7 @@ class CountingEngine:
     def preempt(self, s: Sequence) -> None:
         assert s.slot is not None
         self.pool.release(s.slot)
-        s.slot, s.num_computed = None, 0
+        s.slot, s.num_computed_tokens = None, 0
         s.num_tokens = len(s.tokens)
         s.preemptions += 1
         self.scheduler.requeue(s)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.cache.base import Segment
-from mlxinfer.cache.disk.storage import DiskTier
+from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 
@@ -31,14 +31,14 @@ class Reader:
         directory: Path | None,
         kv: KVFormat,
         *,
-        identity: str = "",
+        fingerprint: str = "",
         dtype: mx.Dtype = mx.float32,
         limit: int = 10**9,
-        capacity_tokens: int = 1 << 13,
-        reuse_tokens: int = 1 << 13,
+        kv_cache_tokens: int = 1 << 13,
+        prefix_cache_tokens: int = 1 << 13,
     ) -> None:
         self.model = tiny_model(name)
-        self.tier = DiskTier(directory, limit) if directory else None
+        self.tier = DiskStorage(directory, limit) if directory else None
         self.read_names: list[str] = []
         self.writes = 0
         if self.tier:
@@ -46,18 +46,18 @@ class Reader:
         self.cache = PagedCache(
             self.model.layers,
             dtype=dtype,
-            capacity_tokens=capacity_tokens,
+            kv_cache_tokens=kv_cache_tokens,
             chunk=1000,
             kv=kv,
-            identity=identity or name,
-            reuse_tokens=reuse_tokens,
+            fingerprint=fingerprint or name,
+            prefix_cache_tokens=prefix_cache_tokens,
             snapshot_bytes=1 << 24,
             disk=self.tier,
         )
         self.past: dict[int, int] = {}
         self._tokens: dict[int, list[int]] = {}
 
-    def _count(self, tier: DiskTier) -> None:
+    def _count(self, tier: DiskStorage) -> None:
         folder = tier._folder
         read, write = folder.read, folder.write
 
@@ -79,10 +79,10 @@ class Reader:
         self._tokens[slot] = list(tokens[: match.reused]) if tokens and match else []
         return slot
 
-    def prefetch(self, tokens: list[int], adapter: str = "") -> int:
+    def prefetch(self, tokens: list[int], cache_salt: str = "") -> int:
         """How often it had to be asked."""
         count = 0
-        while self.cache.prefetch(tokens, adapter):
+        while self.cache.prefetch(tokens, cache_salt):
             self.cache.wait(10)
             count += 1
         return count

@@ -15,7 +15,7 @@ from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.engine.spec_decode.acceptance import RoundTimes
 from mlxinfer.engine.spec_decode.draft_model import Drafter
-from mlxinfer.engine.spec_decode.proposer import Speculator
+from mlxinfer.engine.spec_decode.proposer import Proposer
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
 
@@ -61,7 +61,7 @@ def noisy_model(amount: float, name: str = "llama") -> Model:
 class Guesser:
     """Drafts for tests: what each sequence is going to say (by its prompt), wrong every few tokens."""
 
-    def __init__(self, speculator: Speculator, answers: Mapping[tuple[int, ...], list[int]], seed: int) -> None:
+    def __init__(self, speculator: Proposer, answers: Mapping[tuple[int, ...], list[int]], seed: int) -> None:
         self.speculator = speculator
         self.answers = answers
         self.random = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ class Guesser:
         for s in running:
             s.drafts = []
             room = self.speculator._room(s)
-            if s.remaining and s.unread is None and len(s.tokens) > len(s.prompt) and room:
+            if s.remaining and s.pending_token is None and len(s.tokens) > len(s.prompt) and room:
                 said = len(s.tokens) - len(s.prompt)
                 count = int(self.random.integers(0, room + 1))
                 future = self.answers[tuple(s.prompt)][said : said + count]

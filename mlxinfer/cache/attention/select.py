@@ -33,7 +33,7 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
         return _PLAIN
     from .metal import METAL
 
-    instead = obstacle(store.spec, store.dtype, store.format)
+    instead = why_unsupported(store.spec, store.dtype, store.format)
     return PlainAttention(instead) if instead else METAL
 
 
@@ -51,7 +51,7 @@ def gpu_status() -> str:
         return ""
 
     usual = AttentionSpec(8, 128, 128, query_heads=32)
-    instead = obstacle(usual, default_dtype(), KVFormat(4, 4))
+    instead = why_unsupported(usual, default_dtype(), KVFormat(4, 4))
     return f"attention in plain MLX: {instead}" if instead else "attention by this project's kernels, which have passed their trial"
 
 
@@ -82,7 +82,7 @@ _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
 """Of the largest answer. Code that is wrong gives answers that have nothing to do with the right ones."""
 
 
-def obstacle(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
+def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
     """Why the kernels are not used for such layers; None where they are."""
     if os.environ.get(SWITCH) == "0":
         return f"Metal kernels are switched off by {SWITCH}=0"

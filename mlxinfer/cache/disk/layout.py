@@ -20,7 +20,7 @@ _STATE = "state"
 _STATE_PART = re.compile(_STATE + "([0-9]{1,3})")
 
 
-class Entries:
+class CacheLayout:
     """The files of one cache."""
 
     def __init__(self, groups: Sequence[AttentionGroup], stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:

@@ -29,7 +29,7 @@ class _File:
     size: int
 
 
-class Folder:
+class PageDir:
     """Reads and writes files. One thread may read while another one writes. Methods raise OSError where nothing else is said."""
 
     def __init__(self, directory: Path, limit: int) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from ..pages import PAGE, AttentionGroup
 from ..prefix_match import Match, find
 from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
-from .layout import Entries, snapshot_name, tail_length
+from .layout import CacheLayout, snapshot_name, tail_length
 from .pagefile import Entry
-from .storage import DiskTier
-from .write_back import Spill
+from .storage import DiskStorage
+from .write_back import WriteBack
 
 _BATCH = 8 << 20
 """Bytes that are taken over at once: some milliseconds."""
@@ -24,18 +24,18 @@ Goal = tuple[int, int, "bytes | None"]
 """A position, its full pages, and the tail of the snapshot on disk that it needs, or None."""
 
 
-class Wanted:
+class Prefetch:
     """The way to the goal of one prompt."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries, tokens: Sequence[int], adapter: str) -> None:
+    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
         self._index = index
         self._tier = tier
         self._entries = entries
         self._data = token_bytes(tokens)
         self._limit = len(tokens) - 1
-        self.root = index.root_digest(adapter)
-        self._digests = [self.root, *index.digests(tokens, adapter)]
-        self._reused = find(index, tokens, adapter).reused
+        self.root = index.root_digest(cache_salt)
+        self._digests = [self.root, *index.digests(tokens, cache_salt)]
+        self._reused = find(index, tokens, cache_salt).reused
         self._runs = self._all_runs()
 
     def batches(self) -> tuple[int, list[list[Entry]]]:
@@ -149,18 +149,18 @@ class _Fetch:
     """Pages that have not arrived yet, by group."""
 
 
-class PrefixesOnDisk:
+class PrefixPrefetcher:
     """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes the pools of a group large
     enough for its pages, and for as many more."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries, reserve: Callable[[int, int], None]) -> None:
+    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, reserve: Callable[[int, int], None]) -> None:
         self._index = index
         self._tier = tier
         self._entries = entries
         self._reserve = reserve
         self._fetches: dict[Request, _Fetch] = {}
         self._done: set[Request] = set()
-        self._spill = Spill(index, tier, entries)
+        self._spill = WriteBack(index, tier, entries)
         tier.opened(index.root_digest())
 
     @property
@@ -168,7 +168,7 @@ class PrefixesOnDisk:
         """Whether `prefetch` would change the pools: then no step may be in flight."""
         return self._tier.arrived
 
-    def prefetch(self, tokens: Sequence[int], adapter: str, *, store: bool) -> bool:
+    def prefetch(self, tokens: Sequence[int], cache_salt: str, *, store: bool) -> bool:
         """See `PagedCache.prefetch`."""
         if store:
             self._take_over()
@@ -176,14 +176,14 @@ class PrefixesOnDisk:
             self._fetches.clear()
             return False
         data = token_bytes(tokens)
-        request = adapter, len(data), hash(data)
+        request = cache_salt, len(data), hash(data)
         if request in self._fetches:
             return True
         if request in self._done:
             return False
-        if not self._tier.opened(self._index.root_digest(adapter)):
+        if not self._tier.opened(self._index.root_digest(cache_salt)):
             return True
-        return self._start(request, Wanted(self._index, self._tier, self._entries, tokens, adapter), adapter)
+        return self._start(request, Prefetch(self._index, self._tier, self._entries, tokens, cache_salt), cache_salt)
 
     def wait(self, timeout_s: float) -> None:
         self._tier.wait(timeout_s)
@@ -200,14 +200,14 @@ class PrefixesOnDisk:
         if match.snapshot:
             self._tier.mark_used(root, self._entries.snapshot_of(root, match.snapshot).file)
 
-    def _start(self, request: Request, wanted: Wanted, adapter: str) -> bool:
+    def _start(self, request: Request, wanted: Prefetch, cache_salt: str) -> bool:
         depth, batches = wanted.batches()
         if not batches:
             if len(self._done) >= _REMEMBERED:
                 self._done.clear()
             self._done.add(request)
             return False
-        leaf = self._index.root(adapter)
+        leaf = self._index.root(cache_salt)
         for block in wanted.blocks(depth):
             leaf = self._index.child(leaf, block)
         missing = Counter(group for batch in batches for e in batch if (group := self._entries.group_of(e)) is not None)

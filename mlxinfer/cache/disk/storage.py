@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from .page_dir import Folder
+from .page_dir import PageDir
 from .pagefile import Entry, Name, shown
 
 Job = Callable[[], None]
@@ -70,14 +70,14 @@ class Arrival:
     ticket: object = None
 
 
-class DiskTier:
+class DiskStorage:
     """Files of pages and snapshots under `directory`, at most `limit` bytes."""
 
     def __init__(self, directory: Path, limit: int, *, note: Callable[[str], None] | None = None) -> None:
         """`note` is called, from any thread, with one line for people if the tier has to be switched off."""
         self.note = ""
         self._tell = note
-        self._folder = Folder(directory, limit)
+        self._folder = PageDir(directory, limit)
         self._lock = threading.Condition()
         self._present: dict[bytes, set[Name]] = {}
         self._looked_up: set[bytes] = set()

@@ -6,8 +6,8 @@ from collections import deque
 from time import monotonic, sleep
 
 from ..prefix_tree import Node, PrefixIndex, Snapshot
-from .layout import Entries
-from .storage import DiskTier
+from .layout import CacheLayout
+from .storage import DiskStorage
 
 _AT_ONCE = 4 << 20
 """Bytes that are copied at once, or one page."""
@@ -18,10 +18,10 @@ _MOST = 1 << 16
 _TURN_S = 0.005
 
 
-class Spill:
+class WriteBack:
     """Belongs to the thread that owns the cache."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskTier, entries: Entries) -> None:
+    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout) -> None:
         self._index = index
         self._tier = tier
         self._entries = entries

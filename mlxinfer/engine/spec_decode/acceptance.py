@@ -15,7 +15,7 @@ LEAST = 0.08
 """A draft that is less likely than this costs more than it brings, on every machine."""
 
 
-class Foresight:
+class MatchStats:
     """How often the next token was foretold, by the length of the match. Every token teaches it, drafted or not."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ _SLOPE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class Candidate:
     """`chances[i]` is that the first i + 1 drafts of a sequence hold; `turn` is the seconds that a draft model needs for each of them, for
     all sequences together."""
 
@@ -150,7 +150,7 @@ class Prospect:
     turn: float = 0.0
 
 
-def best_lengths(prospects: Sequence[Prospect], rows: int, times: RoundTimes) -> tuple[list[int], float]:
+def best_lengths(prospects: Sequence[Candidate], rows: int, times: RoundTimes) -> tuple[list[int], float]:
     """How many drafts of each sequence make the next step yield most tokens a second, and how much more that is than without (1 is as
     much). `rows` is what the step has without drafts, a token for each."""
     lengths = [0] * len(prospects)
@@ -174,7 +174,7 @@ def best_lengths(prospects: Sequence[Prospect], rows: int, times: RoundTimes) ->
 
 
 @dataclass(slots=True)
-class Account:
+class GainAccount:
     """Seconds that speculation has saved and lost. What it may lose is a small part of all time, and a step or so at the start: where
     it does not pay it is tried ever more rarely."""
 

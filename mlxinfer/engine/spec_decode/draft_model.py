@@ -10,7 +10,7 @@ import mlx.core as mx
 from ...cache.base import PAGE, AttentionSpec, Segment
 from ...cache.kv_format import KVFormat
 from ...cache.paged import PagedCache
-from ...cache.pool import Growth
+from ...cache.pool import PageDemand
 from ...cache.step import CacheStep
 from ...config import EngineConfig
 from ...errors import DraftError
@@ -48,7 +48,7 @@ class Drafter:
     cost: float
     """Of its step, in steps of the model it drafts for."""
     kv: KVFormat | None = None
-    identity: str = ""
+    fingerprint: str = ""
 
     @staticmethod
     def of(target: LoadedModel, draft: LoadedModel, kv: KVFormat | None = None) -> Drafter:
@@ -62,14 +62,14 @@ class Drafter:
         cache = PagedCache(
             self.model.layers,
             dtype=self.dtype,
-            capacity_tokens=config.capacity_tokens,
-            chunk=config.max_step_tokens,
+            kv_cache_tokens=config.kv_cache_tokens,
+            chunk=config.max_num_batched_tokens,
             kv=self.kv,
-            identity=self.identity,
-            reuse_tokens=config.reuse_tokens if config.prefix_cache else 0,
+            fingerprint=self.fingerprint,
+            prefix_cache_tokens=config.prefix_cache_tokens if config.prefix_cache else 0,
             snapshot_bytes=config.snapshot_bytes // 4 if config.prefix_cache else 0,
         )
-        return DraftModel(self.model, cache, vocab_size=vocab_size, max_step_tokens=config.max_step_tokens, cost=self.cost)
+        return DraftModel(self.model, cache, vocab_size=vocab_size, max_num_batched_tokens=config.max_num_batched_tokens, cost=self.cost)
 
 
 def check_kind(model: Model) -> None:
@@ -92,7 +92,7 @@ class DraftModel:
     """Drafts for many sequences at once, from a cache of its own. It samples with each row's own settings, seed and positions: where it
     thinks like the model, it says what the model is going to say, whatever the temperature."""
 
-    def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_step_tokens: int, cost: float = 0.3) -> None:
+    def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_num_batched_tokens: int, cost: float = 0.3) -> None:
         """`vocab_size` is that of the model drafted for, which may have rows beyond its last token. `cache` needs the capacity of that
         model's, in tokens. `cost` is that of a step, in steps of that model."""
         check_kind(model)
@@ -100,7 +100,7 @@ class DraftModel:
         self.model = model
         self.cache = cache
         self.vocab_size = vocab_size
-        self.max_step_tokens = max_step_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._places: dict[Sequence, _Place] = {}
         self._unsealed: tuple[CacheStep, dict[int, Many[int]]] | None = None
 
@@ -119,15 +119,15 @@ class DraftModel:
         """Compute what is missing of these, all but the last token, as much as fits in a step."""
         segments: list[Segment] = []
         tokens: list[int] = []
-        growth: list[Growth] = []
+        growth: list[PageDemand] = []
         self._seal()
         for s in sequences:
             end = min(len(s.tokens) - 1, self.model.max_context)
             place = self._places.get(s) or self._open(s)
             behind = end - place.computed
             due = behind >= _BEHIND or (behind > 0 and len(s.tokens) // PAGE != place.computed // PAGE)
-            count = min(behind, self.max_step_tokens - len(tokens)) if due else 0
-            growth = [*growth, Growth(place.slot, place.computed, count)] if count else growth
+            count = min(behind, self.max_num_batched_tokens - len(tokens)) if due else 0
+            growth = [*growth, PageDemand(place.slot, place.computed, count)] if count else growth
             # Pages that the model's own cache shares may lie here more than once: whom there is no room for does without drafts.
             if count and self.cache.room(growth):
                 segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.total, end)))
@@ -220,5 +220,5 @@ class DraftModel:
 
 
 def _row(sequence: Sequence, drafts: Many[mx.array]) -> Row:
-    unread = mx.concatenate(list(drafts)) if drafts else None
-    return Row(sequence.params, sequence.seed, sequence.prompt, sequence.answer, unread)
+    pending_token = mx.concatenate(list(drafts)) if drafts else None
+    return Row(sequence.params, sequence.seed, sequence.prompt, sequence.answer, pending_token)

@@ -8,11 +8,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ...cache.base import PAGE
-from .acceptance import Acceptance, Account, Foresight, Prospect, RoundTimes, best_lengths
+from .acceptance import Acceptance, Candidate, GainAccount, MatchStats, RoundTimes, best_lengths
 from .ngram import NgramIndex
 
 if TYPE_CHECKING:
-    from ..model_runner import Drawn, Flight
+    from ..model_runner import PendingStep, SequenceOutput
     from ..sequence import Sequence
     from .draft_model import DraftModel
 
@@ -29,17 +29,17 @@ class _Past:
     index: NgramIndex
     acceptance: Acceptance
     """Of what the draft model proposes."""
-    foresight: Foresight = field(default_factory=Foresight)
+    foresight: MatchStats = field(default_factory=MatchStats)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     sequence: Sequence
     past: _Past
-    prospect: Prospect
+    prospect: Candidate
 
 
-class Speculator:
+class Proposer:
     """Proposes drafts: what a sequence has said before, or what a draft model says. The engine asks `promising` before it submits a step
     ahead of time, and lands what is in flight if so; then `propose` fills `Sequence.drafts`. It tells `landed` of every step and `forget`
     of every sequence that gives its slot back. A step with drafts is to be landed before the next one is proposed.
@@ -52,7 +52,7 @@ class Speculator:
         self.draft = draft
         self.ngrams = ngrams
         self.times = RoundTimes()
-        self.account = Account()
+        self.account = GainAccount()
         self._acceptance = Acceptance()
         self._turn = 0.0
         self._pasts: dict[Sequence, _Past] = {}
@@ -111,7 +111,7 @@ class Speculator:
             lengths[can[0]] = 1
         return lengths
 
-    def landed(self, flight: Flight, drawn: Iterable[Drawn], now: float) -> None:
+    def landed(self, flight: PendingStep, drawn: Iterable[SequenceOutput], now: float) -> None:
         """Learn from a step that has been read."""
         if self._idle:
             return
@@ -143,7 +143,7 @@ class Speculator:
         if self.draft:
             self.draft.forget(sequence)
 
-    def _learn(self, drawn: Drawn) -> int:
+    def _learn(self, drawn: SequenceOutput) -> int:
         """Count what holds. Returns the turns of the draft model that it took."""
         s, accepted = drawn.draw.sequence, min(len(drawn.tokens) - 1, drawn.drafted)
         s.drafted += drawn.drafted
@@ -167,14 +167,14 @@ class Speculator:
             rows += 1
             past = self._follow(s)
             room = self._room(s)
-            if past is None or not room or s.remaining != 1 or (s.unread is not None) != ahead:
+            if past is None or not room or s.remaining != 1 or (s.pending_token is not None) != ahead:
                 continue
             prospect = self._prospect(s, past, room, ahead)
             if prospect is not None:
                 plans.append(_Plan(s, past, prospect))
         return plans, rows
 
-    def _prospect(self, s: Sequence, past: _Past, room: int, ahead: bool) -> Prospect | None:
+    def _prospect(self, s: Sequence, past: _Past, room: int, ahead: bool) -> Candidate | None:
         found: list[float] = []
         if self.ngrams and past.index.run:
             # The first of what is foretold may be in flight: it is no draft, but drafts are of use only if it is as foretold.
@@ -184,12 +184,12 @@ class Speculator:
             modelled = past.acceptance.chances(can) or [0.0] * min(can, 1)
             if modelled and sum(modelled) >= sum(found):
                 turn = self._turn or self.draft.cost * (self.times.step(1) or 1.0)
-                return Prospect(modelled, turn)
-        return Prospect(found) if found else None
+                return Candidate(modelled, turn)
+        return Candidate(found) if found else None
 
     def _follow(self, s: Sequence) -> _Past | None:
         """The index of an answer that is being written, with all tokens read so far; None while it is not up to date."""
-        if len(s.tokens) <= len(s.prompt) or s.wants_logits or s.followers or s.one_by_one:
+        if len(s.tokens) <= len(s.prompt) or s.wants_logits or s.samples_to_fork or s.no_chunked_recompute:
             return None
         past = self._pasts.get(s)
         if past is None:
@@ -208,7 +208,7 @@ class Speculator:
     def _room(self, s: Sequence) -> int:
         """Drafts that can stand behind what is known: none may fill a page, or be the last token that the sequence can have."""
         known = s.num_tokens
-        if known // PAGE != s.num_computed // PAGE:
+        if known // PAGE != s.num_computed_tokens // PAGE:
             return 0
         room = min(self.max_draft, s.limit - known - 1, PAGE - 1 - known % PAGE)
         if self.boundary is not None and known <= self.boundary:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...errors import CheckpointError, UnsupportedModelError
 from .base_config import Config, Source, base_config, dense_config, windowed_layers
 from .files import GGUFFiles
-from .hparams import Hyper, shown
+from .hparams import HParams, shown
 
 
 def _llama(source: Source) -> Config:
@@ -209,7 +209,7 @@ BUILDERS: dict[str, Callable[[Source], Config]] = {
 def rebuild_config(files: GGUFFiles) -> Config:
     """The config. Raises `UnsupportedModelError` naming an unknown architecture or hyperparameter, `CheckpointError` for senseless ones."""
     name = architecture(files)
-    source = Source(Hyper(files.metadata, name, files.path), files)
+    source = Source(HParams(files.metadata, name, files.path), files)
     config = BUILDERS[name](source)
     source.hyper.finish()
     return config

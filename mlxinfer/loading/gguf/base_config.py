@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import CheckpointError
 from .files import GGUFFiles
-from .hparams import Hyper, short_float, shown
+from .hparams import HParams, short_float, shown
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"
 LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -19,7 +19,7 @@ ROPE_TENSORS = frozenset({FREQUENCY_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def read_rope(hyper: Hyper, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
+def read_rope(hyper: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
     """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only."""
     theta = hyper.positive("rope.freq_base", 10000.0)
     rotated = hyper.integer("rope.dimension_count", head_dim)
@@ -37,7 +37,7 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
 
-def _scaling(hyper: Hyper, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
+def _scaling(hyper: HParams, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
     factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 0.0)) or 1.0
     kind = hyper.text("rope.scaling.type", "linear")
     trained = hyper.integer("rope.scaling.original_context_length", context)
@@ -59,7 +59,7 @@ def _scaling(hyper: Hyper, files: GGUFFiles, theta: float, rotated: int, context
     return None if factor == 1.0 else {"rope_type": "linear", "type": "linear", "factor": factor}
 
 
-def _yarn(hyper: Hyper, factor: float, trained: int, gain: float) -> dict[str, Any]:
+def _yarn(hyper: HParams, factor: float, trained: int, gain: float) -> dict[str, Any]:
     if hyper.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise hyper.unsupported("rope.scaling.yarn_ext_factor", "is not 1")
     if hyper.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
@@ -125,7 +125,7 @@ Config = dict[str, Any]
 class Source:
     """The hyperparameters of one file under the name of its architecture, and its tensors."""
 
-    hyper: Hyper
+    hyper: HParams
     files: GGUFFiles
 
     def has(self, tensor: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...nn.weights import Dense, Format, InFile, Matrix, Quantized
+from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
 from .names import logical_tensors
@@ -19,14 +19,14 @@ class GGUFCheckpoint:
     """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
 
     Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
-    float32, as 16-bit scales would not hold them without loss. With `in_file`, matrices of the types that the native CPU products know
-    (`kernels_cpu.gguf_types`) are `InFile` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
+    float32, as 16-bit scales would not hold them without loss. With `raw_blocks`, matrices of the types that the native CPU products know
+    (`kernels_cpu.gguf_types`) are `RawBlocks` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
     that the architecture does not have keeps llama.cpp's name.
     """
 
-    def __init__(self, path: str | Path, *, in_file: bool = False) -> None:
+    def __init__(self, path: str | Path, *, raw_blocks: bool = False) -> None:
         self.path = Path(path)
-        self._files = GGUFFiles(self.path, in_file=in_file)
+        self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
             self.config: dict[str, Any] = rebuild_config(self._files)
             name = architecture(self._files)
@@ -64,7 +64,7 @@ class GGUFCheckpoint:
     def read(self, name: str) -> Matrix:
         tensor = self._tensors[name]
         matrix = tensor.make([self._files.read(source) for source in tensor.sources])
-        if isinstance(matrix, InFile):
+        if isinstance(matrix, RawBlocks):
             return matrix
         if isinstance(matrix, Quantized):
             matrix = matrix.each(mx.contiguous)

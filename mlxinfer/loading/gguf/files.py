@@ -12,7 +12,7 @@ import numpy as np
 
 from ... import kernels_cpu
 from ...errors import CheckpointError, ModelNotFoundError
-from ...nn.weights import Format, InFile, Matrix, numbers
+from ...nn.weights import Format, Matrix, RawBlocks, numbers
 from .reader import GGUFFile, TensorInfo
 from .tensors import decode, dequantize, rows_at_a_time
 
@@ -25,11 +25,11 @@ def marked_to_stay(info: TensorInfo) -> TensorInfo:
     return replace(info, kept=Format(*form, mode=info.type.name))
 
 
-def left_in_file(file: GGUFFile, info: TensorInfo) -> InFile:
+def left_in_file(file: GGUFFile, info: TensorInfo) -> RawBlocks:
     """A tensor that `marked_to_stay` has marked. Nothing is read yet."""
     assert info.kept
     rows = np.arange(info.row_count, dtype=np.int32).reshape(info.shape[:-1])
-    return InFile((_Rows(file, info),), (info.row_count,), rows, info.shape[-1], info.kept)
+    return RawBlocks((_Rows(file, info),), (info.row_count,), rows, info.shape[-1], info.kept)
 
 
 class _Rows:
@@ -70,10 +70,10 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 class GGUFFiles:
     """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors.
 
-    `in_file` keeps what the native CPU products can multiply in its blocks.
+    `raw_blocks` keeps what the native CPU products can multiply in its blocks.
     """
 
-    def __init__(self, path: Path, *, in_file: bool = False) -> None:
+    def __init__(self, path: Path, *, raw_blocks: bool = False) -> None:
         self.path = path
         self._files: list[GGUFFile] = []
         try:
@@ -83,7 +83,7 @@ class GGUFFiles:
             self._check_parts()
             self._where = self._locate()
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
-            if in_file:
+            if raw_blocks:
                 self.tensors = {name: marked_to_stay(info) for name, info in self.tensors.items()}
         except BaseException:
             self.close()

@@ -32,7 +32,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 """Keys that change nothing, with the values of which that is true."""
 
 
-class Hyper:
+class HParams:
     """The keys `{arch}.*`. A value of the wrong type is a `CheckpointError`, a value without support an `UnsupportedModelError`."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:

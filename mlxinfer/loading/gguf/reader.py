@@ -114,7 +114,7 @@ _ARRAY_HEADER = struct.Struct("<IQ")
 class TensorInfo:
     """Where a tensor lies in its file. `shape` is row-major, as numpy and Hugging Face write it; `offset` is from the file's start.
 
-    `kept` is the format of one that is not decoded but given as `InFile`.
+    `kept` is the format of one that is not decoded but given as `RawBlocks`.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .background import finish_background_work
-from .cache import PackedCopies, open_copies
+from .cache import RepackCache, open_copies
 from .layout import directory, kept_bytes, limit_bytes
 
-__all__ = ["PackedCopies", "directory", "finish_background_work", "kept_bytes", "limit_bytes", "open_copies"]
+__all__ = ["RepackCache", "directory", "finish_background_work", "kept_bytes", "limit_bytes", "open_copies"]

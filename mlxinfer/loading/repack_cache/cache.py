@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ...kernels_cpu import Packed, WeightFile
-from ...nn.weights import InFile
+from ...nn.weights import RawBlocks
 from ..gguf.files import part_paths
 from .background import later
 from .layout import SUFFIX, UNFINISHED, Plan, Source, copy_path, limit_bytes, make_room, mark_used, plan, read_offsets
@@ -72,7 +72,7 @@ _HUGE_PAGES_DELAY_S, _NICE = 0.5, 5
 """By then the first token of a small model is there, and a person still reads it."""
 
 
-class PackedCopies:
+class RepackCache:
     """Implements `nn.packing.Copies` for one model."""
 
     def __init__(self, path: Path, source: Source, file: WeightFile | None, offsets: dict[str, int]) -> None:
@@ -86,7 +86,7 @@ class PackedCopies:
         """Whether there is a copy."""
         return self._file is not None
 
-    def find(self, blocks: InFile, precision: str | None) -> Packed | None:
+    def find(self, blocks: RawBlocks, precision: str | None) -> Packed | None:
         """The matrix, if the copy has it."""
         key = _key(blocks)
         offset = self._offsets.get(key)
@@ -99,7 +99,7 @@ class PackedCopies:
         self._matrices[key] = packed
         return packed
 
-    def add(self, blocks: InFile, packed: Packed) -> None:
+    def add(self, blocks: RawBlocks, packed: Packed) -> None:
         self._matrices[_key(blocks)] = packed
         self._complete = False
 
@@ -113,7 +113,7 @@ class PackedCopies:
         self._matrices = {}
 
 
-def open_copies(model: Path) -> PackedCopies | None:
+def open_copies(model: Path) -> RepackCache | None:
     """The copy of the GGUF model at this path, or the room for one. None where matrices are not packed, or nothing is to be kept.
 
     What cannot be read, is not whole, or was made from another file, is no copy.
@@ -134,7 +134,7 @@ def open_copies(model: Path) -> PackedCopies | None:
         offsets = mapped = None
     if mapped is not None:
         mark_used(path)
-    return PackedCopies(path, source, mapped, offsets or {})
+    return RepackCache(path, source, mapped, offsets or {})
 
 
 def _file(path: Path) -> list[str | int]:
@@ -143,7 +143,7 @@ def _file(path: Path) -> list[str | int]:
     return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _key(blocks: InFile) -> str:
+def _key(blocks: RawBlocks) -> str:
     """Which rows of which tensors, in which order and form."""
     names = "+".join(source.tensor for source in blocks.sources)
     return f"{names} {blocks.format.mode} {list(blocks.shape)} {zlib.crc32(blocks.rows.tobytes()):08x}"

@@ -13,8 +13,8 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..routing import Call, Doc, Endpoint, Server
-from ..serving import Ask, bursts, collect, patiently
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..serving import GenerateRequest, bursts, collect, patiently
 from .protocol import OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, piece, usage_of
 
 PING = sse.event("ping", {"type": "ping"})
@@ -38,11 +38,11 @@ class MessageObject(TypedDict):
     usage: MessageUsage
 
 
-async def create(call: Call, body: MessageRequest) -> ASGIApp:
+async def create(call: RequestContext, body: MessageRequest) -> ASGIApp:
     check_version(call)
     served = call.server.models.get(body.model)
     params = body.params(served)
-    ask = Ask(served, await body.prompt(served), params, client_id=body.client_id)
+    ask = GenerateRequest(served, await body.prompt(served), params, client_id=body.client_id)
     reply = _Reply(ask, body.tells_cached)
     if body.stream:
         return sse.Stream(reply.events(call), failed=piece, limits=call.server.settings.limits, keep_alive=PING)
@@ -53,7 +53,7 @@ async def create(call: Call, body: MessageRequest) -> ASGIApp:
 class _Reply:
     """One message, whole or in events. It has one block of text, also where that is empty."""
 
-    def __init__(self, ask: Ask, tells_cached: bool) -> None:
+    def __init__(self, ask: GenerateRequest, tells_cached: bool) -> None:
         self._ask = ask
         self._tells_cached = tells_cached
         self._id = f"msg_{uuid.uuid4().hex}"
@@ -81,7 +81,7 @@ class _Reply:
         written = end.usage.completion_tokens if end.usage else 0
         return "max_tokens" if written == self._ask.params.max_tokens else "model_context_window_exceeded"
 
-    async def events(self, call: Call) -> AsyncGenerator[bytes, None]:
+    async def events(self, call: RequestContext) -> AsyncGenerator[bytes, None]:
         """The beginning is not kept waiting for the prompt to be read, so that pings come after it."""
         begun = False
         async with aclosing(patiently(bursts(call, self._ask), call.server.settings.limits.patience_s)) as incoming:
@@ -127,7 +127,7 @@ class CountRequest(Conversation):
     """A conversation, and nothing on how to go on with it."""
 
 
-async def count(call: Call, body: CountRequest) -> ASGIApp:
+async def count(call: RequestContext, body: CountRequest) -> ASGIApp:
     check_version(call)
     served = call.server.models.get(body.model)
     call.log["model"] = served.name

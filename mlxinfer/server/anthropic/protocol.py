@@ -14,11 +14,11 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
-from ..errors import Kind, Problem, invalid, of_error
-from ..models import Served
-from ..routing import Call
+from ..errors import APIError, Kind, invalid, of_error
+from ..models import ServedModel
+from ..routing import RequestContext
 from ..serving import encode_chat
-from ..validation import FIRST_ERROR_ONLY, Among, Body, Only, text_or_list
+from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 
 OVERLOADED = 529
 _TYPES: dict[Kind, str] = {
@@ -45,17 +45,17 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: Problem) -> Error:
+def shape(problem: APIError) -> Error:
     """There is no place for the field's name but the message, which has it."""
     message = f"{_TOO_LONG}: {problem.message}" if problem.code == "context_length_exceeded" else problem.message
     return Error(type="error", error=Details(type=_TYPES.get(problem.kind, "invalid_request_error"), message=message))
 
 
-def render(problem: Problem) -> Response:
+def render(problem: APIError) -> Response:
     return JSONResponse(shape(problem), OVERLOADED if problem.kind == "overloaded" else problem.status)
 
 
-def piece(problem: Problem) -> bytes:
+def piece(problem: APIError) -> bytes:
     """The end of a stream that failed: clients raise it."""
     return sse.event("error", shape(problem))
 
@@ -64,24 +64,24 @@ MAX_MESSAGES = 4096
 _BETWEEN_TURNS = "\n\n"
 
 
-class CacheControl(Body):
+class CacheControl(StrictModel):
     """Every prompt is kept for others that begin alike, marked or not: a mark asks for what is done anyway, and that `usage` tells the
     tokens that were found apart from the others. How long they are kept is for the room there is to say."""
 
-    type: Annotated[str, Among("ephemeral")]
+    type: Annotated[str, OneOf("ephemeral")]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(Body):
+class TextBlock(StrictModel):
     """Images, documents, tools and their results are refused by their type."""
 
-    type: Annotated[str, Among("text")]
+    type: Annotated[str, OneOf("text")]
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[Any, Only([])] = None
+    citations: Annotated[Any, Unsupported([])] = None
 
 
-class ThinkingBlock(Body):
+class ThinkingBlock(StrictModel):
     """Of an earlier answer, perhaps another model's: clients send the whole conversation back. The template keeps or drops it."""
 
     type: Literal["thinking"]
@@ -89,7 +89,7 @@ class ThinkingBlock(Body):
     signature: str | None = None
 
 
-class RedactedThinkingBlock(Body):
+class RedactedThinkingBlock(StrictModel):
     """Thinking that only the service that wrote it can read: left out, and accepted because clients send conversations back whole."""
 
     type: Literal["redacted_thinking"]
@@ -117,7 +117,7 @@ System = Annotated[
 ]
 
 
-class Turn(Body):
+class Turn(StrictModel):
     """A `system` message stands where it is; not every chat template takes one in the middle."""
 
     role: Literal["user", "assistant", "system"]
@@ -132,7 +132,7 @@ Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_lengt
 
 
 def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns of the same role that follow one another become one, as the API says. Raises `Problem`."""
+    """Turns of the same role that follow one another become one, as the API says. Raises `APIError`."""
     for number, message in enumerate(messages):
         if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
             raise invalid(f"messages[{number}].content: only an assistant's message has thinking", f"messages[{number}].content")
@@ -175,19 +175,19 @@ KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 """Claude Code sends it with every conversation. All thinking is kept anyway."""
 
 
-class Metadata(Body):
+class Metadata(StrictModel):
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
 
-class OutputConfig(Body):
+class OutputConfig(StrictModel):
     """Claude Code sends an `effort` to every model. It says how long to think, and this server does not let models think yet."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Annotated[Any, Only()] = None
-    task_budget: Annotated[Any, Only()] = None
+    format: Annotated[Any, Unsupported()] = None
+    task_budget: Annotated[Any, Unsupported()] = None
 
 
-class Conversation(Body):
+class Conversation(StrictModel):
     """The fields from `tools` on are known, but have only their neutral values so far."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -195,17 +195,17 @@ class Conversation(Body):
     system: System | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only({"type": "none"}, {"type": "auto"})] = None
-    thinking: Annotated[Any, Only({"type": "disabled"})] = None
-    context_management: Annotated[Any, Only({}, {"edits": []}, KEEP_THINKING)] = None
-    mcp_servers: Annotated[Any, Only([])] = None
-    speed: Annotated[Any, Only("standard")] = None
-    user_profile_id: Annotated[Any, Only()] = None
-    workspace_id: Annotated[Any, Only()] = None
+    tools: Annotated[Any, Unsupported([])] = None
+    tool_choice: Annotated[Any, Unsupported({"type": "none"}, {"type": "auto"})] = None
+    thinking: Annotated[Any, Unsupported({"type": "disabled"})] = None
+    context_management: Annotated[Any, Unsupported({}, {"edits": []}, KEEP_THINKING)] = None
+    mcp_servers: Annotated[Any, Unsupported([])] = None
+    speed: Annotated[Any, Unsupported("standard")] = None
+    user_profile_id: Annotated[Any, Unsupported()] = None
+    workspace_id: Annotated[Any, Unsupported()] = None
 
-    async def prompt(self, served: Served) -> list[int]:
-        """Token ids. Raises `Problem`."""
+    async def prompt(self, served: ServedModel) -> list[int]:
+        """Token ids. Raises `APIError`."""
         variables = {} if self.thinking is None else {"enable_thinking": False}
         return await encode_chat(served, for_template(self.system, self.messages), **variables)
 
@@ -223,10 +223,10 @@ class MessageRequest(Conversation):
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, Only("auto", "standard_only")] = None
-    container: Annotated[Any, Only()] = None
-    diagnostics: Annotated[Any, Only()] = None
-    inference_geo: Annotated[Any, Only()] = None
+    service_tier: Annotated[Any, Unsupported("auto", "standard_only")] = None
+    container: Annotated[Any, Unsupported()] = None
+    diagnostics: Annotated[Any, Unsupported()] = None
+    inference_geo: Annotated[Any, Unsupported()] = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -234,8 +234,8 @@ class MessageRequest(Conversation):
     min_p: float | None = None
     repetition_penalty: float | None = None
 
-    def params(self, served: Served) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `Problem`."""
+    def params(self, served: ServedModel) -> SamplingParams:
+        """The model's own defaults, with what the request says. Raises `APIError`."""
         if not all(self.stop_sequences or ()):
             raise invalid("stop_sequences: an empty text stops nothing", "stop_sequences", "invalid_value")
         given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
@@ -254,8 +254,8 @@ class MessageRequest(Conversation):
 _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 
 
-def check_version(call: Call) -> None:
-    """Raises `Problem` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
+def check_version(call: RequestContext) -> None:
+    """Raises `APIError` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
     `anthropic-beta` asks for has fields of its own, which are refused where they are not known."""
     version = call.headers.get("anthropic-version")
     if version is not None and version not in VERSIONS:

@@ -16,11 +16,11 @@ from typing_extensions import NotRequired, TypedDict
 from ...types import Chunk, Completion, Usage
 from .. import sse
 from ..errors import invalid, unsupported
-from ..models import Served
+from ..models import ServedModel
 from ..openai.protocol import ContentLogprob, content_logprobs
-from ..routing import Call, Doc, Endpoint, Server
-from ..serving import Ask, bursts, collect, encode_chat, encode_text
-from ..validation import FIRST_ERROR_ONLY, Body, Ids, Only
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..serving import GenerateRequest, bursts, collect, encode_chat, encode_text
+from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, Unsupported
 from .models import find
 from .protocol import Options, Request, piece
 
@@ -66,7 +66,12 @@ class Lines:
     """An answer in the making. `ending(token ids)` gives what else its end tells."""
 
     def __init__(
-        self, call: Call, body: Request, ask: Ask, say: Say, ending: Callable[[list[int]], dict[str, Any]] = lambda ids: {}
+        self,
+        call: RequestContext,
+        body: Request,
+        ask: GenerateRequest,
+        say: Say,
+        ending: Callable[[list[int]], dict[str, Any]] = lambda ids: {},
     ) -> None:
         self._call = call
         self._body = body
@@ -123,19 +128,19 @@ class Lines:
         }
 
 
-class GenerateRequest(Request):
+class OllamaGenerateRequest(Request):
     """`context` is what an earlier answer gave: the tokens of its prompt and of itself, which go before this prompt."""
 
     prompt: str | None = None
     system: str | None = None
     context: Annotated[Ids, Field(max_length=2**20)] | None = None
     raw: bool | None = None
-    suffix: Annotated[Any, Only("")] = None
-    template: Annotated[Any, Only("")] = None
-    images: Annotated[Any, Only([])] = None
-    width: Annotated[Any, Only(0)] = None
-    height: Annotated[Any, Only(0)] = None
-    steps: Annotated[Any, Only(0)] = None
+    suffix: Annotated[Any, Unsupported("")] = None
+    template: Annotated[Any, Unsupported("")] = None
+    images: Annotated[Any, Unsupported([])] = None
+    width: Annotated[Any, Unsupported(0)] = None
+    height: Annotated[Any, Unsupported(0)] = None
+    steps: Annotated[Any, Unsupported(0)] = None
 
 
 class GenerateReply(Reply):
@@ -147,7 +152,7 @@ def _as_response(text: str) -> dict[str, Any]:
     return {"response": text}
 
 
-async def generate(call: Call, body: GenerateRequest) -> ASGIApp:
+async def generate(call: RequestContext, body: OllamaGenerateRequest) -> ASGIApp:
     served = find(call.server.models, body.model)
     logprobs = body.wanted_logprobs()
     if not body.prompt:
@@ -158,11 +163,11 @@ async def generate(call: Call, body: GenerateRequest) -> ASGIApp:
     def context(answer: list[int]) -> dict[str, Any]:
         return {} if body.raw else {"context": prompt + answer}
 
-    return await Lines(call, body, Ask(served, prompt, params), _as_response, context).response()
+    return await Lines(call, body, GenerateRequest(served, prompt, params), _as_response, context).response()
 
 
-async def _prompt(served: Served, body: GenerateRequest, text: str) -> list[int]:
-    """Raises `Problem`."""
+async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str) -> list[int]:
+    """Raises `APIError`."""
     if body.raw:
         for name in ("system", "context"):
             if getattr(body, name):
@@ -180,7 +185,7 @@ def routes(server: Server) -> list[Endpoint]:
     answer = Doc("An answer to a prompt", GenerateReply, streams=sse.JSON_LINES)
     message = Doc("The next message of a conversation", ChatReply, streams=sse.JSON_LINES)
     return [
-        Endpoint("POST", "/api/generate", generate, GenerateRequest, answer, server=server, unsaid=True),
+        Endpoint("POST", "/api/generate", generate, OllamaGenerateRequest, answer, server=server, unsaid=True),
         Endpoint("POST", "/api/chat", chat, OllamaChatRequest, message, server=server, unsaid=True),
     ]
 
@@ -188,21 +193,21 @@ def routes(server: Server) -> list[Endpoint]:
 MAX_MESSAGES = 4096
 
 
-class OllamaMessage(Body):
+class OllamaMessage(StrictModel):
     """`thinking` of earlier answers goes to the template, which keeps or drops it."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[Any, Only([])] = None
-    tool_calls: Annotated[Any, Only([])] = None
-    tool_name: Annotated[Any, Only("")] = None
-    tool_call_id: Annotated[Any, Only("")] = None
+    images: Annotated[Any, Unsupported([])] = None
+    tool_calls: Annotated[Any, Unsupported([])] = None
+    tool_name: Annotated[Any, Unsupported("")] = None
+    tool_call_id: Annotated[Any, Unsupported("")] = None
 
 
 class OllamaChatRequest(Request):
     messages: Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[Any, Only([])] = None
+    tools: Annotated[Any, Unsupported([])] = None
 
 
 class OllamaAnswer(TypedDict):
@@ -218,18 +223,18 @@ def _as_message(text: str) -> dict[str, Any]:
     return {"message": OllamaAnswer(role="assistant", content=text)}
 
 
-async def chat(call: Call, body: OllamaChatRequest) -> ASGIApp:
+async def chat(call: RequestContext, body: OllamaChatRequest) -> ASGIApp:
     served = find(call.server.models, body.model)
     logprobs = body.wanted_logprobs()
     if not body.messages:
         return loaded(body, _as_message)
     prompt = await encode_chat(served, for_template(body.messages), **body.variables)
     params = (body.options or Options()).params(served, len(prompt), logprobs)
-    return await Lines(call, body, Ask(served, prompt, params), _as_message).response()
+    return await Lines(call, body, GenerateRequest(served, prompt, params), _as_message).response()
 
 
 def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Raises `Problem`."""
+    """Raises `APIError`."""
     plain = [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"

@@ -13,29 +13,29 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from ...device import is_gpu
-from ...loading.fingerprint import identity
+from ...loading.fingerprint import fingerprint
 from ...loading.summary import Summary
 from ...types import SamplingParams
-from ..errors import Problem
-from ..models import Registry, Served
-from ..routing import Call, Doc, Endpoint, Server
-from ..validation import Body, Only
+from ..errors import APIError
+from ..models import Registry, ServedModel
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..validation import StrictModel, Unsupported
 from .protocol import Options
 
 _LATEST = ":latest"
 
 
-def find(models: Registry, name: str) -> Served:
-    """Raises `Problem` with the words that Ollama's clients know."""
+def find(models: Registry, name: str) -> ServedModel:
+    """Raises `APIError` with the words that Ollama's clients know."""
     for candidate in dict.fromkeys((name, name.removesuffix(_LATEST))):
         try:
             return models.get(candidate)
-        except Problem:
+        except APIError:
             continue
-    raise Problem(404, "not_found", f"model {name[:200]!r} not found", param="model", code="model_not_found")
+    raise APIError(404, "not_found", f"model {name[:200]!r} not found", param="model", code="model_not_found")
 
 
-def tagged(served: Served) -> str:
+def tagged(served: ServedModel) -> str:
     """Clients that look for a name in a list add the tag where there is none."""
     return served.name if ":" in served.name else served.name + _LATEST
 
@@ -61,7 +61,7 @@ class Details(TypedDict):
 
 
 class Card:
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self.served = served
         self.summary: Summary = served.llm.loaded.summary
 
@@ -96,7 +96,7 @@ class Card:
     @property
     def digest(self) -> str:
         """64 hexadecimal digits that change with the model's files."""
-        return hashlib.sha256(identity(self.summary.path).encode()).hexdigest()
+        return hashlib.sha256(fingerprint(self.summary.path).encode()).hexdigest()
 
     @property
     def modified_at(self) -> str:
@@ -178,18 +178,18 @@ class Version(TypedDict):
     version: str
 
 
-class ShowRequest(Body):
+class ShowRequest(StrictModel):
     """`name` is what older clients call the model."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    verbose: Annotated[Any, Only(False)] = None
-    system: Annotated[Any, Only("")] = None
-    template: Annotated[Any, Only("")] = None
+    verbose: Annotated[Any, Unsupported(False)] = None
+    system: Annotated[Any, Unsupported("")] = None
+    template: Annotated[Any, Unsupported("")] = None
     options: Options | None = None
 
 
-async def tags(call: Call, body: Any) -> ASGIApp:
+async def tags(call: RequestContext, body: Any) -> ASGIApp:
     cards = [Card(served) for served in call.server.models]
     return JSONResponse(
         Tags(
@@ -208,7 +208,7 @@ async def tags(call: Call, body: Any) -> ASGIApp:
     )
 
 
-async def running(call: Call, body: Any) -> ASGIApp:
+async def running(call: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(Running(models=[_running(Card(served)) for served in call.server.models]))
 
 
@@ -226,10 +226,10 @@ def _running(card: Card) -> RunningModel:
     )
 
 
-async def show(call: Call, body: ShowRequest) -> ASGIApp:
+async def show(call: RequestContext, body: ShowRequest) -> ASGIApp:
     name = body.model or body.name
     if not name:
-        raise Problem(400, "invalid", "model is required", param="model", code="missing_required_parameter")
+        raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
     card = Card(find(call.server.models, name))
     return JSONResponse(
         Shown(
@@ -243,11 +243,11 @@ async def show(call: Call, body: ShowRequest) -> ASGIApp:
     )
 
 
-async def version(call: Call, body: Any) -> ASGIApp:
+async def version(call: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(Version(version=VERSION))
 
 
-async def root(call: Call, body: Any) -> ASGIApp:
+async def root(call: RequestContext, body: Any) -> ASGIApp:
     return PlainTextResponse("Ollama is running")
 
 

@@ -14,9 +14,9 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError
 from ...types import SamplingParams
 from .. import sse
-from ..errors import Problem, invalid, of_error
-from ..models import Served
-from ..validation import FIRST_ERROR_ONLY, Body, Only
+from ..errors import APIError, invalid, of_error
+from ..models import ServedModel
+from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
 
 
 class Error(TypedDict):
@@ -25,15 +25,15 @@ class Error(TypedDict):
     error: str
 
 
-def shape(problem: Problem) -> Error:
+def shape(problem: APIError) -> Error:
     return Error(error=problem.message)
 
 
-def render(problem: Problem) -> Response:
+def render(problem: APIError) -> Response:
     return JSONResponse(shape(problem), problem.status)
 
 
-def piece(problem: Problem) -> bytes:
+def piece(problem: APIError) -> bytes:
     """The end of a stream that failed: clients raise it."""
     return sse.line(shape(problem))
 
@@ -50,7 +50,7 @@ _RENAMED = {
 }
 
 
-class Options(Body):
+class Options(StrictModel):
     """The fields from `mirostat` to `penalize_newline` are other ways to choose tokens, and have only the values that switch them off.
 
     Those from `num_keep` on say how Ollama's own runner does its work, not what comes out of it. Open WebUI, Continue and LangChain send
@@ -67,15 +67,15 @@ class Options(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repeat_last_n: Annotated[Any, Only(-1, why="not supported yet: penalties are for the whole text, which is -1")] = None
+    repeat_last_n: Annotated[Any, Unsupported(-1, why="not supported yet: penalties are for the whole text, which is -1")] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    mirostat: Annotated[Any, Only(0)] = None
-    mirostat_tau: Annotated[Any, Only()] = None
-    mirostat_eta: Annotated[Any, Only()] = None
-    tfs_z: Annotated[Any, Only(1, 1.0)] = None
-    typical_p: Annotated[Any, Only(1, 1.0)] = None
-    penalize_newline: Annotated[Any, Only(True)] = None
+    mirostat: Annotated[Any, Unsupported(0)] = None
+    mirostat_tau: Annotated[Any, Unsupported()] = None
+    mirostat_eta: Annotated[Any, Unsupported()] = None
+    tfs_z: Annotated[Any, Unsupported(1, 1.0)] = None
+    typical_p: Annotated[Any, Unsupported(1, 1.0)] = None
+    penalize_newline: Annotated[Any, Unsupported(True)] = None
     num_keep: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None
@@ -86,8 +86,8 @@ class Options(Body):
     use_mmap: bool | None = None
     use_mlock: bool | None = None
 
-    def params(self, served: Served, prompt_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `Problem`."""
+    def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The model's own defaults, with what the request says. Raises `APIError`."""
         given = {ours: value for name, ours in _RENAMED.items() if (value := getattr(self, name)) is not None}
         if not all(self.stop or ()):
             raise invalid("options.stop: an empty text stops nothing", "options.stop", "invalid_value")
@@ -98,7 +98,7 @@ class Options(Body):
         except SamplingError as error:
             raise of_error(error) from None
 
-    def _limit(self, served: Served, prompt_tokens: int) -> int | None:
+    def _limit(self, served: ServedModel, prompt_tokens: int) -> int | None:
         """Tokens of an answer: what is asked for, or what there is room for in a context of `num_ctx`."""
         if self.num_predict == 0:
             raise invalid("options.num_predict: at least 1, or -1 for no limit", "options.num_predict", "invalid_value")
@@ -111,7 +111,7 @@ class Options(Body):
         room = self.num_ctx - prompt_tokens
         if room < 1:
             message = f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in options.num_ctx ({self.num_ctx})"
-            raise Problem(400, "invalid", message, param="options.num_ctx", code="context_length_exceeded")
+            raise APIError(400, "invalid", message, param="options.num_ctx", code="context_length_exceeded")
         return room if wanted is None else min(wanted, room)
 
 
@@ -139,7 +139,7 @@ KeepAlive = Annotated[
 ]
 
 
-class Request(Body):
+class Request(StrictModel):
     """The fields from `format` on are known, but have only their neutral values so far: a prompt that is too long is refused, not cut
     (`truncate`), and so does an answer end where the context does (`shift`)."""
 
@@ -149,17 +149,17 @@ class Request(Body):
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    format: Annotated[Any, Only("")] = None
-    think: Annotated[Any, Only(False)] = None
-    truncate: Annotated[Any, Only(False)] = None
-    shift: Annotated[Any, Only(False)] = None
+    format: Annotated[Any, Unsupported("")] = None
+    think: Annotated[Any, Unsupported(False)] = None
+    truncate: Annotated[Any, Unsupported(False)] = None
+    shift: Annotated[Any, Unsupported(False)] = None
 
     @property
     def streams(self) -> bool:
         return self.stream is not False
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None

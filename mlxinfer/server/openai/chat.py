@@ -16,10 +16,10 @@ from typing_extensions import TypedDict
 from ...types import Chunk, Completion, Usage
 from .. import sse
 from ..errors import invalid
-from ..models import Served
-from ..routing import Call, Doc, Endpoint, Server
-from ..serving import Ask, bursts, collect, encode_chat
-from ..validation import Body, Only
+from ..models import ServedModel
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..serving import GenerateRequest, bursts, collect, encode_chat
+from ..validation import StrictModel, Unsupported
 from .protocol import (
     FINGERPRINT,
     MAX_TOP_LOGPROBS,
@@ -34,7 +34,7 @@ from .protocol import (
 )
 
 
-class TemplateVariables(Body):
+class TemplateVariables(StrictModel):
     """What a chat template may be told beside the messages."""
 
     enable_thinking: bool | None = None
@@ -49,36 +49,36 @@ class ChatRequest(Sampling):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    functions: Annotated[Any, Only([])] = None
-    function_call: Annotated[Any, Only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Only(why="only for requests with tools")] = None
-    response_format: Annotated[Any, Only({"type": "text"})] = None
-    modalities: Annotated[Any, Only(["text"])] = None
-    audio: Annotated[Any, Only()] = None
-    prediction: Annotated[Any, Only()] = None
-    reasoning_effort: Annotated[Any, Only()] = None
-    verbosity: Annotated[Any, Only("medium")] = None
-    web_search_options: Annotated[Any, Only()] = None
-    moderation: Annotated[Any, Only()] = None
-    store: Annotated[Any, Only(False, why="not possible: conversations are not kept")] = None
-    metadata: Annotated[Any, Only({}, why="only for stored conversations, which there are none of")] = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Only({})] = None
+    tools: Annotated[Any, Unsupported([])] = None
+    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    functions: Annotated[Any, Unsupported([])] = None
+    function_call: Annotated[Any, Unsupported("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Unsupported(why="only for requests with tools")] = None
+    response_format: Annotated[Any, Unsupported({"type": "text"})] = None
+    modalities: Annotated[Any, Unsupported(["text"])] = None
+    audio: Annotated[Any, Unsupported()] = None
+    prediction: Annotated[Any, Unsupported()] = None
+    reasoning_effort: Annotated[Any, Unsupported()] = None
+    verbosity: Annotated[Any, Unsupported("medium")] = None
+    web_search_options: Annotated[Any, Unsupported()] = None
+    moderation: Annotated[Any, Unsupported()] = None
+    store: Annotated[Any, Unsupported(False, why="not possible: conversations are not kept")] = None
+    metadata: Annotated[Any, Unsupported({}, why="only for stored conversations, which there are none of")] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Unsupported({})] = None
     # The cache of prompts goes by their text, for everybody alike: these two, which say whose prompt it is, need no more than a place.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def limit(self) -> int | None:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens mean the same: give one", "max_tokens", "invalid_value")
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -107,13 +107,13 @@ class ChatCompletion(TypedDict):
     usage: UsageDict
 
 
-async def create(call: Call, body: ChatRequest) -> ASGIApp:
+async def create(call: RequestContext, body: ChatRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, body.limit(), body.wanted_logprobs())
     wants_usage = body.wants_usage()
     variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = await encode_chat(served, for_template(body.messages), **variables)
-    ask = Ask(served, prompt, params, client_id=body.user or "")
+    ask = GenerateRequest(served, prompt, params, client_id=body.user or "")
     if body.stream:
         pieces = _Streamed(served, wants_usage).pieces(call, ask)
         return sse.Stream(pieces, failed=piece, limits=call.server.settings.limits)
@@ -125,7 +125,7 @@ def _new_id() -> str:
     return f"chatcmpl-{uuid.uuid4().hex}"
 
 
-def _completion(served: Served, answers: list[Completion]) -> ChatCompletion:
+def _completion(served: ServedModel, answers: list[Completion]) -> ChatCompletion:
     return ChatCompletion(
         id=_new_id(),
         object="chat.completion",
@@ -137,7 +137,7 @@ def _completion(served: Served, answers: list[Completion]) -> ChatCompletion:
     )
 
 
-def _choice(served: Served, answer: Completion) -> Choice:
+def _choice(served: ServedModel, answer: Completion) -> Choice:
     return Choice(
         index=answer.index,
         message=AnswerMessage(role="assistant", content=answer.text, refusal=None),
@@ -149,7 +149,7 @@ def _choice(served: Served, answer: Completion) -> Choice:
 class _Streamed:
     """The chunks of one answer, or of `n`: each begins with a role and ends with a chunk that has a reason and no text."""
 
-    def __init__(self, served: Served, wants_usage: bool) -> None:
+    def __init__(self, served: ServedModel, wants_usage: bool) -> None:
         self._tokenizer = served.llm.tokenizer
         self._wants_usage = wants_usage
         head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
@@ -158,7 +158,7 @@ class _Streamed:
         self._begun: set[int] = set()
         self._usages: list[Usage] = []
 
-    async def pieces(self, call: Call, ask: Ask) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[bytes, None]:
         async with aclosing(bursts(call, ask)) as incoming:
             async for burst in incoming:
                 yield b"".join([self._piece(chunk) for chunk in burst])

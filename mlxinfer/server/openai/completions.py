@@ -17,10 +17,10 @@ from typing_extensions import TypedDict
 from ...types import Chunk, Completion, TokenLogprob, Usage
 from .. import sse
 from ..errors import invalid
-from ..models import Served
-from ..routing import Call, Doc, Endpoint, Server
-from ..serving import Ask, bursts, collect, encode_text, merged, score, together
-from ..validation import Only, PromptOrPrompts
+from ..models import ServedModel
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..serving import GenerateRequest, bursts, collect, encode_text, merged, score, together
+from ..validation import PromptOrPrompts, Unsupported
 from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, LegacyLogprobs, Sampling, TextLogprobs, UsageDict, piece, usage_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -33,11 +33,11 @@ class CompletionRequest(Sampling):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[Any, Only(1)] = None
-    suffix: Annotated[Any, Only("")] = None
+    best_of: Annotated[Any, Unsupported(1)] = None
+    suffix: Annotated[Any, Unsupported("")] = None
 
     def prompts(self, most: int) -> list[str | list[int]]:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         prompt = self.prompt
         many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts: list[Any] = list(prompt) if many else [prompt]
@@ -65,7 +65,7 @@ class TextCompletion(TypedDict):
     usage: UsageDict
 
 
-async def create(call: Call, body: CompletionRequest) -> ASGIApp:
+async def create(call: RequestContext, body: CompletionRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1, body.logprobs)
     wants_usage = body.wants_usage()
@@ -74,7 +74,7 @@ async def create(call: Call, body: CompletionRequest) -> ASGIApp:
     jobs = [
         _Job(
             call,
-            Ask(served, one, params, client_id=body.user or ""),
+            GenerateRequest(served, one, params, client_id=body.user or ""),
             number * params.n,
             body,
             shown=_shown(served, prompt) if body.echo else "",
@@ -88,11 +88,11 @@ async def create(call: Call, body: CompletionRequest) -> ASGIApp:
     return JSONResponse(dict(_head(served), choices=[choice for of_job in answers for choice in of_job], usage=usage))
 
 
-def _shown(served: Served, prompt: str | list[int]) -> str:
+def _shown(served: ServedModel, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else served.llm.tokenizer.decode(prompt)
 
 
-def _head(served: Served) -> dict[str, Any]:
+def _head(served: ServedModel) -> dict[str, Any]:
     created = int(time.time())
     return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": created, "model": served.name} | {
         "system_fingerprint": FINGERPRINT
@@ -103,8 +103,8 @@ def _head(served: Served) -> dict[str, Any]:
 class _Job:
     """One prompt of a request, and the `n` choices from number `first` on that answer it. `shown` is the prompt's text, for echo."""
 
-    call: Call
-    ask: Ask
+    call: RequestContext
+    ask: GenerateRequest
     first: int
     body: CompletionRequest
     shown: str

@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ..errors import Problem
-from ..models import Served
-from ..routing import Call, Doc, Endpoint, Server
-from ..validation import Body, PromptOrPrompts
+from ..errors import APIError
+from ..models import ServedModel
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..validation import PromptOrPrompts, StrictModel
 
 
 class Model(TypedDict):
@@ -30,15 +30,15 @@ class Models(TypedDict):
     data: list[Model]
 
 
-def _model(served: Served) -> Model:
+def _model(served: ServedModel) -> Model:
     return Model(id=served.name, object="model", created=served.created, owned_by="mlxinfer", max_model_len=served.llm.max_context)
 
 
-async def list_models(call: Call, body: Any) -> ASGIApp:
+async def list_models(call: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(Models(object="list", data=[_model(served) for served in call.server.models]))
 
 
-async def get_model(call: Call, body: Any) -> ASGIApp:
+async def get_model(call: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(_model(call.server.models.get(call.path["model"])))
 
 
@@ -50,7 +50,7 @@ def routes(server: Server) -> list[Endpoint]:
     ]
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(StrictModel):
     model: Annotated[str, Field(max_length=256)]
     input: PromptOrPrompts
     encoding_format: Literal["float", "base64"] | None = None
@@ -64,6 +64,6 @@ class Embeddings(TypedDict):
     model: str
 
 
-async def create_embeddings(call: Call, body: EmbeddingRequest) -> ASGIApp:
+async def create_embeddings(call: RequestContext, body: EmbeddingRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
-    raise Problem(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")
+    raise APIError(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")

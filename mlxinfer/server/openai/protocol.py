@@ -15,9 +15,9 @@ from ...errors import SamplingError
 from ...tokenizer import Tokenizer
 from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
-from ..errors import Kind, Problem, invalid, of_error, unsupported
-from ..models import Served
-from ..validation import FIRST_ERROR_ONLY, Body, Ids, Only, TextOrParts, TextOrTexts, plain_text
+from ..errors import APIError, Kind, invalid, of_error, unsupported
+from ..models import ServedModel
+from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, TextOrParts, TextOrTexts, Unsupported, plain_text
 
 _TYPES: dict[Kind, str] = {
     "authentication": "authentication_error",
@@ -40,16 +40,16 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: Problem) -> Error:
+def shape(problem: APIError) -> Error:
     kind = _TYPES.get(problem.kind, "invalid_request_error")
     return Error(error=Details(message=problem.message, type=kind, param=problem.param, code=problem.code))
 
 
-def render(problem: Problem) -> Response:
+def render(problem: APIError) -> Response:
     return JSONResponse(shape(problem), problem.status)
 
 
-def piece(problem: Problem) -> bytes:
+def piece(problem: APIError) -> bytes:
     """The end of a stream that failed: clients raise it. There is no [DONE] after it."""
     return sse.data(shape(problem))
 
@@ -57,19 +57,19 @@ def piece(problem: Problem) -> bytes:
 MAX_MESSAGES = 4096
 
 
-class Message(Body):
+class Message(StrictModel):
     """`developer` is what newer clients call `system`. Reasoning goes to the template, which keeps or drops it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     name: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: Annotated[Any, Only()] = None
-    tool_calls: Annotated[Any, Only([])] = None
-    tool_call_id: Annotated[Any, Only()] = None
-    function_call: Annotated[Any, Only()] = None
-    audio: Annotated[Any, Only()] = None
-    annotations: Annotated[Any, Only([])] = None
+    refusal: Annotated[Any, Unsupported()] = None
+    tool_calls: Annotated[Any, Unsupported([])] = None
+    tool_call_id: Annotated[Any, Unsupported()] = None
+    function_call: Annotated[Any, Unsupported()] = None
+    audio: Annotated[Any, Unsupported()] = None
+    annotations: Annotated[Any, Unsupported([])] = None
     content: TextOrParts | None = None
 
 
@@ -77,7 +77,7 @@ Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_le
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Raises `Problem`."""
+    """Raises `APIError`."""
     return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
@@ -96,7 +96,7 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
 def _reasoning(message: Message, where: str) -> str | None:
     given = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     if given is not None and message.role != "assistant":
-        raise Problem(400, "invalid", f"{where}: only an assistant's message has reasoning", param=where, code="invalid_value")
+        raise APIError(400, "invalid", f"{where}: only an assistant's message has reasoning", param=where, code="invalid_value")
     return given
 
 
@@ -108,12 +108,12 @@ MAX_STOPS = 16
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class StreamOptions(Body):
+class StreamOptions(StrictModel):
     include_usage: bool | None = None
-    include_obfuscation: Annotated[Any, Only(False)] = None
+    include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
-class Sampled(Body):
+class Sampled(StrictModel):
     """How to choose tokens. The last fields are not OpenAI's: they are what other engines accept beside them."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -132,8 +132,8 @@ class Sampled(Body):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
 
-    def params(self, served: Served, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `Problem`."""
+    def params(self, served: ServedModel, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The model's own defaults, with what the request says. Raises `APIError`."""
         given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
@@ -154,7 +154,7 @@ class Sampling(Sampled):
     stream_options: StreamOptions | None = None
 
     def wants_usage(self) -> bool:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only for stream=true", "stream_options", "invalid_value")
         return bool(self.stream_options and self.stream_options.include_usage)

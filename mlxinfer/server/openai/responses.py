@@ -15,22 +15,22 @@ from typing_extensions import TypedDict
 
 from ...types import Chunk, SamplingParams, TokenLogprob, Usage
 from .. import sse
-from ..errors import Problem, invalid
-from ..models import Served
-from ..routing import Call, Doc, Endpoint, Server
-from ..serving import Ask, bursts, collect, encode_chat
-from ..validation import FIRST_ERROR_ONLY, Among, Body, Only, text_or_list
+from ..errors import APIError, invalid
+from ..models import ServedModel
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..serving import GenerateRequest, bursts, collect, encode_chat
+from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 from .protocol import MAX_MESSAGES, MAX_TOP_LOGPROBS, ContentLogprob, Sampled, content_logprobs
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Part(Body):
+class Part(StrictModel):
     """Of a message's content. What an answer said of its text may come back with it, and is not needed."""
 
-    type: Annotated[str, Among("input_text", "output_text")]
+    type: Annotated[str, OneOf("input_text", "output_text")]
     text: str
-    annotations: Annotated[Any, Only([])] = None
+    annotations: Annotated[Any, Unsupported([])] = None
     logprobs: list[Any] | None = None
 
 
@@ -39,15 +39,15 @@ _Content = Annotated[
 ]
 
 
-class Item(Body):
+class Item(StrictModel):
     """A message. Answers may be sent back as they came, with `id`, `status` and `phase`."""
 
-    type: Annotated[str, Among("message")] = "message"
+    type: Annotated[str, OneOf("message")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Annotated[Any, Only("final_answer")] = None
+    phase: Annotated[Any, Unsupported("final_answer")] = None
 
     def plain(self) -> dict[str, Any]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -64,26 +64,26 @@ class ResponseRequest(Sampled):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Annotated[str, Among(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
-    store: Annotated[Any, Only(False, why="not possible: responses are not kept")] = None
-    previous_response_id: Annotated[Any, Only(why="not possible: responses are not kept, send the conversation")] = None
-    conversation: Annotated[Any, Only(why="not possible: conversations are not kept, send the messages")] = None
-    metadata: Annotated[Any, Only({}, why="only for stored responses, which there are none of")] = None
-    background: Annotated[Any, Only(False)] = None
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Only(True, False)] = None
-    max_tool_calls: Annotated[Any, Only()] = None
-    reasoning: Annotated[Any, Only({})] = None
-    text: Annotated[Any, Only({}, {"format": {"type": "text"}})] = None
-    truncation: Annotated[Any, Only("disabled")] = None
-    context_management: Annotated[Any, Only([])] = None
-    prompt: Annotated[Any, Only()] = None
-    moderation: Annotated[Any, Only()] = None
-    stream_options: Annotated[Any, Only({}, {"include_obfuscation": False})] = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Only({})] = None
+    include: Annotated[list[Annotated[str, OneOf(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
+    store: Annotated[Any, Unsupported(False, why="not possible: responses are not kept")] = None
+    previous_response_id: Annotated[Any, Unsupported(why="not possible: responses are not kept, send the conversation")] = None
+    conversation: Annotated[Any, Unsupported(why="not possible: conversations are not kept, send the messages")] = None
+    metadata: Annotated[Any, Unsupported({}, why="only for stored responses, which there are none of")] = None
+    background: Annotated[Any, Unsupported(False)] = None
+    tools: Annotated[Any, Unsupported([])] = None
+    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, Unsupported(True, False)] = None
+    max_tool_calls: Annotated[Any, Unsupported()] = None
+    reasoning: Annotated[Any, Unsupported({})] = None
+    text: Annotated[Any, Unsupported({}, {"format": {"type": "text"}})] = None
+    truncation: Annotated[Any, Unsupported("disabled")] = None
+    context_management: Annotated[Any, Unsupported([])] = None
+    prompt: Annotated[Any, Unsupported()] = None
+    moderation: Annotated[Any, Unsupported()] = None
+    stream_options: Annotated[Any, Unsupported({}, {"include_obfuscation": False})] = None
+    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
+    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
+    prompt_cache_options: Annotated[Any, Unsupported({})] = None
     # As for chat completions: the cache goes by the text of prompts.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
@@ -93,7 +93,7 @@ class ResponseRequest(Sampled):
         return items if self.instructions is None else [{"role": "system", "content": self.instructions}, *items]
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `Problem`."""
+        """Raises `APIError`."""
         wanted = LOGPROBS in (self.include or ())
         if self.top_logprobs and not wanted:
             raise invalid(f"top_logprobs is only for include=[{LOGPROBS!r}]", "top_logprobs", "invalid_value")
@@ -163,11 +163,11 @@ class ResponseObject(TypedDict):
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-async def create(call: Call, body: ResponseRequest) -> ASGIApp:
+async def create(call: RequestContext, body: ResponseRequest) -> ASGIApp:
     served = call.server.models.get(body.model)
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     prompt = await encode_chat(served, body.messages())
-    ask = Ask(served, prompt, params, client_id=body.user or "")
+    ask = GenerateRequest(served, prompt, params, client_id=body.user or "")
     made = _Made(served, params, body)
     if body.stream:
         events = _Events(made)
@@ -179,7 +179,7 @@ async def create(call: Call, body: ResponseRequest) -> ASGIApp:
 class _Made:
     """The objects that describe one response."""
 
-    def __init__(self, served: Served, params: SamplingParams, body: ResponseRequest) -> None:
+    def __init__(self, served: ServedModel, params: SamplingParams, body: ResponseRequest) -> None:
         self._served = served
         self._params = params
         self._body = body
@@ -255,7 +255,7 @@ class _Events:
         self._made = made
         self._number = 0
 
-    async def pieces(self, call: Call, ask: Ask) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[bytes, None]:
         texts: list[str] = []
         logprobs: list[TokenLogprob] = []
         reason, usage = "stop", None
@@ -276,7 +276,7 @@ class _Events:
     def _delta(self, chunk: Chunk) -> bytes:
         return self._text("response.output_text.delta", delta=chunk.text, logprobs=self._made.logprobs(chunk.logprobs or ()))
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: APIError) -> bytes:
         return self._event("error", code=problem.code, message=problem.message, param=problem.param)
 
     def _begin(self) -> bytes:

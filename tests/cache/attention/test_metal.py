@@ -50,7 +50,7 @@ def on_a_mac(monkeypatch):
 )
 def test_any_cut_and_any_neighbours_give_the_same_rows(kv, moves, data):
     with emulated():
-        cache = PagedCache(TWO, dtype=mx.float32, capacity_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: METAL)
+        cache = PagedCache(TWO, dtype=mx.float32, kv_cache_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: METAL)
         sequences = [Sequence(i, MOST, kv, TWO) for i in range(3)]
         slots = [cache.open() for _ in sequences]
         for who, count in moves:
@@ -71,7 +71,7 @@ def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
     tokens = random_tokens(150)
 
     def logits() -> np.ndarray:
-        engine = Engine(model, EngineConfig(max_context=256, capacity_tokens=4096, max_step_tokens=70), dtype=mx.float32, kv=kv)
+        engine = Engine(model, EngineConfig(max_context=256, kv_cache_tokens=4096, max_num_batched_tokens=70), dtype=mx.float32, kv=kv)
         requests = [Request(tokens[:length], SamplingParams(), 0, length, wants_logits=True) for length in (150, 66)]
         for request in requests:
             engine.add(request)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk_entries import LAYOUT, content, digest, entry, path_of
 
-from mlxinfer.cache.disk.page_dir import Folder
+from mlxinfer.cache.disk.page_dir import PageDir
 from mlxinfer.cache.disk.pagefile import Layout, Tensor, parsed
 
 ONE = entry(1)
@@ -19,7 +19,7 @@ ONE = entry(1)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = Folder(tmp_path_factory.mktemp("disk"), 10**9)
+    folder = PageDir(tmp_path_factory.mktemp("disk"), 10**9)
     folder.prepare()
     return folder
 

@@ -7,7 +7,7 @@ from support.disk_entries import digest
 
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.disk import layout as transfer
-from mlxinfer.cache.disk.page_dir import Folder
+from mlxinfer.cache.disk.page_dir import PageDir
 from mlxinfer.cache.disk.pagefile import Entry
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.store import LayerStore
@@ -44,7 +44,7 @@ def test_round_trip(kv, dtype, pages, tmp_path):
     mx.random.seed(3)
     source, target = stores(kv, dtype, random=True), stores(kv, dtype, random=False)
     layout = transfer.page_layout(source, first=pages[0] < 0)
-    folder = Folder(tmp_path, 10**9)
+    folder = PageDir(tmp_path, 10**9)
     folder.prepare()
     read = np.empty((len(pages), layout.nbytes), np.uint8)
     for row, page in zip(read, pages, strict=True):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.disk_entries import BIG, ROOT, content, digest, entry, path_of
 
 from mlxinfer.cache.disk import page_dir as folders
-from mlxinfer.cache.disk.page_dir import UNFINISHED, Folder
+from mlxinfer.cache.disk.page_dir import UNFINISHED, PageDir
 
 SIZE = BIG.nbytes + len(entry(1, layout=BIG).head(0))
 
@@ -25,7 +25,7 @@ def page(number: int, **settings):
 
 
 def prepared(directory, limit=10**9):
-    folder = Folder(directory, limit)
+    folder = PageDir(directory, limit)
     folder.prepare()
     return folder
 

@@ -35,7 +35,7 @@ def test_any_history(name, moves, pages, files):
     with tempfile.TemporaryDirectory() as directory:
 
         def started():
-            return Reader(name, Path(directory), KV, capacity_tokens=64 * pages, reuse_tokens=64 * pages, limit=files * 16000)
+            return Reader(name, Path(directory), KV, kv_cache_tokens=64 * pages, prefix_cache_tokens=64 * pages, limit=files * 16000)
 
         reader = started()
         for prompt, length, move in moves:

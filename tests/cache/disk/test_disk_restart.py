@@ -130,10 +130,10 @@ def test_only_the_window_is_read(tmp_path):
 
 def test_little_memory_reads_what_fits(tmp_path):
     filled(tmp_path, FULL, KVFormat(), length=600)
-    with Reader(FULL, tmp_path, KVFormat(), capacity_tokens=320) as reader:
+    with Reader(FULL, tmp_path, KVFormat(), kv_cache_tokens=320) as reader:
         reader.prefetch(TOKENS[:600])
         assert 256 <= reader.cache.find(TOKENS[:600]).reused <= 320
-    with Reader(FULL, tmp_path, KVFormat(), reuse_tokens=0) as reader:
+    with Reader(FULL, tmp_path, KVFormat(), prefix_cache_tokens=0) as reader:
         reader.prefetch(TOKENS[:600])
         assert not reader.read_names
 

@@ -10,7 +10,7 @@ from support.disk_entries import BIG, ROOT, content, digest, entry, path_of
 
 from mlxinfer.cache.disk import page_dir as folders
 from mlxinfer.cache.disk import storage as tiers
-from mlxinfer.cache.disk.storage import DiskTier
+from mlxinfer.cache.disk.storage import DiskStorage
 
 CHAIN = [entry(number) for number in range(12)]
 
@@ -21,7 +21,7 @@ def open_tier(tmp_path):
     made = []
 
     def make(limit=10**9, directory=tmp_path, **settings):
-        made.append(DiskTier(directory, limit, **settings))
+        made.append(DiskStorage(directory, limit, **settings))
         return made[-1]
 
     yield make
@@ -118,8 +118,8 @@ def test_no_more_is_read_ahead_than_may_wait(open_tier, monkeypatch):
 
 def test_no_more_waits_to_be_written_than_may(open_tier, monkeypatch):
     held = threading.Event()
-    write = folders.Folder.write
-    monkeypatch.setattr(folders.Folder, "write", lambda *args: held.wait(60) and write(*args))
+    write = folders.PageDir.write
+    monkeypatch.setattr(folders.PageDir, "write", lambda *args: held.wait(60) and write(*args))
     monkeypatch.setattr(tiers, "_WRITING", 3 * CHAIN[0].layout.nbytes)
     tier = looked_up(open_tier())
     count = 0
@@ -134,7 +134,7 @@ def test_no_more_waits_to_be_written_than_may(open_tier, monkeypatch):
 def test_closing_waits_only_so_long(open_tier, monkeypatch):
     held = threading.Event()
     done = []
-    monkeypatch.setattr(folders.Folder, "write", lambda self, one, data: (held.wait(60) and done.append(one)) or True)
+    monkeypatch.setattr(folders.PageDir, "write", lambda self, one, data: (held.wait(60) and done.append(one)) or True)
     tier = looked_up(open_tier())
     fill(tier)
     assert not tier.close(0.01)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxinfer.engine.spec_decode.acceptance import Acceptance, Account, Foresight, Prospect, RoundTimes, best_lengths
+from mlxinfer.engine.spec_decode.acceptance import Acceptance, Candidate, GainAccount, MatchStats, RoundTimes, best_lengths
 
 MOST = 8
 
@@ -26,10 +26,10 @@ class Device:
 def simulate(device, tokens, chance, known=None):
     """Tokens a second of one sequence; `chance(i)` is that a draft is right when i tokens have been said. `known` is what has been learnt
     before."""
-    times, account, acceptance = known or (RoundTimes(), Account(), Acceptance())
+    times, account, acceptance = known or (RoundTimes(), GainAccount(), Acceptance())
     said, total, draws = 0, 0.0, random.Random(1)
     while said < tokens:
-        prospect = Prospect(acceptance.chances(MOST), device.turn * device.base)
+        prospect = Candidate(acceptance.chances(MOST), device.turn * device.base)
         count = best_lengths([prospect], 1, times)[0][0] if account.open else 0
         accepted = 0
         while accepted < count and draws.random() < chance(said + accepted):
@@ -82,7 +82,7 @@ def test_acceptance_that_changes_is_no_trap(period, slope):
 def test_near_the_best_length_where_acceptance_is_constant(chance, slope):
     device = Device(slope=slope)
     best = max(fixed(device, chance, count) for count in range(MOST + 1))
-    known = RoundTimes(), Account(), Acceptance()
+    known = RoundTimes(), GainAccount(), Acceptance()
     simulate(device, 1000, lambda i: chance, known)
     reached = simulate(device, 4000, lambda i: chance, known)
     # What brings little is not looked for.
@@ -90,7 +90,7 @@ def test_near_the_best_length_where_acceptance_is_constant(chance, slope):
 
 
 def test_nothing_is_drafted_before_a_step_has_been_measured():
-    assert best_lengths([Prospect([1.0, 1.0])], 1, RoundTimes()) == ([0], 1.0)
+    assert best_lengths([Candidate([1.0, 1.0])], 1, RoundTimes()) == ([0], 1.0)
 
 
 def test_sequences_share_a_step_and_the_likeliest_drafts_go_first():
@@ -98,7 +98,7 @@ def test_sequences_share_a_step_and_the_likeliest_drafts_go_first():
     for rows in range(1, 20):
         times.observe(rows, 1 + 0.25 * (rows - 1), drained=True)
         times.observe(rows, 1 + 0.25 * (rows - 1), drained=False)
-    lengths, gain = best_lengths([Prospect([0.95, 0.9, 0.85]), Prospect([0.2, 0.04]), Prospect([0.9, 0.3])], 3, times)
+    lengths, gain = best_lengths([Candidate([0.95, 0.9, 0.85]), Candidate([0.2, 0.04]), Candidate([0.9, 0.3])], 3, times)
     assert lengths == [3, 0, 1]
     assert gain > 1
 
@@ -114,7 +114,7 @@ def test_a_slower_machine_does_not_change_what_pays():
 
 
 def test_longer_matches_are_trusted_more_and_both_are_learnt():
-    foresight = Foresight()
+    foresight = MatchStats()
     assert foresight.chance(2) < foresight.chance(5) < foresight.chance(40)
     for _ in range(300):
         foresight.learn(2, True)

@@ -51,7 +51,7 @@ def test_layers_that_keep_states_cannot_draft():
     with pytest.raises(DraftError, match="cannot draft"):
         check_kind(tiny_model("qwen3_next"))
     with pytest.raises(DraftError, match="cannot draft"):
-        Drafter(tiny_model("qwen3_next"), mx.float32, 0.1).start(EngineConfig(max_context=64, capacity_tokens=256), 96)
+        Drafter(tiny_model("qwen3_next"), mx.float32, 0.1).start(EngineConfig(max_context=64, kv_cache_tokens=256), 96)
 
 
 def test_what_the_draft_model_has_read_is_reused():
@@ -75,7 +75,7 @@ def test_drafts_while_pages_run_out():
         return [request(p, 200, temperature=0.7, seed=3, index=i) for i, p in enumerate(prompts)]
 
     expected = [run(tiny_engine(max_draft=0), [r])[0] for r in requests()]
-    engine = eager_engine(draft=noisy_model(0.03), capacity_tokens=512)
+    engine = eager_engine(draft=noisy_model(0.03), kv_cache_tokens=512)
     sequences = requests()
     assert run(engine, sequences) == expected
     assert sum(s.preemptions for s in sequences) > 0
@@ -103,7 +103,7 @@ def test_an_interrupt_leaves_a_fresh_draft_model(monkeypatch):
 
 def test_no_room_for_the_draft_model_means_no_drafts():
     engine = eager_engine(draft=tiny_model())
-    engine.speculator.draft = engine.drafter.start(EngineConfig(max_context=256, capacity_tokens=64, prefix_cache=False), 96)
+    engine.speculator.draft = engine.drafter.start(EngineConfig(max_context=256, kv_cache_tokens=64, prefix_cache=False), 96)
     prompts = [[(i * k) % 89 + 3 for i in range(70)] for k in range(1, 4)]
     expected = [run(tiny_engine(max_draft=0), [request(p, 100)])[0] for p in prompts]
     assert run(engine, [request(p, 100) for p in prompts]) == expected

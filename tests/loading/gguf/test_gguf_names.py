@@ -17,7 +17,7 @@ from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.nn.linear import Embedding
 from mlxinfer.nn.packing import settle
-from mlxinfer.nn.weights import Dense, Format, InFile, Quantized, numbers
+from mlxinfer.nn.weights import Dense, Format, Quantized, RawBlocks, numbers
 from tests.support.gguf_file import Tensor, array_tensor, write
 
 HIDDEN, HEADS, KV, DIM = 64, 4, 2, 32
@@ -70,10 +70,10 @@ def checkpoint(path: Path, architecture: str, tensors: list[Tensor], hyper: dict
 def read(opened: GGUFCheckpoint, name: str) -> np.ndarray:
     """Read, and see that all was foretold; then again from a checkpoint that leaves matrices in the file, which must be the same."""
     values = read_once(opened, name)
-    again = GGUFCheckpoint(opened.path, in_file=True)
+    again = GGUFCheckpoint(opened.path, raw_blocks=True)
     assert np.array_equal(read_once(again, name), values, equal_nan=True)
     matrix = again.read(name)
-    if isinstance(matrix, InFile):
+    if isinstance(matrix, RawBlocks):
         embedding = Embedding(matrix, mx.float32)
         settle(embedding)
         rows = values.reshape(-1, values.shape[-1])

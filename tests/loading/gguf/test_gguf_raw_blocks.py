@@ -18,7 +18,7 @@ from mlxinfer.loading.gguf.reader import GGUFFile
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.moe import ExpertLinear
 from mlxinfer.nn.packing import arrays, settle
-from mlxinfer.nn.weights import InFile, concat, map_rows, numbers, stack
+from mlxinfer.nn.weights import RawBlocks, concat, map_rows, numbers, stack
 from tests.support.gguf_file import Tensor, write
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
@@ -32,7 +32,7 @@ def exact(values: np.ndarray, kind: Kind) -> np.ndarray:
     return gguf.quants.dequantize(gguf.quants.quantize(values, kind).view(np.uint8), kind)
 
 
-def matrices(path: Path, values: list[np.ndarray], kind: Kind = Kind.Q5_0) -> list[InFile]:
+def matrices(path: Path, values: list[np.ndarray], kind: Kind = Kind.Q5_0) -> list[RawBlocks]:
     tensors = [Tensor(f"t{i}", v.shape, gguf.quants.quantize(v, kind).tobytes(), int(kind)) for i, v in enumerate(values)]
     file = GGUFFile(write(path / "x.gguf", {"general.architecture": "llama"}, tensors))
     return [left_in_file(file, marked_to_stay(file.tensors[tensor.name])) for tensor in tensors]
@@ -44,7 +44,7 @@ def test_rows_of_several_tensors_in_any_order(tmp_path: Path) -> None:
     whole = exact(np.concatenate(values), Kind.Q5_0)
     order = np.random.default_rng(0).permutation(46)[:30]
     picked = map_rows(joined, lambda rows: rows[mx.array(order)])
-    assert isinstance(picked, InFile)
+    assert isinstance(picked, RawBlocks)
     assert picked.shape == (30, 64)
     assert np.array_equal(np.array(numbers(picked)), whole[order])
     for size in (1, 7, 100):
