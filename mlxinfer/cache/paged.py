@@ -46,8 +46,8 @@ class PagedCache:
         disk: DiskStorage | None = None,
     ) -> None:
         """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the longest chunk of a sequence
-        that one step computes. `backend` chooses how a layer attends; `fingerprint` identifies the weights. The prefix cache holds at most
-        `prefix_cache_tokens`, and `snapshot_bytes` of open pages and states; it is off where both are 0. `disk` keeps it across restarts."""
+        that one step computes. `backend` chooses how a layer attends; `fingerprint` identifies the weights. The prefix cache holds up to
+        `prefix_cache_tokens`, and `snapshot_bytes` of open pages and states; 0 for both turns it off. `disk` keeps it across restarts."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
