@@ -86,7 +86,13 @@ def test_a_broken_file_costs_time_only(name, tmp_path, bad):
         assert np.array_equal(resumed(reader, TOKENS[:LENGTH])[1][-1], expected[-1])
 
 
-OTHERS = [{"name": MOE}, {"kv": KVFormat(8, 8)}, {"kv": KVFormat(4, 4, first16=True)}, {"identity": "new revision"}, {"dtype": mx.bfloat16}]
+OTHERS = [
+    {"name": MOE},
+    {"kv": KVFormat(8, 8)},
+    {"kv": KVFormat(4, 4, first16=True)},
+    {"fingerprint": "new revision"},
+    {"dtype": mx.bfloat16},
+]
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
