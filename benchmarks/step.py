@@ -97,7 +97,7 @@ class _Step:
             a = block.mixer
             assert isinstance(a, Attention)
             heads = HeadSteps(a.q_norm, a.k_norm, None if block.rope is None else rotations[block.rope])
-            found.append(step.attend_rows(a.layer, rows, heads, scale=a.scale, softcap=a.softcap, sinks=a.sinks))
+            found.append(step.attend_rows(a.layer, rows, heads, a.params))
         return found
 
     def products(self) -> list[mx.array]:

@@ -105,6 +105,18 @@ class HeadSteps:
     rotation: Rotation | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """The constants of a layer's attention."""
+
+    scale: float
+    """Factor of the scores, before the softmax."""
+    softcap: float | None = None
+    """c: scores become `c * tanh(scores / c)`."""
+    sinks: mx.array | None = None
+    """`[Hq]`: a logit per head that takes part in the softmax and carries no value (gpt-oss)."""
+
+
 class Step(Protocol):
     """The cache as one step of the model sees it. Valid for that step only."""
 
@@ -115,33 +127,12 @@ class Step(Protocol):
         """int32 `[T]`: the position of each row in its own sequence."""
         ...
 
-    def attend(
-        self,
-        layer: int,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
         """Append k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, and attend with q `[T, Hq, Dk]` causally, within the layer's window.
-
-        `softcap` c: scores become `c * tanh(scores / c)`. `sinks` `[Hq]`: a logit per head that takes part in the softmax and
-        carries no value. Returns `[T, Hq, Dv]`."""
+        Returns `[T, Hq, Dv]`."""
         ...
 
-    def attend_rows(
-        self,
-        layer: int,
-        rows: Sequence[mx.array],
-        heads: HeadSteps,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         """The same for projections as they come: one to three arrays `[T, n]` that together have queries, keys and values behind one
         another, whose heads still have their `heads` steps before them. Returns `[T, Hq * Dv]`."""
         ...

@@ -185,10 +185,6 @@ class PagedCache:
     def usage(self) -> PoolUsage:
         return self.pool.usage()
 
-    def clear(self) -> None:
-        """Forget everything that is only kept for reuse."""
-        self.pool.clear()
-
     def prefetch(self, tokens: Sequence[int], cache_salt: str = "", *, store: bool = True) -> bool:
         """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
         never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
@@ -260,11 +256,6 @@ class PagedCache:
         first = _room(group.first, 1, least=1) if group.first else 0
         for layer in group.layers:
             self._stores[layer].grow(pages=room, first=first)
-
-    def nbytes(self) -> int:
-        """Bytes held now, in all layers."""
-        paged = sum(a.nbytes for s in self._stores.values() for a in s.arrays)
-        return paged + sum(a.nbytes for s in self._recurrent.values() for a in s.arrays)
 
 
 def _room(allocator: PageAllocator, wanted: int, least: int = 4) -> int:

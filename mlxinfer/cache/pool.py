@@ -273,11 +273,6 @@ class PagePool:
             self.slots[slot].stations = left
         return kept
 
-    def clear(self) -> None:
-        """Forget everything that is only kept for reuse."""
-        if self.index:
-            self.index.clear()
-
 
 def _in_use(group: AttentionGroup, page: int) -> bool:
     allocator, place = group.owner(page)

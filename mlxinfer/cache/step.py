@@ -8,8 +8,8 @@ from functools import cached_property
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-from .attention.native import Full, NativeStep, Options, StepAttention, run_blocks
-from .base import HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
+from .attention.native import Full, NativeStep, StepAttention, run_blocks
+from .base import AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
 from .store import Filled, LayerStore
 
@@ -42,34 +42,15 @@ class CacheStep:
         """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
         return bool(self._attention) and any(s.filled for s in self.segments)
 
-    def attend(
-        self,
-        layer: int,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
         self._replaced.add(layer)
-        return self._keep(layer, *attention.heads(store, (q, k, v), Options(scale, softcap, sinks)))
+        return self._keep(layer, *attention.heads(store, (q, k, v), params))
 
-    def attend_rows(
-        self,
-        layer: int,
-        rows: Sequence[mx.array],
-        heads: HeadSteps,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
         self._replaced.add(layer)
-        return self._keep(layer, *attention.rows(store, rows, heads, Options(scale, softcap, sinks)))
+        return self._keep(layer, *attention.rows(store, rows, heads, params))
 
     @property
     def runs_blocks(self) -> bool:

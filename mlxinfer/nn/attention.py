@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import HeadNorm, HeadSteps, Rotation, Step
+from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Step
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 from .rope import Rope
@@ -44,7 +44,7 @@ class Attention:
     """Attention of one layer. Every option that a family does not use stays at its default and costs nothing.
 
     `layer` is the index under which the cache knows this layer. Without a `rope` positions are not encoded. `q_norm` and `k_norm`
-    work on each head, or on the whole width with `wide_norms`. `sinks` `[heads]` and `softcap` are as in `Step.attend`.
+    work on each head, or on the whole width with `wide_norms`. `scale`, `softcap` and `sinks` `[heads]` become its `AttentionParams`.
     """
 
     def __init__(
@@ -68,22 +68,18 @@ class Attention:
         self.output = output
         self.q_norm, self.k_norm = q_norm, k_norm
         self.wide_norms = wide_norms
-        self.softcap = softcap
-        self.sinks = sinks
         self.rotates = rope is not None
-        self.scale = heads.dim**-0.5 if scale is None else scale
+        scale = heads.dim**-0.5 if scale is None else scale
         self.query_gain: mx.array | None = None
         if rope is not None and rope.gain != 1.0:
-            self._apply_gain(rope)
-
-    def _apply_gain(self, rope: Rope) -> None:
-        """A rope's gain on queries and keys is its square on the scores; where only some channels rotate, on those of the queries."""
-        if rope.dims == self.heads.dim:
-            self.scale *= rope.gain**2
-        else:
-            gain = np.ones(self.heads.dim, np.float32)
-            gain[: rope.dims] = rope.gain**2
-            self.query_gain = mx.array(gain)
+            # A gain on queries and keys is its square on the scores; if only some channels rotate, on those of the queries.
+            if rope.dims == heads.dim:
+                scale *= rope.gain**2
+            else:
+                gain = np.ones(heads.dim, np.float32)
+                gain[: rope.dims] = rope.gain**2
+                self.query_gain = mx.array(gain)
+        self.params = AttentionParams(scale, softcap, sinks)
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
@@ -97,7 +93,7 @@ class Attention:
             rows, steps = self._normed(*self.qkv(x, norm=norm)), HeadSteps(rotation=turning)
         else:
             rows, steps = self.qkv.runs(x, norm=norm), HeadSteps(self.q_norm, self.k_norm, turning)
-        y = step.attend_rows(self.layer, rows, steps, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
+        y = step.attend_rows(self.layer, rows, steps, self.params)
         return self.output(y, onto=onto)
 
     def _normed(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
@@ -117,5 +113,5 @@ class Attention:
         """Heads `[T, heads, dim]` to their answers, flat."""
         if self.query_gain is not None:
             q = (q * self.query_gain).astype(q.dtype)
-        y = step.attend(self.layer, q, k, v, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
+        y = step.attend(self.layer, q, k, v, self.params)
         return y.reshape(q.shape[0], -1)

@@ -9,7 +9,7 @@ from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
 
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend
-from mlxinfer.cache.base import PAGE, AttentionSpec, RecurrentSpec, Segment
+from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, RecurrentSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.pool import PageDemand
@@ -102,7 +102,7 @@ def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
     for past in (0, PAGE * 100):
         rows = mx.zeros((PAGE * 100 - 1, 4, 64))
         step = cache.begin([Segment(slot, 0, rows.shape[0], past, past)])
-        step.attend(0, rows, rows, rows, scale=1.0)
+        step.attend(0, rows, rows, rows, AttentionParams(1.0))
         mx.eval(step.state)
         cache.commit(step)
         del step, rows
@@ -110,7 +110,7 @@ def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
         mx.reset_peak_memory()
         one = mx.zeros((1, 4, 64))
         step = cache.begin([Segment(slot, 0, 1, past + PAGE * 100 - 1, 0)])
-        step.attend(0, one, one, one, scale=1.0)
+        step.attend(0, one, one, one, AttentionParams(1.0))
         mx.eval(step.state)
         cache.commit(step)
         peaks.append(mx.get_peak_memory() - before)

@@ -122,7 +122,7 @@ class Use(RuleBasedStateMachine):
 
     @rule()
     def clear(self):
-        self.pool.clear()
+        self.index.clear()
         assert not self.index.snapshots
         assert not any(a.idle for g in self.pool.groups for a in g.allocators)
 
@@ -183,7 +183,7 @@ class Use(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             for slot in self.running:
                 self.pool.release(slot)
-            self.pool.clear()
+            self.index.clear()
             assert all(a.free == CAPACITY for g in self.pool.groups for a in g.allocators)
             assert list(self.index.nodes()) == []
 

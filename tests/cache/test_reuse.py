@@ -150,7 +150,7 @@ def test_little_memory_changes_nothing(name, kv):
         reused.append(match.reused)
     assert any(reused)
     assert not reader.cache.usage().used
-    reader.cache.clear()
+    reader.cache.pool.index.clear()
     assert reader.cache.usage() == PoolUsage(pages=10)
 
 

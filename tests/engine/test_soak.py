@@ -66,7 +66,7 @@ def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
     assert len(outcomes) == 1000
     assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 150
     assert engine.cache.usage().used == 0
-    engine.cache.clear()
+    engine.cache.pool.index.clear()
     assert engine.cache.usage().cached == 0
     assert engine.stats().running == engine.stats().waiting == 0
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.cache.base import PAGE, AttentionSpec, Segment
+from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal.paged_attention.reference import attention
@@ -71,7 +71,7 @@ def run_step(cache: PagedCache, parts: list[tuple[Sequence, int, int]]) -> None:
     assert step.positions.tolist() == [s.past + i for s in segments for i in range(s.count)]
     for layer in range(len(cache.layers)):
         rows = [mx.concatenate([s.inputs[layer][i][s.done : s.done + n] for s, _, n in parts]) for i in range(3)]
-        got = np.array(step.attend(layer, *rows, scale=SCALE))
+        got = np.array(step.attend(layer, *rows, AttentionParams(SCALE)))
         want = np.concatenate([s.expected[layer][s.done : s.done + n] for s, _, n in parts])
         np.testing.assert_allclose(got, want, atol=1e-5)
     for sequence, _, count in parts:

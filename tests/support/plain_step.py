@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxinfer.cache.attention.reference import separate
-from mlxinfer.cache.base import AttentionSpec, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
+from mlxinfer.cache.base import AttentionParams, AttentionSpec, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -42,17 +42,7 @@ class PlainStep:
         self.segments = segments
         self.positions = mx.concatenate([mx.arange(s.past, s.past + s.count, dtype=mx.int32) for s in segments])
 
-    def attend(
-        self,
-        layer: int,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
         spec = self.cache.layers[layer]
         assert isinstance(spec, AttentionSpec)
         assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
@@ -61,13 +51,13 @@ class PlainStep:
         for s in self.segments:
             rows = slice(s.start, s.start + s.count)
             keys, values = self._append(s, layer, k[rows], v[rows])
-            outputs.append(_attend(q[rows], keys, values, s.past, spec.window, scale, softcap, sinks))
+            outputs.append(_attend(q[rows], keys, values, s.past, spec.window, params))
         return mx.concatenate(outputs)
 
-    def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, **options: Any) -> mx.array:
+    def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec = self.cache.layers[layer]
         assert isinstance(spec, AttentionSpec)
-        y = self.attend(layer, *separate(rows, spec, heads), **options)
+        y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
     def run_blocks(self, x: mx.array, blocks: Any, layers: Any, rotations: Any) -> mx.array:
@@ -99,12 +89,11 @@ class PlainStep:
         return self.cache.state.setdefault((segment.slot, 0), spec.make())
 
 
-def _attend(
-    q: mx.array, k: mx.array, v: mx.array, past: int, window: int | None, scale: float, softcap: float | None, sinks: mx.array | None
-) -> mx.array:
+def _attend(q: mx.array, k: mx.array, v: mx.array, past: int, window: int | None, params: AttentionParams) -> mx.array:
+    softcap, sinks = params.softcap, params.sinks
     groups = q.shape[1] // k.shape[1]
     k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
-    scores = mx.einsum("thd,shd->hts", q, k).astype(mx.float32) * scale
+    scores = mx.einsum("thd,shd->hts", q, k).astype(mx.float32) * params.scale
     if softcap is not None:
         scores = softcap * mx.tanh(scores / softcap)
     query, key = mx.arange(past, past + q.shape[0])[:, None], mx.arange(k.shape[0])[None]

@@ -12,11 +12,11 @@ from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
-from ..base import PAGE, HeadSteps, Segment
+from ..base import PAGE, AttentionParams, HeadSteps, Segment
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
-from .native import Full, Options, StepAttention
+from .native import Full, StepAttention
 from .reference import PlainStep, separate
 
 _Key = tuple[Shape, Pools]
@@ -47,11 +47,11 @@ class MetalStep:
         self._decode: dict[_Key, DecodePlan] = {}
         self._prefill: dict[_Key, PrefillPlan] = {}
 
-    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
-        y, full = self.heads(store, separate(rows, store.spec, heads), options)
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
+        y, full = self.heads(store, separate(rows, store.spec, heads), params)
         return y.reshape(y.shape[0], -1), full
 
-    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         kind = qkv[0].dtype
         q, k, v = (x.astype(store.dtype) for x in qkv)
         key = _key(store, q.shape[1])
@@ -60,12 +60,12 @@ class MetalStep:
         before = list(store.open)
         if self._few:
             self._append_few(store, k, v, full)
-            answers.append(self._decoded(store, key, q, options))
+            answers.append(self._decoded(store, key, q, params))
         if self._many and store.format.quantized:
             self._append_many(store, k, v, full)
-            answers.append(self._prefilled(store, key, (q, k, v), before, full, options))
+            answers.append(self._prefilled(store, key, (q, k, v), before, full, params))
         elif self._many:
-            y, more = self._plain.heads(store, (q, k, v), options)
+            y, more = self._plain.heads(store, (q, k, v), params)
             answers.append(y)
             full.update(more)
         y = answers[0] if len(answers) == 1 else mx.concatenate(answers)
@@ -85,7 +85,7 @@ class MetalStep:
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=s.past < PAGE, sealing=_SEALING)
 
-    def _decoded(self, store: LayerStore, key: _Key, q: mx.array, options: Options) -> mx.array:
+    def _decoded(self, store: LayerStore, key: _Key, q: mx.array, params: AttentionParams) -> mx.array:
         if key not in self._decode:
             rows = [self._rows(s) for s in self._few]
             self._decode[key] = plan_decode(key[0], rows, key[1], query_rows=q.shape[0], window=self.group.window)
@@ -95,9 +95,9 @@ class MetalStep:
             store.first,
             store.open,
             self._decode[key],
-            scale=options.scale,
-            softcap=options.softcap,
-            sinks=options.sinks,
+            scale=params.scale,
+            softcap=params.softcap,
+            sinks=params.sinks,
         )
 
     def _prefilled(
@@ -107,7 +107,7 @@ class MetalStep:
         qkv: tuple[mx.array, mx.array, mx.array],
         open_before: list[mx.array],
         full: Full,
-        options: Options,
+        params: AttentionParams,
     ) -> mx.array:
         if key not in self._prefill:
             rows, first16 = [self._rows(s) for s in self._many], bool(store.first)
@@ -121,9 +121,9 @@ class MetalStep:
             store.first,
             open_before,
             plan,
-            scale=options.scale,
-            softcap=options.softcap,
-            sinks=options.sinks,
+            scale=params.scale,
+            softcap=params.softcap,
+            sinks=params.sinks,
         )
 
     def _rows(self, s: Segment) -> Rows:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
 from ... import kernels_cpu
-from ..base import PAGE, HeadSteps, Rotation, Segment
+from ..base import PAGE, AttentionParams, HeadSteps, Rotation, Segment
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """As in `base.Step.attend`."""
-
-    scale: float
-    softcap: float | None = None
-    sinks: mx.array | None = None
-
 
 Full = dict[int, Filled]
 """By slot, the pages that became full."""
@@ -30,11 +19,11 @@ Full = dict[int, Filled]
 class StepAttention(Protocol):
     """Attention in the layers of one window, in one step. Both calls append to the open pages of `store`."""
 
-    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         """See `base.Step.attend`."""
         ...
 
-    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         """See `base.Step.attend_rows`."""
         ...
 
@@ -67,11 +56,11 @@ class NativeStep:
         self.plan = plan
         self._rotation: tuple[Rotation | None, kernels_cpu.Rotation | None] = None, None
 
-    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
-        y, full = self.rows(store, qkv, HeadSteps(), options)
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
+        y, full = self.rows(store, qkv, HeadSteps(), params)
         return y.reshape(y.shape[0], qkv[0].shape[1], -1), full
 
-    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         q_norm, k_norm = heads.q_norm, heads.k_norm
         form = store.format
         answers, store.open, filled, first = kernels_cpu.paged_attention(
@@ -79,9 +68,9 @@ class NativeStep:
             store.sealed,
             store.open,
             self.plan,
-            scale=options.scale,
-            softcap=options.softcap,
-            sinks=options.sinks,
+            scale=params.scale,
+            softcap=params.softcap,
+            sinks=params.sinks,
             query_norm=q_norm.weight if q_norm else None,
             key_norm=k_norm.weight if k_norm else None,
             eps=norm.eps if (norm := q_norm or k_norm) else 0.0,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ...kernels_metal.paged_attention.reference import attention
-from ..base import PAGE, AttentionSpec, HeadSteps, Segment
+from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..pages import AttentionGroup
 from ..store import LayerStore, Pages
-from .native import Full, Options, StepAttention
+from .native import Full, StepAttention
 
 
 def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) -> tuple[mx.array, mx.array, mx.array]:
@@ -68,11 +68,11 @@ class PlainStep:
     _masks: dict[int, mx.array] = field(default_factory=dict)
     """By slot: layers of a window have them in common."""
 
-    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, options: Options) -> tuple[mx.array, Full]:
-        y, full = self.heads(store, separate(rows, store.spec, heads), options)
+    def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
+        y, full = self.heads(store, separate(rows, store.spec, heads), params)
         return y.reshape(y.shape[0], -1), full
 
-    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], options: Options) -> tuple[mx.array, Full]:
+    def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         q, k, v = qkv
         outputs: list[mx.array] = []
         full: Full = {}
@@ -82,11 +82,11 @@ class PlainStep:
             tails = store.append(s.slot, s.past - sealed, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=not sealed)
-            out = self._attend(store, s, q[rows].swapaxes(0, 1), (tails[0], tails[1]), full, options)
+            out = self._attend(store, s, q[rows].swapaxes(0, 1), (tails[0], tails[1]), full, params)
             outputs.append(out.swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
 
-    def _attend(self, store: LayerStore, segment: Segment, q: mx.array, tails: Pages, full: Full, options: Options) -> mx.array:
+    def _attend(self, store: LayerStore, segment: Segment, q: mx.array, tails: Pages, full: Full, params: AttentionParams) -> mx.array:
         """Of queries `[Hq, L, D]`: to earlier pages as they are sealed, to their own as it is. Where sealing changes nothing, or all
         queries have the same page, that is causal attention to one row of keys."""
         window, last = self.group.window, segment.past + segment.count
@@ -101,7 +101,7 @@ class PlainStep:
         size = sum(keys.shape[1] for keys, _ in pieces) * PAGE + last - segment.past // PAGE * PAGE
         skipped = 0 if mask is not None else max(oldest - start, 0)
         k, v = (_joined([part[i] for part in parts])[:, skipped:size] for i in (0, 1))
-        return attention(q, k, v, scale=options.scale, window=window, softcap=options.softcap, sinks=options.sinks, mask=mask)
+        return attention(q, k, v, scale=params.scale, window=window, softcap=params.softcap, sinks=params.sinks, mask=mask)
 
     def _mask(self, segment: Segment, start: int) -> mx.array:
         """Which keys a query sees, `[L, S]`: sealed ones from position `start` to the last page that is full, then raw ones from the

@@ -13,12 +13,12 @@ from ... import kernels_cpu
 from ...device import default_dtype, is_gpu
 from ...errors import UnsupportedShapeError
 from ...kernels_metal.paged_attention.tiles import Shape, check_shape
-from ..base import AttentionSpec, LayerSpec, Segment
+from ..base import AttentionParams, AttentionSpec, LayerSpec, Segment
 from ..kv_format import KVFormat, by_layers
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
 from .metal import MetalAttention
-from .native import AttentionBackend, NativeAttention, Options
+from .native import AttentionBackend, NativeAttention
 from .reference import PlainAttention
 
 _NATIVE = NativeAttention()
@@ -125,7 +125,7 @@ def _answers(backend: AttentionBackend, spec: AttentionSpec, dtype: mx.Dtype, fo
         dims = (spec.key_dim, spec.key_dim, spec.value_dim)
         keys = mx.random.split(mx.random.key(number), 3)
         q, k, v = (mx.random.normal((start, h, d), key=key).astype(dtype) for h, d, key in zip(heads, dims, keys, strict=True))
-        y, full = backend.begin(tuple(segments), group).heads(store, (q, k, v), Options(spec.key_dim**-0.5))
+        y, full = backend.begin(tuple(segments), group).heads(store, (q, k, v), AttentionParams(spec.key_dim**-0.5))
         mx.eval(y, store.open, [f.arrays for f in full.values()])
         store.grow(pages=8, first=2)
         for slot, pages in full.items():

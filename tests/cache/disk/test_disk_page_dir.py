@@ -183,8 +183,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from support.disk_entries import BIG, content, entry
-from mlxinfer.cache.disk.page_dir import Folder
-folder = Folder(Path(sys.argv[1]), 10**9)
+from mlxinfer.cache.disk.page_dir import PageDir
+folder = PageDir(Path(sys.argv[1]), 10**9)
 folder.prepare()
 print("ready", flush=True)
 number = 0

@@ -57,6 +57,6 @@ def test_any_history(name, moves, pages, files):
             if move == "tidy":
                 reader.flush()
         assert not reader.tier.note
-        reader.cache.clear()
+        reader.cache.pool.index.clear()
         assert all(a.free == a.capacity for group in reader.cache.pool.groups for a in group.allocators)
         reader.cache.close(60)
