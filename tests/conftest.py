@@ -1,17 +1,23 @@
-"""Order and conditions of the whole suite: quick tests first, and what this machine lacks is skipped with its reason."""
+"""Order and conditions of the whole suite: quick tests first; what this machine lacks is skipped, and listed in the last line."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
-settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("repeatable")
+_REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", **_REPEATABLE)
+settings.register_profile("quick", max_examples=25, **_REPEATABLE)
+settings.register_profile("smoke", max_examples=5, **_REPEATABLE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
 os.environ["MLXINFER_PACKED_GB"] = "0"
@@ -31,7 +37,7 @@ def _missing() -> dict[str, str]:
     if not mx.metal.is_available():
         reasons["metal"] = "no Apple GPU"
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
-        reasons["torch"] = "torch and transformers are not installed (make test EXTRAS=dev)"
+        reasons["torch"] = "torch or transformers is not installed (make torch)"
     if why_not := emulator.why_not():
         reasons["emulator"] = f"Metal kernels cannot be run here: {why_not}"
     return reasons
@@ -48,3 +54,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: sum(item.get_closest_marker(name) is not None for name in ("model", "torch")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """The emulator needs a compiler for each of its sanitizers; a test of one that cannot be had is skipped."""
+    from mlxinfer.kernels_metal import emulator
+
+    try:
+        return (yield)
+    except emulator.Unavailable as lack:
+        if pyfuncitem.get_closest_marker("emulator"):
+            pytest.skip(str(lack))
+        raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """After all that pytest has to say."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if skipped:
+        reporter.write_line(_list_of_skipped(skipped))
+    return result
+
+
+def _list_of_skipped(reports: list[pytest.TestReport | pytest.CollectReport]) -> str:
+    """One line: how many for which reason."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        words = " ".join(reason.removeprefix("Skipped: ").split())
+        counts[f"whole module: {words}" if isinstance(report, pytest.CollectReport) else words] += 1
+    return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in counts.most_common())
