@@ -8,13 +8,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
 from support.live_server import LiveServer
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+httpx2 = needs("httpx2")
+openai = needs("openai")
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -28,7 +32,9 @@ def expected(unix_client: OpenAI) -> str:
 
 async def _many(live: LiveServer, count: int) -> list[str]:
     transport = httpx2.AsyncHTTPTransport(uds=str(live.path))
-    async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="unused", http_client=httpx2.AsyncClient(transport=transport)) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{live.url}/v1", api_key="unused", http_client=httpx2.AsyncClient(transport=transport)
+    ) as client:
 
         async def one(number: int) -> str:
             messages: Any = [{"role": "user", "content": f"Number {number}"}]
