@@ -9,8 +9,11 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
+
+from mlxinfer.kernels_metal import emulator
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 _REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -27,20 +30,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _missing() -> dict[str, str]:
-    """Marker -> why its tests cannot run here."""
-    import mlx.core as mx
-
-    from mlxinfer.kernels_metal import emulator
-
-    reasons = {}
-    if not mx.metal.is_available():
-        reasons["metal"] = "no Apple GPU"
-    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
-        reasons["torch"] = "torch or transformers is not installed (make torch)"
-    if why_not := emulator.why_not():
-        reasons["emulator"] = f"Metal kernels cannot be run here: {why_not}"
-    return reasons
+def _missing(marker: str) -> str | None:
+    """Why the tests with a marker cannot run here."""
+    if marker == "metal":
+        return None if mx.metal.is_available() else "no Apple GPU"
+    if marker == "torch":
+        installed = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+        return None if installed else "torch or transformers is not installed (make torch)"
+    return emulator.why_not()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,19 +45,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    missing = _missing()
-    for item in items:
-        for marker, reason in missing.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: sum(item.get_closest_marker(name) is not None for name in ("model", "torch")))
+    for marker in ("metal", "torch", "emulator"):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        reason = _missing(marker) if marked else None
+        for item in marked if reason else ():
+            item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=_late)
+
+
+def _late(item: pytest.Item) -> int:
+    return sum(item.get_closest_marker(name) is not None for name in ("long", "model", "torch"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """The emulator needs a compiler for each of its sanitizers; a test of one that cannot be had is skipped."""
-    from mlxinfer.kernels_metal import emulator
-
     try:
         return (yield)
     except emulator.Unavailable as lack:

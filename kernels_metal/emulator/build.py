@@ -28,7 +28,7 @@ MASKED = re.compile(r"^(  %sh[lr]\.mask\d* = and i(32|64) (%?[\w.]+), (31|63)(, 
 def toolchain(mode: str) -> Toolchain:
     found = find(mode)
     if isinstance(found, str):
-        raise Unavailable(f"the Metal emulator is not available in the mode {mode}: {found}")
+        raise Unavailable(found)
     return found
 
 

@@ -105,7 +105,7 @@ def find(mode: str = "fast") -> Toolchain | str:
         if isinstance(found, Toolchain):
             return found
         reasons.append(f"{_name(compiler)}: {found}")
-    return f"no {TITLES.get(mode, 'compiler')}: {'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
+    return f"no {TITLES.get(mode, 'compiler')} for Metal kernels: {'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
 
 
 def _unfit_machine() -> str | None:

@@ -66,6 +66,7 @@ def test_slots_and_pages_are_reused_without_leaking(kv):
         assert group.first is None or group.first.free == PAGE
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4), KVFormat(3, 8, first16=True)], ids=lambda kv: kv.name)
 def test_fork_shares_the_past_and_then_parts(kv):
     cache, sequence = new_cache(kv=kv), Sequence(1, 200, kv)

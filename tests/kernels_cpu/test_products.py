@@ -158,6 +158,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(form, precision):
                 assert same_bits(part, together[first : first + count])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_more_rows_than_one_chunk(precision):
     rng = np.random.default_rng(4)
@@ -197,6 +198,7 @@ def test_views_of_any_kind(arranged, dtype):
     assert same_bits(kernels_cpu.silu_multiply(x, x), kernels_cpu.silu_multiply(plain[0], plain[0]))
 
 
+@pytest.mark.smoke
 def test_views_of_weights():
     rng = np.random.default_rng(6)
     m = draw(rng, ("affine", 3, 32), (4, 30, 96))

@@ -41,6 +41,7 @@ def test_every_golden_checkpoint(name: str) -> None:
     assert np.abs(logits(load(GOLDEN / name, dtype="float32"), reference["ids"]) - reference["logits"]).max() < 1e-3
 
 
+@pytest.mark.smoke
 def test_what_is_loaded(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path / "tiny")
     (directory / "generation_config.json").write_text('{"temperature": 0.5}')

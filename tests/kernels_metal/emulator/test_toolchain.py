@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from support.fake_clang import install_compiler
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.emulator import build, toolchain, trial
@@ -19,27 +20,6 @@ ELSEWHERE = sys.platform != "linux" or platform.machine() != "x86_64"
 elsewhere_that_is_the_reason = pytest.mark.skipif(ELSEWHERE, reason="elsewhere that is the reason")
 INSTALL = "apt-get install clang-19 libclang-rt-19-dev llvm-19"
 CACHES = (toolchain.find, toolchain._common, toolchain._version, toolchain._cpu_features, build.toolchain, trial.fixed_addresses)
-
-# A compiler whose programs say "ok" or fail; what it cannot link ends with a reason as linkers give them.
-COMPILER = """#!{python} -SE
-import os, sys
-version, refused, crashing = {version!r}, {refused!r}, {crashing!r}
-arguments = " ".join(sys.argv[1:])
-with open({log!r}, "a") as log:
-    log.write(arguments + chr(10))
-if "--version" in arguments:
-    print("clang version", version)
-elif "-print-libgcc-file-name" in arguments:
-    print({builtins!r})
-elif refused and refused in arguments and not ("{cure}" and "{cure}" in arguments):
-    sys.exit("/tmp/it.o: in function main: undefined reference to 'what_is_not_there'")
-else:
-    program = sys.argv[-1]
-    with open(program, "w") as file:
-        file.write("#!/bin/sh" + chr(10))
-        file.write("echo ERROR: no memory there >&2; exit 66" if crashing and crashing in arguments else "echo ok")
-    os.chmod(program, 0o755)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -63,23 +43,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _install(
-    folder: Path, name: str, version: str, *, builtins: bool = True, refused: str = "", crashing: str = "", cure: str = ""
-) -> Path:
-    """A compiler that cannot link what has `refused` in it (unless `cure` is there too), and whose programs with `crashing` fail."""
-    library = folder / "libclang_rt.builtins.a"
-    for other in ("ld", "llvm-symbolizer"):
-        (folder / other).touch()
-        (folder / other).chmod(0o755)
-    if builtins:
-        library.touch()
-    log = folder / f"{name}.log"
-    values = {"version": version, "refused": refused, "crashing": crashing, "cure": cure, "builtins": str(library), "log": str(log)}
-    (folder / name).write_text(COMPILER.format(python=sys.executable, **values))
-    (folder / name).chmod(0o755)
-    return log
-
-
 def test_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
@@ -98,18 +61,18 @@ def test_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_without_a_usable_clang(version: str | None, reason: str, programs: Path) -> None:
     if version:
-        _install(programs, "clang++", version, builtins=False)
+        install_compiler(programs, "clang++", version, builtins=False)
     assert not emulator.available()
-    assert emulator.why_not() == f"no compiler: {reason} ({INSTALL})"
+    assert emulator.why_not() == f"no compiler for Metal kernels: {reason} ({INSTALL})"
     kernel = emulator.metal_kernel("k", ["x"], ["out"], "out[0] = x[0];")
-    with pytest.raises(emulator.Unavailable, match="not available"):
+    with pytest.raises(emulator.Unavailable, match="no compiler"):
         kernel(inputs=[mx.zeros((1,))], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)], output_dtypes=[mx.float32])
 
 
 @elsewhere_that_is_the_reason
 def test_each_sanitizer_has_the_first_compiler_that_can_do_it(programs: Path) -> None:
-    _install(programs, "clang++-19", "19.1.7", refused="-fsanitize=thread")
-    _install(programs, "clang++", "21.0.0", crashing="-fsanitize=memory")
+    install_compiler(programs, "clang++-19", "19.1.7", refused="-fsanitize=thread")
+    install_compiler(programs, "clang++", "21.0.0", crashing="-fsanitize=memory")
     found = {mode: toolchain.find(mode) for mode in emulator.MODES}
     names = {mode: Path(one.compiler).name for mode, one in found.items() if isinstance(one, toolchain.Toolchain)}
     assert names == {"fast": "clang++-19", "asan": "clang++-19", "tsan": "clang++", "msan": "clang++-19", "trace": "clang++-19"}
@@ -117,17 +80,17 @@ def test_each_sanitizer_has_the_first_compiler_that_can_do_it(programs: Path) ->
 
 @elsewhere_that_is_the_reason
 def test_what_cannot_be_linked_or_run_has_its_reason(programs: Path) -> None:
-    _install(programs, "clang++", "21.0.0", refused="-fsanitize=thread", crashing="-fsanitize=memory")
+    install_compiler(programs, "clang++", "21.0.0", refused="-fsanitize=thread", crashing="-fsanitize=memory")
     assert [mode for mode in emulator.MODES if emulator.available(mode)] == ["fast", "asan", "trace"]
-    reason = "no ThreadSanitizer: clang++ 21: cannot link -fsanitize=thread: undefined reference to 'what_is_not_there'"
+    reason = "no ThreadSanitizer for Metal kernels: clang++ 21: cannot link -fsanitize=thread: undefined reference to 'what_is_not_there'"
     assert emulator.why_not("tsan") == f"{reason} ({INSTALL})"
-    reason = "no MemorySanitizer: clang++ 21: links -fsanitize=memory, but the program fails: no memory there"
+    reason = "no MemorySanitizer for Metal kernels: clang++ 21: links -fsanitize=memory, but the program fails: no memory there"
     assert emulator.why_not("msan") == f"{reason} ({INSTALL})"
 
 
 @elsewhere_that_is_the_reason
 def test_swifts_clang_is_given_its_libdispatch(programs: Path) -> None:
-    _install(programs, "clang++", "21.0.0", refused="-fsanitize=thread", cure="-ldispatch")
+    install_compiler(programs, "clang++", "21.0.0", refused="-fsanitize=thread", cure="-ldispatch")
     assert not emulator.available("tsan")
     toolchain.find.cache_clear()
     folder = programs.parent / "lib" / "swift" / "linux"
@@ -143,7 +106,7 @@ def test_swifts_clang_is_given_its_libdispatch(programs: Path) -> None:
 
 @elsewhere_that_is_the_reason
 def test_a_trial_that_went_well_is_not_repeated(programs: Path) -> None:
-    log = _install(programs, "clang++", "21.0.0", refused="-fsanitize=thread")
+    log = install_compiler(programs, "clang++", "21.0.0", refused="-fsanitize=thread")
 
     def links() -> list[str]:
         for mode in emulator.MODES:
