@@ -23,7 +23,7 @@ def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend)
     return PagedCache(SPECS, dtype=mx.float32, capacity_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
+@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=pytest.mark.long)], ids=["default", "plain"])
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
 def test_any_cut_and_any_neighbours_give_the_same_rows(backend, kv, moves, data):

@@ -252,6 +252,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     assert len({run(["-c", DIGEST], MLXINFER_THREADS=threads) for threads in ("1", "2", "7")}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif("MLXINFER_CPU_ISA" in os.environ, reason="this is one of those runs")
 @pytest.mark.parametrize("isa", ["portable", "avx2", "dotprod"])
 def test_lower_instruction_sets(isa):

@@ -341,7 +341,7 @@ def test_answers_are_as_the_document_says(unix_claude: Anthropic) -> None:
 
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
 
     asked: dict[str, Any] = {"model": "anthropic/tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 4}

@@ -81,7 +81,7 @@ def test_langchain(live: LiveServer, expected: str) -> None:
 
 def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
     settings = {"model": "openai/tiny", "api_base": f"{live.url}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 12}
     answer = litellm.completion(**settings, messages=MESSAGES)
@@ -99,6 +99,7 @@ def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatc
         litellm.completion(**settings, messages=MESSAGES, response_format={"type": "json_object"})
 
 
+@pytest.mark.long
 def test_llm(live: LiveServer, tmp_path: Path, expected: str) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(f"- model_id: here\n  model_name: tiny\n  api_base: {live.url}/v1\n")
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "OPENAI_API_KEY": "unused"}

@@ -335,7 +335,7 @@ def test_answers_are_as_the_document_says(live: LiveServer) -> None:
 
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
 
     for model in ("ollama_chat/tiny", "ollama/tiny"):

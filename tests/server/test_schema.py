@@ -72,6 +72,7 @@ def conforms(live: LiveServer, api: Any, examples: int) -> None:
     assert stats.restarts == 0
 
 
+@pytest.mark.long
 def test_answers_are_as_documented(small: LiveServer, api: Any) -> None:
     conforms(small, api, 8)
 
