@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mlxinfer import kernels_cpu
 from mlxinfer.kernels_metal import emulator
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
@@ -37,6 +38,9 @@ def _missing(marker: str) -> str | None:
     if marker == "torch":
         installed = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
         return None if installed else "torch or transformers is not installed (make torch)"
+    if marker == "model":
+        fast = mx.metal.is_available() or kernels_cpu.in_use() or os.environ.get("MLXINFER_TEST_MODELS") == "1"
+        return None if fast else "real models are some thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs them)"
     return emulator.why_not()
 
 
@@ -45,8 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    for marker in ("metal", "torch", "emulator"):
-        marked = [item for item in items if item.get_closest_marker(marker)]
+    for marker in ("metal", "model", "torch", "emulator"):
+        marked = [item for item in items if (found := item.get_closest_marker(marker)) and found.kwargs.get("computes", True)]
         reason = _missing(marker) if marked else None
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))

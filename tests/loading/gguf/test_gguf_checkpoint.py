@@ -89,7 +89,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return request.param, path
 
 
-@pytest.mark.model
+@pytest.mark.model(computes=False)
 def test_numbers_of_a_real_file_are_those_of_the_gguf_package(real: tuple[str, Path]) -> None:
     model, path = real
     checkpoint = GGUFCheckpoint(path)
