@@ -40,7 +40,7 @@ def _missing(marker: str) -> str | None:
         return None if installed else "torch or transformers is not installed (make torch)"
     if marker == "model":
         fast = mx.metal.is_available() or kernels_cpu.in_use() or os.environ.get("MLXINFER_TEST_MODELS") == "1"
-        return None if fast else "real models are some thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs them)"
+        return None if fast else "thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs real models)"
     return emulator.why_not()
 
 
@@ -90,4 +90,4 @@ def _list_of_skipped(reports: list[pytest.TestReport | pytest.CollectReport]) ->
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         words = " ".join(reason.removeprefix("Skipped: ").split())
         counts[f"whole module: {words}" if isinstance(report, pytest.CollectReport) else words] += 1
-    return "skipped: " + "; ".join(f"{count} {reason}" for reason, count in counts.most_common())
+    return "skipped: " + " | ".join(f"{count} {reason}" for reason, count in counts.most_common())

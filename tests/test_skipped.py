@@ -55,7 +55,7 @@ def _last_line(folder: Path, files: dict[str, str], **environment: str) -> tuple
 def test_the_last_line_lists_what_was_skipped(tmp_path: Path) -> None:
     counts, last = _last_line(tmp_path, {"test_here.py": HERE, "test_module.py": MODULE})
     assert counts.startswith("1 passed, 4 skipped, 1 deselected")
-    assert last == f"skipped: {'; '.join(REASONS)}"
+    assert last == f"skipped: {' | '.join(REASONS)}"
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="elsewhere there is no emulator")
@@ -68,7 +68,7 @@ def test_a_sanitizer_that_cannot_be_had(tmp_path: Path) -> None:
         pytest.skip("this processor cannot run the emulator")
     assert counts.startswith("2 passed, 5 skipped, 1 deselected")
     assert last.startswith(
-        "skipped: 3 no printer; 2 no ThreadSanitizer for Metal kernels: clang++ 21: cannot link -fsanitize=thread: undefined"
+        "skipped: 3 no printer | 2 no ThreadSanitizer for Metal kernels: clang++ 21: cannot link -fsanitize=thread: undefined"
     )
 
 
