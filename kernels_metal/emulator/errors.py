@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class Unavailable(RuntimeError):
+    """Kernels cannot be run on this machine, or not in this mode: for want of a compiler, mostly."""
+
+
 class KernelError(RuntimeError):
     """A fault of a kernel or of its launch.
 

@@ -110,7 +110,7 @@ def _conflict(kind: str, text: str, library: Path, files: frozenset[str], items:
 
 
 def _line_of(library: Path, files: frozenset[str], address: int) -> tuple[str | None, int | None]:
-    command = [toolchain().symbolizer, f"--obj={library}", "--functions=none", hex(address)]
+    command = [toolchain("fast").symbolizer, f"--obj={library}", "--functions=none", hex(address)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     frames = "\n".join(f"  #{i} in x {text}" for i, text in enumerate(done.stdout.split("\n")) if text)
     places = _places(frames, files)

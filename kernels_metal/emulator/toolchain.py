@@ -1,4 +1,4 @@
-"""The compiler: which one, whether it can do all that is needed, and its flags."""
+"""The compiler of each mode: which one, whether it can do all that is needed, and its flags."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+from . import trial
 
 INSTALL = "apt-get install clang-19 libclang-rt-19-dev llvm-19"
 OLDEST = 17
@@ -68,6 +70,9 @@ FLAGS = {
 }
 
 
+TITLES = {"asan": "AddressSanitizer", "tsan": "ThreadSanitizer", "msan": "MemorySanitizer"}
+
+
 @dataclass(frozen=True)
 class Toolchain:
     compiler: str
@@ -75,34 +80,39 @@ class Toolchain:
     linker: str
     builtins: str  # conversions of bfloat16 and the like: libgcc of some systems lacks them
     symbolizer: str
+    libraries: tuple[str, ...] = ()  # that programs of the mode must be linked with
 
 
-def available() -> bool:
-    """Whether kernels can be run here; `why_not()` says why they cannot."""
-    return why_not() is None
+def available(mode: str = "fast") -> bool:
+    """Whether kernels can be run here in a mode; `why_not(mode)` says why they cannot."""
+    return why_not(mode) is None
 
 
-def why_not() -> str | None:
-    found = find()
+def why_not(mode: str = "fast") -> str | None:
+    found = find(mode)
     return found if isinstance(found, str) else None
 
 
 @cache
-def find() -> Toolchain | str:
-    """A usable clang, 19 before newer and older ones, or the reason why there is none."""
+def find(mode: str = "fast") -> Toolchain | str:
+    """A clang with which programs of the mode can be linked and run, 19 before newer and older ones; or the reason why there is none."""
+    reason = _unfit_machine()
+    if reason:
+        return reason
+    reasons = []
+    for compiler in _candidates():
+        found = _toolchain(compiler, mode)
+        if isinstance(found, Toolchain):
+            return found
+        reasons.append(f"{_name(compiler)}: {found}")
+    return f"no {TITLES.get(mode, 'compiler')} for Metal kernels: {'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
+
+
+def _unfit_machine() -> str | None:
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"the emulator runs on Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
     lacking = [feature for feature in CPU_FEATURES if feature not in _cpu_features()]
-    if lacking:
-        return f"this processor lacks {', '.join(lacking)}"
-    reasons = []
-    for compiler in _candidates():
-        problem = _problem(compiler)
-        if problem is None:
-            builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
-            return Toolchain(compiler, _version(compiler), shutil.which("ld") or "ld", builtins, _symbolizer(compiler))
-        reasons.append(f"{compiler} {problem}")
-    return f"{'; '.join(reasons) or 'no clang was found'} ({INSTALL})"
+    return f"this processor lacks {', '.join(lacking)}" if lacking else None
 
 
 def _candidates() -> list[str]:
@@ -114,25 +124,56 @@ def _candidates() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _problem(compiler: str) -> str | None:
-    match = re.search(r"version (\d+)", _version(compiler))
-    if not match or int(match[1]) < OLDEST:
+def _toolchain(compiler: str, mode: str) -> Toolchain | str:
+    common = _common(compiler)
+    if isinstance(common, str):
+        return common
+    reasons = []
+    for libraries in _libraries(compiler):
+        reason = trial.problem(compiler, [*FLAGS[mode].process, *libraries])
+        if reason is None:
+            return replace(common, libraries=libraries)
+        reasons.append(reason)
+    return reasons[0]
+
+
+@cache
+def _common(compiler: str) -> Toolchain | str:
+    """What every mode needs of a compiler, or what it lacks."""
+    version = _version(compiler)
+    number = _number(version)
+    builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
+    linker = shutil.which("ld") or shutil.which("ld.lld")
+    if not number or number < OLDEST:
         return f"is older than {OLDEST}"
-    libraries = Path(_output(compiler, "-print-resource-dir").strip()) / "lib"
-    missing = [name for name in ("builtins", "asan", "tsan", "msan") if not _library(libraries, name)]
-    if missing:
-        return f"lacks its libraries {', '.join(missing)}"
-    return None if _symbolizer(compiler) else "has no llvm-symbolizer"
+    if not Path(builtins).is_file():
+        return "lacks its library of builtins"
+    if not linker:
+        return "there is no linker (ld)"
+    symbolizer = _symbolizer(compiler)
+    return Toolchain(compiler, version, linker, builtins, symbolizer) if symbolizer else "has no llvm-symbolizer"
+
+
+def _libraries(compiler: str) -> list[tuple[str, ...]]:
+    """Swift's clang intercepts calls of libdispatch, and cannot link ThreadSanitizer unless with it."""
+    swift = Path(compiler).resolve().parents[1] / "lib" / "swift" / "linux"
+    dispatch = (f"-L{swift}", "-ldispatch", "-lBlocksRuntime", f"-Wl,-rpath,{swift}")
+    return [(), dispatch] if (swift / "libdispatch.so").exists() else [()]
+
+
+def _name(compiler: str) -> str:
+    number = _number(_version(compiler))
+    return f"{Path(compiler).name} {number}" if number else Path(compiler).name
+
+
+def _number(version: str) -> int | None:
+    match = re.search(r"version (\d+)", version)
+    return int(match[1]) if match else None
 
 
 @cache
 def _version(compiler: str) -> str:
     return _output(compiler, "--version").split("\n", 1)[0]
-
-
-def _library(libraries: Path, name: str) -> bool:
-    """The two ways to keep them: linux/libclang_rt.X-x86_64.a and x86_64-.../libclang_rt.X.a."""
-    return any(libraries.glob(f"*/libclang_rt.{name}-x86_64.a")) or any(libraries.glob(f"x86_64-*/libclang_rt.{name}.a"))
 
 
 def _symbolizer(compiler: str) -> str:

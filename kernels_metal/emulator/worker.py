@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from select import select
@@ -21,6 +19,7 @@ from . import build
 from .errors import KernelError
 from .modes import ORDERS
 from .reports import explain_answer, explain_death
+from .trial import fixed_addresses
 
 INPUT, OUTPUT, PREFILLED = range(3)
 MOST_TSAN_FIBERS = 224  # it keeps apart what some 250 threads have done; a process that has run more misses races later
@@ -77,8 +76,8 @@ class Worker:
         self.mode = mode
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {**os.environ, **_SANITIZERS}
-        environment.update({f"{tool}_SYMBOLIZER_PATH": build.toolchain().symbolizer for tool in ("ASAN", "TSAN", "MSAN", "UBSAN")})
-        command = [*_without_random_addresses(), str(build.program(mode))]
+        environment.update({f"{tool}_SYMBOLIZER_PATH": build.toolchain(mode).symbolizer for tool in ("ASAN", "TSAN", "MSAN", "UBSAN")})
+        command = [*fixed_addresses(), str(build.program(mode))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment, bufsize=0
         )
@@ -169,13 +168,3 @@ def close() -> None:
     with _lock:
         for key in [key for key in _workers if key[0] == os.getpid()]:
             _workers.pop(key).close()
-
-
-@cache
-def _without_random_addresses() -> tuple[str, ...]:
-    """ThreadSanitizer and MemorySanitizer need fixed regions that random addresses may hit; not every container allows to ask for it."""
-    setarch = shutil.which("setarch")
-    command = (setarch, "x86_64", "--addr-no-randomize") if setarch else ()
-    if command and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
-        return command
-    return ()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.golden_tokenizers import golden_tokenizer
+from support.optional import needs
 from support.tiny_directory import tiny_directory
 
 from benchmarks.__main__ import main
@@ -275,7 +276,7 @@ def warm(seconds: float) -> Sample:
 
 
 def test_a_picture_of_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     from benchmarks.batch.picture import draw
 
     found = [sample for sample in samples(monkeypatch, tmp_path) if sample.engine.startswith(works.OURS)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.optional import needs
 from support.tiny_directory import tiny_directory
 
 from benchmarks.__main__ import main
@@ -22,8 +23,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"tiny={tiny_directory(tmp_path_factory.mktemp('models') / 'tiny', context=4096)}"
 
 
+@pytest.mark.long
 def test_compare_writes_all_files_and_report_reads_them(tmp_path: Path, tiny: str) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     stem = str(tmp_path / "cpu-1.5")
     limits = ("--limit", "mlxinfer=40", "--limit", "mlx-lm=20")
     done = call("compare", "--name", stem, "--model", tiny, "--engines", "mlxinfer,mlx-lm", "--rounds", "1", "--steps", "4", *limits)
@@ -90,7 +92,7 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 
 def test_batch_writes_all_files_and_report_reads_them(tmp_path: Path, tiny: str) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     stem = str(tmp_path / "batch")
     short = ("--rounds", "1", "--prompt", "100", "--steps", "4", "--streams", "1,2", "--turns", "2", "--works", "streams,prefix,drafts")
     done = call("batch", "--name", stem, "--model", tiny, "--engines", "mlxinfer,mlxinfer-undrafted", *short)

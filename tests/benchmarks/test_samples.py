@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 
 import pytest
+from support.optional import needs
 
-from benchmarks.picture import draw
 from benchmarks.report import document, notes, table
 from benchmarks.samples import Results, Sample, Spread, Writer, read
 
@@ -113,7 +113,9 @@ def test_the_document_tells_what_went_wrong() -> None:
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_the_picture(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
+    from benchmarks.picture import draw
+
     short = [Sample("n", "prefill 512", "mlx-lm", 1, 128, 1, 0, 8.0, "tokens/s")]
     path = tmp_path / f"x.{kind}"
     draw([Results("m", samples()), Results("n", [*(s for s in samples()), *short])], "llama.cpp", path, "a caption")

@@ -81,6 +81,7 @@ def test_chunks_change_nothing(name, kv):
         np.testing.assert_allclose(in_chunks(name, kv, chunks), whole, atol=ATOL, err_msg=str(chunks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [SLIDING, SINKS, SOFTCAP, HYBRID])
 def test_plain_mlx_computes_the_same(name):
     """A key that is rounded differently in its last bit can get the next code, so the two agree less than each with itself."""

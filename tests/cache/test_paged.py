@@ -23,7 +23,7 @@ def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend)
     return PagedCache(SPECS, dtype=mx.float32, kv_cache_tokens=PAGE * 64, chunk=chunk, kv=kv, backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
+@pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=pytest.mark.long)], ids=["default", "plain"])
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
 def test_any_cut_and_any_neighbours_give_the_same_rows(backend, kv, moves, data):
@@ -66,6 +66,7 @@ def test_slots_and_pages_are_reused_without_leaking(kv):
         assert group.first is None or group.first.free == PAGE
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4), KVFormat(3, 8, first16=True)], ids=lambda kv: kv.name)
 def test_fork_shares_the_past_and_then_parts(kv):
     cache, sequence = new_cache(kv=kv), Sequence(1, 200, kv)

@@ -28,6 +28,7 @@ def greedy():
     return SamplingParams(temperature=0, max_tokens=12)
 
 
+@pytest.mark.smoke
 def test_the_answer_alone_goes_to_standard_output(call, chat_model, llm, greedy):
     result = call("run", chat_model, "hello", *GREEDY)
     assert (result.code, result.out) == (0, llm.chat(HELLO, greedy).text + "\n")

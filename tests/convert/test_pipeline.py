@@ -87,6 +87,7 @@ def test_files_are_copied_byte_for_byte_and_never_code(tmp_path: Path) -> None:
     assert "modeling.py is not copied: code is never copied" in report.notes
 
 
+@pytest.mark.smoke
 def test_the_config_says_how_every_matrix_is_stored(tmp_path: Path) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("qwen3_moe"), dtype=mx.bfloat16)
     convert(source, tmp_path / "out", bits=4)

@@ -73,7 +73,9 @@ def run(engine: Engine, sequences: list[Sequence], gap: int = 0) -> list[Said]:
     return [said[s] for s in sequences]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.long), pytest.param("qwen3_next", marks=pytest.mark.long)]
+)
 def test_answers_and_logprobs_are_the_same_to_the_bit_in_any_company(name):
     model = shaky_model(name)
     alone = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests()]

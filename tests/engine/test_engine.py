@@ -18,6 +18,7 @@ def test_greedy_is_that_of_plain_recomputation(prompt):
     assert run(engine, [request(prompt, limit=12)]) == [greedy(prompt, 12)]
 
 
+@pytest.mark.smoke
 def test_batch_gives_each_what_it_has_alone():
     params = [{}, {"temperature": 0.8, "seed": 4}, {"temperature": 1.0, "top_k": 9, "seed": 5}, {"top_p": 0.7, "temperature": 1.2}]
     params += [{"frequency_penalty": 0.7, "repetition_penalty": 1.2}, {"temperature": 0.5, "presence_penalty": 1.0, "seed": 8}]

@@ -36,6 +36,7 @@ def test_one_list_of_ids_is_one_prompt(llm):
     assert llm.generate([np.array(ids)], GREEDY)[0].token_ids == greedy(ids, 12)
 
 
+@pytest.mark.smoke
 def test_a_stream_is_the_answer_in_pieces(llm):
     whole = llm.generate(PROMPT, GREEDY)[0]
     chunks = list(llm.stream(PROMPT, GREEDY))
@@ -123,6 +124,7 @@ def test_logits_are_float32_for_every_token(llm):
     assert np.abs(np.array(logits) - reference["logits"]).max() < 2e-3
 
 
+@pytest.mark.smoke
 def test_chat_is_the_rendered_template(llm):
     messages = [{"role": "user", "content": "hi"}]
     prompt = llm.tokenizer.encode("[user]hi\n[assistant]", add_special_tokens=False)

@@ -30,6 +30,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.smoke
 @settings(max_examples=60, deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=10), st.booleans(), st.booleans())
 def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], deterministic: bool, reuse: bool) -> None:
@@ -64,6 +65,7 @@ def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], determin
     assert engine.pool.usage().used == 0
 
 
+@pytest.mark.smoke
 def test_preempted_sequences_finish_with_all_their_tokens() -> None:
     engine = CountingEngine(pages=PAGES, reuse=False)
     both = [sequence(100, 380, start=9000 * i) for i in range(3)]

@@ -47,6 +47,7 @@ def check(name: str, kv: str, seed: int, schedules: int) -> int:
     return engine.stats().reused_tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
@@ -54,7 +55,7 @@ def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["full", "sliding", "experts", pytest.param("hybrid", marks=pytest.mark.long)])
 def test_who_gives_pages_back_gets_the_same_later(family, kv):
     """Five that grow together to more pages than there are."""
     name = FAMILIES[family]

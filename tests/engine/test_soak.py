@@ -49,6 +49,7 @@ def flat(samples: list[tuple[int, int, int, int]]) -> None:
         assert max(late) <= max(early) + slack
 
 
+@pytest.mark.long
 def test_nothing_grows():
     _, samples = soak(4_000)
     flat(samples)
@@ -60,6 +61,7 @@ def test_nothing_grows_in_50_000_steps():
     flat(samples)
 
 
+@pytest.mark.long
 def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
     engine = tiny_engine(max_sequences=8, kv_cache_tokens=1024)
     outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=1000, cancelled=0.3)

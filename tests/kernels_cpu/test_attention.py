@@ -51,6 +51,7 @@ def test_like_float64_for_any_setting_and_cut(setting, moves, form):
             done[slot] += n
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("per_kv", "dim"), [(3, 64), (1, 128), (4, 256), (40, 8), (6, 96)])
 def test_long_past_in_one_row_and_in_many(per_kv, dim):
     setting = Setting(1, per_kv, dim, dim)

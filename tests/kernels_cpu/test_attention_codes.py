@@ -31,6 +31,7 @@ settings_drawn = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=2, max_size=6))
 def test_like_float64_for_any_setting_and_cut(setting, moves):
@@ -52,6 +53,7 @@ def test_like_float64_for_any_setting_and_cut(setting, moves):
             done[slot] += n
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", BITS[1:])
 @pytest.mark.parametrize(("per_kv", "dim"), [(1, 64), (3, 80), (4, 96), (8, 128), (16, 256), (2, 512)])
 def test_head_sizes_and_lengths_around_page_ends(per_kv, dim, bits):

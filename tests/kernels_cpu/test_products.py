@@ -158,6 +158,7 @@ def test_bits_of_a_row_do_not_depend_on_the_rows_beside_it(form, precision):
                 assert same_bits(part, together[first : first + count])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_more_rows_than_one_chunk(precision):
     rng = np.random.default_rng(4)
@@ -197,6 +198,7 @@ def test_views_of_any_kind(arranged, dtype):
     assert same_bits(kernels_cpu.silu_multiply(x, x), kernels_cpu.silu_multiply(plain[0], plain[0]))
 
 
+@pytest.mark.smoke
 def test_views_of_weights():
     rng = np.random.default_rng(6)
     m = draw(rng, ("affine", 3, 32), (4, 30, 96))
@@ -250,6 +252,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     assert len({run(["-c", DIGEST], MLXINFER_THREADS=threads) for threads in ("1", "2", "7")}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif("MLXINFER_CPU_ISA" in os.environ, reason="this is one of those runs")
 @pytest.mark.parametrize("isa", ["portable", "avx2", "dotprod"])
 def test_lower_instruction_sets(isa):

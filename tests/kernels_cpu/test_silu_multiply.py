@@ -12,6 +12,7 @@ from mlxinfer import kernels_cpu
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
 
 
+@pytest.mark.smoke
 @settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=2).map(tuple),

@@ -68,6 +68,7 @@ def test_sanitizers_are_silent(mode: str) -> None:
         assert np.array_equal(np.array(a), np.array(b))
 
 
+@pytest.mark.smoke
 @needs_emulator
 @pytest.mark.parametrize("bits", [3, 8])
 def test_every_byte_is_loaded_once_and_stored_once(bits: int) -> None:
@@ -122,6 +123,7 @@ def test_a_constant_comes_back_exactly(dtype: mx.Dtype) -> None:
     assert mx.array_equal(values[0, 1, 7], mx.zeros(64))
 
 
+@pytest.mark.smoke
 def test_sixteen_bits_are_only_turned() -> None:
     x = pages(64, mx.bfloat16)
     assert mx.array_equal(seal_keys(x, 16)[0], x.swapaxes(-1, -2))

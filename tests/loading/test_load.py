@@ -41,6 +41,7 @@ def test_every_golden_checkpoint(name: str) -> None:
     assert np.abs(logits(load(GOLDEN / name, dtype="float32"), reference["ids"]) - reference["logits"]).max() < 1e-3
 
 
+@pytest.mark.smoke
 def test_what_is_loaded(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path / "tiny")
     (directory / "generation_config.json").write_text('{"temperature": 0.5}')
@@ -206,7 +207,7 @@ class TestRefusals:
         assert file.stat().st_blocks * 512 < 1 << 24
 
 
-@pytest.mark.model
+@pytest.mark.model(computes=False)
 @pytest.mark.parametrize(("name", "least"), [("smollm2", 80e6), ("gemma3-270m", 240e6)])
 def test_loading_peaks_near_the_weights(name: str, least: float) -> None:
     script = "from mlxinfer.loading.load import load\nprint(load(sys.argv[1]).weight_bytes)"

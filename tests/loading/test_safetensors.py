@@ -43,6 +43,7 @@ def read_all(path: Path) -> dict[str, mx.array]:
         file.close()
 
 
+@pytest.mark.smoke
 def test_reads_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(encode(*parts()))

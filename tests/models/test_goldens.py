@@ -112,6 +112,7 @@ def test_what_older_configs_leave_out_follows_from_the_rest(name: str, missing: 
     assert error(build(changed, PlainWeights.open(GOLDEN / name / "model.safetensors")), name) < LIMIT
 
 
+@pytest.mark.smoke
 def test_a_head_of_its_own_is_used_even_if_the_config_ties_it() -> None:
     assert error(open_model(GOLDEN / "llama", tie_word_embeddings=True), "llama") < LIMIT
 

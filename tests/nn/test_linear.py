@@ -76,6 +76,7 @@ def test_neighbours_that_are_stored_alike_are_joined(forms: list[Format | None],
         np.testing.assert_allclose(y, part(x), atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_joined_biases_stay_with_their_rows() -> None:
     parts = [Linear(matrix(size, None, size), random(size, seed=size)) for size in (4, 6)]
     x = random(3, 128)

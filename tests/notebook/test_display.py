@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
+from support.optional import needs
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.errors import PromptError
 from mlxinfer.notebook import stream
+
+if TYPE_CHECKING:
+    from jupyter_client.blocking.client import BlockingKernelClient
+    from jupyter_client.manager import KernelManager
+
+needs("ipykernel")
+start_new_kernel = needs("jupyter_client.manager").start_new_kernel
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 HELLO = [{"role": "user", "content": "hello"}]

@@ -3,11 +3,14 @@ from __future__ import annotations
 from math import exp, log
 
 import pytest
+from support.optional import needs
 
 from mlxinfer.errors import MLXInferError
 from mlxinfer.notebook import logprobs_picture
 from mlxinfer.notebook.display import MOST_TOKENS
 from mlxinfer.types import Completion, TokenLogprob, Usage
+
+needs("matplotlib")
 
 TOKENS = [
     TokenLogprob(5, " Paris", log(0.9), ((5, " Paris", log(0.9)), (7, "\n", log(0.05)))),

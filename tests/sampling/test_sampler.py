@@ -22,6 +22,7 @@ def choose(params: list[SamplingParams], logits: mx.array, seeds: list[int], pos
     return batch.sample(logits, [position] * len(params)).tokens.tolist()
 
 
+@pytest.mark.smoke
 def test_temperature_zero_is_the_argmax_whatever_else_is_set():
     logits = logits_of(4)
     params = [

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from openai import OpenAI
 from support.live_server import LiveServer, live_server, openai_client
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @pytest.fixture(scope="session")

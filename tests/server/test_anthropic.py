@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import httpx2
 import pytest
-from anthropic import Anthropic
 from pydantic import TypeAdapter
 from support.live_server import LiveServer, live_server
+from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
@@ -20,12 +18,18 @@ from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
 from mlxinfer.server.anthropic.protocol import render
 from mlxinfer.server.errors import APIError, of_error, timed_out
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+
+anthropic = needs("anthropic")
+httpx2 = needs("httpx2")
+
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
 
 def connected(live: LiveServer, *, unix: bool, key: str = "unused") -> Anthropic:
     transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
-    return Anthropic(base_url=live.url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60))
+    return anthropic.Anthropic(base_url=live.url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60))
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -336,7 +340,7 @@ def test_answers_are_as_the_document_says(unix_claude: Anthropic) -> None:
 
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
 
     asked: dict[str, Any] = {"model": "anthropic/tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 4}

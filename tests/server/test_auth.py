@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 from support.live_server import LiveServer, live_server, openai_client
+from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import ServerError
@@ -102,6 +102,7 @@ def test_a_key_is_asked_for_on_tcp_and_not_on_the_socket(strict: LiveServer) -> 
 
 
 def test_openais_client_says_so(strict: LiveServer) -> None:
+    openai = needs("openai")
     with openai_client(strict, unix=False, api_key="wrong") as client, pytest.raises(openai.AuthenticationError) as found:
         client.models.list()
     assert found.value.code == "invalid_api_key"

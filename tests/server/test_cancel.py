@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 from support.live_server import LiveServer
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 LONG = 3000
 

@@ -8,13 +8,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
 from support.live_server import LiveServer
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+httpx2 = needs("httpx2")
+openai = needs("openai")
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -28,7 +32,9 @@ def expected(unix_client: OpenAI) -> str:
 
 async def _many(live: LiveServer, count: int) -> list[str]:
     transport = httpx2.AsyncHTTPTransport(uds=str(live.path))
-    async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="unused", http_client=httpx2.AsyncClient(transport=transport)) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{live.url}/v1", api_key="unused", http_client=httpx2.AsyncClient(transport=transport)
+    ) as client:
 
         async def one(number: int) -> str:
             messages: Any = [{"role": "user", "content": f"Number {number}"}]
@@ -75,7 +81,7 @@ def test_langchain(live: LiveServer, expected: str) -> None:
 
 def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
     settings = {"model": "openai/tiny", "api_base": f"{live.url}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 12}
     answer = litellm.completion(**settings, messages=MESSAGES)
@@ -93,6 +99,7 @@ def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatc
         litellm.completion(**settings, messages=MESSAGES, response_format={"type": "json_object"})
 
 
+@pytest.mark.long
 def test_llm(live: LiveServer, tmp_path: Path, expected: str) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(f"- model_id: here\n  model_name: tiny\n  api_base: {live.url}/v1\n")
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "OPENAI_API_KEY": "unused"}

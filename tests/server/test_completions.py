@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+openai = needs("openai")
 
 PROMPT = "Once upon a time"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+openai = needs("openai")
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 from support.live_server import LiveServer
@@ -15,6 +14,9 @@ from support.live_server import LiveServer
 from mlxinfer.server.openai.chat import ChatCompletion
 from mlxinfer.server.openai.completions import TextCompletion
 from mlxinfer.server.openai.responses import ResponseObject
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 def get(live: LiveServer, path: str) -> tuple[int, dict[str, str], bytes]:

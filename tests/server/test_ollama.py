@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-import ollama
 import pytest
-from ollama import Client
 from pydantic import TypeAdapter
 from support.live_server import LiveServer
+from support.optional import needs
 
 from mlxinfer.server.ollama.generate import ChatReply, GenerateReply
 from mlxinfer.server.ollama.models import Running, Shown, Tags, Version
+
+if TYPE_CHECKING:
+    from ollama import Client
+
+httpx = needs("httpx")
+ollama = needs("ollama")
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -23,7 +27,7 @@ GREEDY = {"temperature": 0, "num_predict": 12}
 
 def connected(live: LiveServer, *, unix: bool, timeout: float = 60) -> Client:
     transport = httpx.HTTPTransport(uds=str(live.path)) if unix else httpx.HTTPTransport()
-    return Client(live.url, transport=transport, timeout=timeout)
+    return ollama.Client(live.url, transport=transport, timeout=timeout)
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -330,7 +334,7 @@ def test_answers_are_as_the_document_says(live: LiveServer) -> None:
 
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = needs("litellm")
     litellm.telemetry = False
 
     for model in ("ollama_chat/tiny", "ollama/tiny"):

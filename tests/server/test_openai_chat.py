@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 from support.live_server import LiveServer
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+openai = needs("openai")
 
 MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}]
 

@@ -6,17 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 from support.live_server import LiveServer, live_server, openai_client
+from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.settings import OpenModel, Settings
 from mlxinfer.server.settings import Limits
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+openai = needs("openai")
 
 
 def one_at_a_time(path: Path) -> AsyncLLM:

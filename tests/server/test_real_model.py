@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
-from anthropic import Anthropic
-from ollama import Client
-from openai import OpenAI
 from support.live_server import LiveServer, live_server, openai_client
+from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+anthropic = needs("anthropic")
+httpx2 = needs("httpx2")
+ollama = needs("ollama")
 
 pytestmark = pytest.mark.model
 
@@ -78,12 +82,12 @@ def test_a_message_cannot_end_its_turn(real: OpenAI, smollm2: LiveServer) -> Non
 
 def test_anthropics_and_ollamas_clients(smollm2: LiveServer) -> None:
     transport = httpx2.HTTPTransport(uds=str(smollm2.path))
-    with Anthropic(base_url=smollm2.url, api_key="unused", http_client=httpx2.Client(transport=transport, timeout=60)) as claude:
+    with anthropic.Anthropic(base_url=smollm2.url, api_key="unused", http_client=httpx2.Client(transport=transport, timeout=60)) as claude:
         message = claude.messages.create(model="smollm2", messages=QUESTION, max_tokens=30, extra_body={"temperature": 0})
     assert message.content[0].type == "text"
     assert "Paris" in message.content[0].text
     assert message.stop_reason == "end_turn"
-    with Client(smollm2.url, timeout=60) as llama:
+    with ollama.Client(smollm2.url, timeout=60) as llama:
         answer = llama.chat(model="smollm2", messages=QUESTION, options={"temperature": 0, "num_predict": 30})
         details = llama.show("smollm2").details
     assert (answer.message.content, answer.done_reason) == (message.content[0].text, "stop")

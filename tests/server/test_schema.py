@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from support.hostile_cases import request
 from support.live_server import LiveServer, live_server
+from support.optional import needs
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 
-schemathesis = pytest.importorskip("schemathesis")
+schemathesis = needs("schemathesis")
 from schemathesis import GenerationMode, checks  # noqa: E402
 from schemathesis.specs.openapi import checks as openapi_checks  # noqa: E402
 
@@ -71,6 +72,7 @@ def conforms(live: LiveServer, api: Any, examples: int) -> None:
     assert stats.restarts == 0
 
 
+@pytest.mark.long
 def test_answers_are_as_documented(small: LiveServer, api: Any) -> None:
     conforms(small, api, 8)
 

@@ -65,6 +65,7 @@ def test_anthropics_events(live: LiveServer) -> None:
     assert re.sub("msg_[0-9a-f]{32}", "ID", body.decode()) == TRANSCRIPT.replace("DELTAS", deltas)
 
 
+@pytest.mark.smoke
 def test_anthropics_message(live: LiveServer) -> None:
     status, headers, body = live.exchange(messages())
     assert (status, headers["content-type"]) == (200, "application/json")
@@ -83,6 +84,7 @@ def test_anthropics_message(live: LiveServer) -> None:
     }
 
 
+@pytest.mark.smoke
 def test_ollamas_lines(live: LiveServer) -> None:
     status, headers, body = live.exchange(chat())
     assert (status, headers["content-type"]) == (200, "application/x-ndjson")

