@@ -1,0 +1,52 @@
+"""Every file in examples/ runs, as its docstring says, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMISES = {
+    "generate": "Paris",
+    "stream": "less likely than 10 %",
+    "many_requests": "To be or not to be,",
+    "long_context": "prompt tokens were cached",
+    "convert": "converted:",
+}
+pytestmark = pytest.mark.model
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_has_a_test() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client"}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_it_prints_what_it_promises(name: str) -> None:
+    assert PROMISES[name] in run(name)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    pytest.importorskip("openai", reason="openai is not installed (make test installs it)")
+    from support.live_server import live_server
+
+    from mlxinfer import AsyncLLM
+
+    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}, tmp_path / "api.sock") as server:
+        yield f"{server.url}/v1"
+
+
+def test_openai_client(url: str) -> None:
+    assert "Paris" in run("openai_client", url)
