@@ -10,6 +10,7 @@ from .batch.command import batch
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
 from .system import device_name
+from .types.command import types
 
 
 @click.command()
@@ -122,4 +123,4 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
         raise click.ClickException("this is not how it should end")
 
 
-COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, serving, memory_cap)
+COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, types)
