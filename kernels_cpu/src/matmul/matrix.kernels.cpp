@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kRows = kLargestTile;
 
-// Tile registers; instructions take them only as digits. Codes are in 0, the planes of activations in 1 and 2, and sums, by group and
-// plane, in 4 to 7.
+// Tile registers, which the intrinsics take only as digits. Sums of even steps are in 4 and 5 by plane, those of odd ones in 6 and 7.
 constexpr int kCodesTile = 0, kFirstPlane = 1, kSecondPlane = 2, kFirstSums = 4, kTiles = 8;
 
 struct alignas(64) TileConfiguration {
@@ -38,10 +37,10 @@ constexpr TileConfiguration configuration(int group) {
 
 // The sums of a step, which is a group of a block: 32 columns, or 16.
 typedef int32_t Sums[2][kRows][kPanelRows]; // [plane]
+constexpr int kHeld = 4; // steps whose sums are in memory
 constexpr int kAhead = 3; // blocks, for the second cache to answer in time
-constexpr int kHeld = 4; // steps whose sums are kept
 
-// Codes times each plane of q, which stays in the registers of its `Set`.
+// Codes times each plane of q. The sums stay in the registers of `Set`.
 template <int Set, int Planes>
 MLXINFER_AMX MLXINFER_INLINE void multiply_step(const uint8_t* codes, const int8_t* q) {
   _tile_loadd(0, codes, 64);
