@@ -21,6 +21,8 @@ from .serving.command import STUDY as SERVING
 from .serving.command import show as show_serving
 from .studies import COMMANDS
 from .system import describe
+from .types.command import STUDY as TYPES
+from .types.command import show as show_types
 from .workloads import kv_works, works
 
 
@@ -76,6 +78,9 @@ def show(stem: Path) -> None:
         return
     if about.get("study") == SERVING:
         show_serving(stem, about)
+        return
+    if about.get("study") == TYPES:
+        show_types(stem, about)
         return
     samples = read(place(stem, "csv"))
     models = [Results(name, samples) for name in about["models"]]

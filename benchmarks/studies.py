@@ -11,6 +11,7 @@ from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
 from .structure import structure
 from .system import device_name
+from .types.command import types
 
 
 @click.command()
@@ -123,4 +124,4 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
         raise click.ClickException("this is not how it should end")
 
 
-COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure)
+COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure, types)

@@ -3,7 +3,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -46,6 +50,21 @@ Level best() {
 }
 #endif
 
+#if defined(__x86_64__) && defined(__linux__)
+// The system saves the unit's registers only for processes that have asked.
+bool may_use_matrix_unit() {
+  constexpr unsigned kTileAndInt8 = 3u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kTileAndInt8) == kTileAndInt8;
+  return there && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool may_use_matrix_unit() {
+  return false;
+}
+#endif
+
 Level choose() {
   Level found = best();
   const char* wanted = std::getenv("MLXINFER_CPU_ISA");
@@ -66,6 +85,11 @@ Level level() {
 
 const char* isa_name() {
   return kNames[static_cast<int>(level())];
+}
+
+bool has_matrix_unit() {
+  static const bool has = level() == Level::highest && std::getenv("MLXINFER_CPU_ISA") == nullptr && may_use_matrix_unit();
+  return has;
 }
 
 } // namespace mlxinfer::cpu

@@ -19,6 +19,10 @@ enum class Level { lowest, middle, highest };
 Level level();
 const char* isa_name();
 
+// Whether the machine multiplies small matrices of 8-bit integers at once (AMX) and the system lets this process. Part of the highest
+// level, unless `MLXINFER_CPU_ISA` names one.
+bool has_matrix_unit();
+
 } // namespace mlxinfer::cpu
 
 // `MLXINFER_DECLARE_KERNELS(Table, name)` in a header declares `const Table& name()`: function pointers for this machine. The

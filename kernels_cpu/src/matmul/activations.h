@@ -12,8 +12,9 @@ struct ActivationKernels {
   // element of the result is infinite or NaN.
   bool (*load[3])(const void* x, const void* weight, float eps, int64_t size, int64_t padded, float* out);
 
-  // Row `m` of a tile of `rows` rows, quantized; see IntegerTile.
-  void (*quantize[2])(const float* x, int64_t blocks, int rows, int m, int8_t* q, float* scales, float* sums, int32_t* code_sums);
+  // Row `m` of a tile of `rows` rows, quantized; see IntegerTile. `by_rows`: its q lies as matrix units read it; see MatrixKernels.
+  void (*quantize[2])(
+      const float* x, int64_t blocks, int rows, int m, bool by_rows, int8_t* q, float* scales, float* sums, float* half_sums, int32_t* code_sums);
 
   // Row `m` of a tile of `rows` rows as it is; see FloatTile.
   void (*place)(const float* x, int64_t blocks, int rows, int m, float* tile, float* sums);

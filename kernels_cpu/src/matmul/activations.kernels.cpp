@@ -48,8 +48,10 @@ MLXINFER_INLINE void scatter(const int8_t* codes, int8_t* to, int64_t stride) {
 }
 
 template <int Planes>
-void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float* scales, float* sums, int32_t* code_sums) {
+void quantize(
+    const float* x, int64_t blocks, int rows, int m, bool by_rows, int8_t* q, float* scales, float* sums, float* half_sums, int32_t* code_sums) {
   constexpr float limit = Planes == 1 ? 127.0f : 127.0f * 128.0f;
+  const int64_t row = by_rows ? kBlockColumns : 4, step = by_rows ? 4 : int64_t{4} * rows;
   for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
     F32 values[kVectors], most = {};
     for (int i = 0; i < kVectors; ++i) {
@@ -72,11 +74,13 @@ void quantize(const float* x, int64_t blocks, int rows, int m, int8_t* q, float*
       }
     }
     for (int plane = 0; plane < Planes; ++plane) {
-      scatter(codes[plane], q + (((b * Planes + plane) * 8) * rows + m) * 4, int64_t{4} * rows);
+      scatter(codes[plane], q + (b * Planes + plane) * kBlockColumns * rows + m * row, step);
     }
     const int32_t first = sum_across(halves[0]), second = sum_across(halves[1]);
     code_sums[2 * b * rows + m] = first;
     code_sums[(2 * b + 1) * rows + m] = second;
+    half_sums[2 * b * rows + m] = scale * static_cast<float>(first);
+    half_sums[(2 * b + 1) * rows + m] = scale * static_cast<float>(second);
     scales[b * rows + m] = scale;
     sums[b * rows + m] = scale * static_cast<float>(first + second);
   }

@@ -40,6 +40,7 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
         const Codes codes = Form::unpack(block, sub);
         const int32_t* q = x.q + b * 8 * Planes * Rows;
         const int32_t* sums = x.code_sums + 2 * b * Rows;
+        const float* halves = x.half_sums + 2 * b * Rows;
         MLXINFER_UNROLL
         for (int m = 0; m < Rows; ++m) {
           const float scale = x.scales[b * Rows + m] * unit;
@@ -49,8 +50,8 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
             total[m] = fma(first, group.scale[0] * scale, total[m]);
             total[m] = fma(second, group.scale[1] * scale, total[m]);
             if constexpr (is_affine(C)) {
-              total[m] = fma(group.bias[0], broadcast(scale * static_cast<float>(sums[m])), total[m]);
-              total[m] = fma(group.bias[1], broadcast(scale * static_cast<float>(sums[Rows + m])), total[m]);
+              total[m] = fma(group.bias[0], broadcast(halves[m]), total[m]);
+              total[m] = fma(group.bias[1], broadcast(halves[Rows + m]), total[m]);
             }
           } else {
             F32 both = products<Form, Planes, 0, 8>(codes, q + m, Rows, Form::kOffset == 0 ? 0 : sums[m] + sums[Rows + m]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "matmul/matrix.h"
 #include "matmul/tile.h"
 #include "memory/scratch.h"
 #include "threads/pool.h"
@@ -34,6 +35,7 @@ struct Prepared {
   uint8_t* values; // planes of codes or float32, by tiles
   float* sums; // in float32 products, twice as many: those of the halves of blocks
   float* scales;
+  float* half_sums;
   int32_t* code_sums;
   uint8_t* finite; // [rows]
 };
@@ -51,7 +53,8 @@ class Run {
         blocks_(product.layout.blocks()),
         padded_(blocks_ * kBlockColumns),
         item_(item_bytes(product.dtype)),
-        largest_(largest_tile(planes_ > 0)) {}
+        largest_(largest_tile(planes_ > 0)),
+        on_matrix_unit_(planes_ > 0 && has_matrix_unit() && matrix_kernels().spread[static_cast<int>(product.layout.code)] != nullptr) {}
 
   void all() {
     order_rows();
@@ -113,11 +116,12 @@ class Run {
   void prepare() {
     static thread_local Scratch scratch;
     const int64_t values = value_bytes(count_ * padded_), per_block = count_ * blocks_ * 4;
-    uint8_t* memory = scratch.take(static_cast<size_t>(values + 4 * per_block + count_));
+    uint8_t* memory = scratch.take(static_cast<size_t>(values + 6 * per_block + count_));
     prepared_.values = memory;
     prepared_.sums = reinterpret_cast<float*>(memory += values);
     prepared_.scales = reinterpret_cast<float*>(memory += per_block);
-    prepared_.code_sums = reinterpret_cast<int32_t*>(memory += per_block);
+    prepared_.half_sums = reinterpret_cast<float*>(memory += per_block);
+    prepared_.code_sums = reinterpret_cast<int32_t*>(memory += 2 * per_block);
     prepared_.finite = memory + 2 * per_block;
     // Rows of a tile share cache lines, so a tile is one thread's where there are enough of them.
     const int64_t few = std::max<int64_t>(kPreparedElements / padded_, 1), grain = count_ < 2 * kLargestTile ? few : kLargestTile;
@@ -145,7 +149,8 @@ class Run {
       activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + 2 * at);
     } else {
       activation_kernels().quantize[planes_ - 1](
-          row, blocks_, tile.size, m, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at);
+          row, blocks_, tile.size, m, by_matrix_unit(tile), reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at,
+          prepared_.code_sums + 2 * at);
     }
   }
 
@@ -179,11 +184,14 @@ class Run {
 
   void run_panel(const Segment& segment, int64_t index) const {
     const Panel panel = panel_at(segment.expert, index), up = panel_at(segment.expert, p_.gate ? index + result_panels() : index);
+    const bool spread = by_matrix_unit(tiles_[segment.first_tile]); // the largest tiles come first
+    const SpreadPanel wide = spread ? spread_panel(panel, 0) : SpreadPanel{};
+    const SpreadPanel wide_up = spread && p_.gate ? spread_panel(up, 1) : SpreadPanel{};
     alignas(64) float results[2][kLargestTile * kPanelRows];
     for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
-      run_tile(panel, tiles_[t], results[0]);
+      run_tile(panel, wide, tiles_[t], results[0]);
       if (p_.gate) {
-        run_tile(up, tiles_[t], results[1]);
+        run_tile(up, wide_up, tiles_[t], results[1]);
       }
       for (int m = 0; m < tiles_[t].size; ++m) {
         finish(tiles_[t], m, index, results[0] + m * kPanelRows, results[1] + m * kPanelRows);
@@ -191,17 +199,33 @@ class Run {
     }
   }
 
-  void run_tile(const Panel& panel, const Tile& tile, float* out) const {
+  bool by_matrix_unit(const Tile& tile) const {
+    return on_matrix_unit_ && tile.size == kLargestTile;
+  }
+
+  // `index`: which one of the panels that are in use at once.
+  SpreadPanel spread_panel(const Panel& panel, int index) const {
+    static thread_local Scratch scratch[2];
+    const int64_t code_bytes = blocks_ * kSpreadBlockBytes, scales = blocks_ * spread_scales(p_.layout.code);
+    uint8_t* codes = scratch[index].take(static_cast<size_t>(code_bytes + scales * 4));
+    const SpreadPanel spread{codes, reinterpret_cast<float*>(codes + code_bytes), blocks_};
+    matrix_kernels().spread[static_cast<int>(p_.layout.code)](panel, spread);
+    return spread;
+  }
+
+  void run_tile(const Panel& panel, const SpreadPanel& spread, const Tile& tile, float* out) const {
     const int code = static_cast<int>(p_.layout.code);
     const int64_t at = tile.first * blocks_;
     const uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
       float_kernels().tile[code][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + 2 * at}, out);
     } else {
-      integer_kernels().tile[planes_ - 1][code][tile.kind](
-          panel,
-          {reinterpret_cast<const int32_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.code_sums + 2 * at},
-          out);
+      const IntegerTile x{reinterpret_cast<const int32_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at};
+      if (by_matrix_unit(tile)) {
+        matrix_kernels().tile[planes_ - 1][code](spread, x, out);
+      } else {
+        integer_kernels().tile[planes_ - 1][code][tile.kind](panel, x, out);
+      }
     }
     for (int m = 0; m < tile.size; ++m) {
       if (!prepared_.finite[tile.first + m]) {
@@ -240,6 +264,7 @@ class Run {
   const int64_t blocks_, padded_;
   const int64_t item_; // bytes of an element
   const int largest_;
+  const bool on_matrix_unit_;
   std::vector<int64_t> order_;
   int64_t first_ = 0, count_ = 0;
   std::vector<Tile> tiles_;

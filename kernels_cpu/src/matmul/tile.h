@@ -18,6 +18,7 @@ struct IntegerTile {
   const int32_t* q; // [blocks][planes][8][rows], four columns each
   const float* scales; // [blocks][rows]
   const float* sums; // [blocks][rows] sum of x over the block
+  const float* half_sums; // [blocks][2][rows] of each half of it
   const int32_t* code_sums; // [blocks][2][rows] sum of q over each half of the block
 };
 

@@ -103,6 +103,26 @@ MLXINFER_INLINE F32 from_e8m0(U32 codes) {
 typedef uint8_t U8Lanes __attribute__((vector_size(MLXINFER_WIDTH)));
 typedef int8_t I8Lanes __attribute__((vector_size(MLXINFER_WIDTH)));
 
+// A byte per lane. Spelt out, as GCC widens them one by one.
+MLXINFER_INLINE I32 load_signed_bytes(const uint8_t* p) {
+#if defined(__AVX512VNNI__)
+  return (I32)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (I32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(load_bits<I8Lanes>(p), I32);
+#endif
+}
+MLXINFER_INLINE U32 load_bytes(const uint8_t* p) {
+#if defined(__AVX512VNNI__)
+  return (U32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (U32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(load_bits<U8Lanes>(p), U32);
+#endif
+}
+
 MLXINFER_INLINE F32 load_scale(const uint8_t* scales, Scale scale, int sub) {
   switch (scale) {
     case Scale::f16:
@@ -112,9 +132,9 @@ MLXINFER_INLINE F32 load_scale(const uint8_t* scales, Scale scale, int sub) {
     case Scale::bf16:
       return load(reinterpret_cast<const Bfloat*>(scales) + sub * kWidth);
     case Scale::e8m0:
-      return from_e8m0(__builtin_convertvector(load_bits<U8Lanes>(scales + sub * kWidth), U32));
+      return from_e8m0(load_bytes(scales + sub * kWidth));
     default:
-      return from_e4m3(__builtin_convertvector(load_bits<U8Lanes>(scales + sub * kWidth), U32));
+      return from_e4m3(load_bytes(scales + sub * kWidth));
   }
 }
 
@@ -157,7 +177,7 @@ class Headers {
     const uint8_t* from = at_;
     at_ += panel_.scale_bytes * kPanelRows;
     if (is_affine(C) && panel_.scale == Scale::nested) {
-      return to_float(__builtin_convertvector(load_bits<I8Lanes>(from + sub_ * kWidth), I32)) * unit;
+      return to_float(load_signed_bytes(from + sub_ * kWidth)) * unit;
     }
     return load_scale(from, panel_.scale, sub_);
   }
