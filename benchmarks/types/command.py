@@ -16,7 +16,7 @@ from ..process import WorkerError
 from ..report import caption, versions
 from ..samples import Results, read
 from ..system import describe
-from ..works import works
+from ..workloads import works
 from .models import models
 from .random_model import write
 from .report import PREFILL, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..report import cell, ratio
 from ..samples import Results
-from ..works import OURS
+from ..workloads import OURS
 
 PREFILL = "prefill 512"
 _OTHER = "llama.cpp"
