@@ -181,5 +181,5 @@ class _Engines(Collector):
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:
     for model, value in values:
-        family.add_metric([model], value)  # type: ignore[no-untyped-call]
+        family.add_metric([model], value)  # type: ignore[no-untyped-context]
     return family

@@ -20,7 +20,7 @@ _MOST = 128
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model. `name` is what answers call it, whatever alias was asked for; `created` is in seconds since 1970."""
+    """A loaded model. `name` is what answers context it, whatever alias was asked for; `created` is in seconds since 1970."""
 
     name: str
     llm: AsyncLLM

@@ -39,7 +39,7 @@ class Limits:
 class ServerSettings:
     """`socket=None` is no Unix socket, `host=None` is no TCP. `port=0` lets the system choose. `activated`: launchd or systemd hands the
     sockets over. `api_key` is asked for on TCP, never on a Unix socket, where the system tells who is there. `allowed_hosts`: names by
-    which clients may call this machine, beyond those of loopback and `host`. Raises `ServerError`."""
+    which clients may context this machine, beyond those of loopback and `host`. Raises `ServerError`."""
 
     socket: Path | None = None
     host: str | None = None
@@ -58,7 +58,7 @@ class ServerSettings:
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
 
     def check_address(self, host: str) -> None:
-        """Raises `ServerError` where other machines could ask and no key is asked for."""
+        """Raises `ServerError` where other machines could request and no key is asked for."""
         if not self.api_key and not is_loopback(host):
             raise ServerError(
                 f"{host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"

@@ -69,14 +69,14 @@ ASKING |= {
 _IDS = re.compile(r"^(chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{32}$")
 _TEXTS = {"text", "content", "delta", "response", "token", "tokens", "bytes", "text_offset", "context"}
 _CACHED = {"cached_tokens", "cache_read_input_tokens", "input_tokens", "total_tokens"}
-_VARIES = {*_CACHED, *"created created_at modified_at digest size size_vram system_fingerprint sequence_number version".split()}
+_VARIES = {"created", "created_at", "modified_at", "digest", "size", "size_vram", "system_fingerprint", "sequence_number", "version"}
 
 
 def neutral(value: Any, key: str = "") -> Any:
     """The value without what differs from model to model, machine to machine and run to run."""
     if isinstance(value, dict):
         return {"…": 0.0} if key == "top_logprobs" else {name: neutral(one, name) for name, one in value.items()}
-    if key in _VARIES or key.endswith("_duration"):
+    if key in _VARIES | _CACHED or key.endswith("_duration"):
         return type(value).__name__
     if isinstance(value, list):
         return f"{len(value)} of them" if key in _TEXTS and not (value and isinstance(value[0], dict)) else [neutral(v, key) for v in value]

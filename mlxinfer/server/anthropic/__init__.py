@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ..routing import Dialect
 from . import messages
-from .protocol import render
+from .protocol import error_response
 
-DIALECT = Dialect(name="anthropic", prefixes=("/v1/messages",), routes=messages.routes, render=render)
+DIALECT = Dialect(name="anthropic", prefixes=("/v1/messages",), routes=messages.routes, error_response=error_response)

@@ -1,4 +1,4 @@
-"""What requests of this API have in common, and what they mean to the engine."""
+"""What the endpoints of this dialect share: errors, conversations, settings and usage."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: APIError) -> Error:
+def error_object(error: APIError) -> Error:
     """There is no place for the field's name but the message, which has it."""
-    message = f"{_TOO_LONG}: {problem.message}" if problem.code == "context_length_exceeded" else problem.message
-    return Error(type="error", error=Details(type=_TYPES.get(problem.kind, "invalid_request_error"), message=message))
+    message = f"{_TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
+    return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), OVERLOADED if problem.kind == "overloaded" else problem.status)
+def error_response(error: APIError) -> Response:
+    return JSONResponse(error_object(error), OVERLOADED if error.kind == "overloaded" else error.status)
 
 
-def piece(problem: APIError) -> bytes:
+def error_event(error: APIError) -> bytes:
     """The end of a stream that failed: clients raise it."""
-    return sse.event("error", shape(problem))
+    return sse.event("error", error_object(error))
 
 
 MAX_MESSAGES = 4096
@@ -210,7 +210,7 @@ class Conversation(StrictModel):
         return await encode_chat(served, for_template(self.system, self.messages), **variables)
 
     @property
-    def tells_cached(self) -> bool:
+    def reports_cached(self) -> bool:
         """Whether tokens found in the cache are counted apart: only who asks for caching expects that."""
         return self.cache_control is not None or any(True for _ in marks(self.system, self.messages))
 
@@ -254,10 +254,10 @@ class MessageRequest(Conversation):
 _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 
 
-def check_version(call: RequestContext) -> None:
+def check_version(context: RequestContext) -> None:
     """Raises `APIError` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
     `anthropic-beta` asks for has fields of its own, which are refused where they are not known."""
-    version = call.headers.get("anthropic-version")
+    version = context.headers.get("anthropic-version")
     if version is not None and version not in VERSIONS:
         known = " and ".join(VERSIONS)
         raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {known}", "anthropic-version", "invalid_value")
@@ -272,8 +272,8 @@ class MessageUsage(TypedDict):
     output_tokens: int
 
 
-def usage_of(usage: Usage, tells_cached: bool) -> MessageUsage:
-    cached = usage.stats.reused_tokens if tells_cached else 0
+def usage_of(usage: Usage, reports_cached: bool) -> MessageUsage:
+    cached = usage.stats.reused_tokens if reports_cached else 0
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         cache_creation_input_tokens=0,

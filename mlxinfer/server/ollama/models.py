@@ -179,7 +179,7 @@ class Version(TypedDict):
 
 
 class ShowRequest(StrictModel):
-    """`name` is what older clients call the model."""
+    """`name` is what older clients context the model."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -189,8 +189,8 @@ class ShowRequest(StrictModel):
     options: Options | None = None
 
 
-async def tags(call: RequestContext, body: Any) -> ASGIApp:
-    cards = [Card(served) for served in call.server.models]
+async def tags(context: RequestContext, body: Any) -> ASGIApp:
+    cards = [Card(served) for served in context.server.models]
     return JSONResponse(
         Tags(
             models=[
@@ -208,8 +208,8 @@ async def tags(call: RequestContext, body: Any) -> ASGIApp:
     )
 
 
-async def running(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Running(models=[_running(Card(served)) for served in call.server.models]))
+async def running(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(Running(models=[_running(Card(served)) for served in context.server.models]))
 
 
 def _running(card: Card) -> RunningModel:
@@ -226,11 +226,11 @@ def _running(card: Card) -> RunningModel:
     )
 
 
-async def show(call: RequestContext, body: ShowRequest) -> ASGIApp:
+async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
     name = body.model or body.name
     if not name:
         raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
-    card = Card(find(call.server.models, name))
+    card = Card(find(context.server.models, name))
     return JSONResponse(
         Shown(
             parameters=card.parameters,
@@ -243,11 +243,11 @@ async def show(call: RequestContext, body: ShowRequest) -> ASGIApp:
     )
 
 
-async def version(call: RequestContext, body: Any) -> ASGIApp:
+async def version(context: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(Version(version=VERSION))
 
 
-async def root(call: RequestContext, body: Any) -> ASGIApp:
+async def root(context: RequestContext, body: Any) -> ASGIApp:
     return PlainTextResponse("Ollama is running")
 
 
@@ -255,7 +255,7 @@ def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
         Endpoint("GET", "/api/ps", running, None, Doc("The same with their memory", Running), server=server),
-        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, unsaid=True),
+        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, any_type=True),
         Endpoint("GET", "/api/version", version, None, Doc("The version of this API", Version), server=server),
         Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),
     ]

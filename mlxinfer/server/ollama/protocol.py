@@ -25,17 +25,17 @@ class Error(TypedDict):
     error: str
 
 
-def shape(problem: APIError) -> Error:
-    return Error(error=problem.message)
+def error_object(error: APIError) -> Error:
+    return Error(error=error.message)
 
 
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), problem.status)
+def error_response(error: APIError) -> Response:
+    return JSONResponse(error_object(error), error.status)
 
 
-def piece(problem: APIError) -> bytes:
+def error_event(error: APIError) -> bytes:
     """The end of a stream that failed: clients raise it."""
-    return sse.line(shape(problem))
+    return sse.line(error_object(error))
 
 
 MAX_STOPS = 16

@@ -34,12 +34,12 @@ def _model(served: ServedModel) -> Model:
     return Model(id=served.name, object="model", created=served.created, owned_by="mlxinfer", max_model_len=served.llm.max_context)
 
 
-async def list_models(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Models(object="list", data=[_model(served) for served in call.server.models]))
+async def list_models(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(Models(object="list", data=[_model(served) for served in context.server.models]))
 
 
-async def get_model(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(_model(call.server.models.get(call.path["model"])))
+async def get_model(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(_model(context.server.models.get(context.path["model"])))
 
 
 def routes(server: Server) -> list[Endpoint]:
@@ -64,6 +64,6 @@ class Embeddings(TypedDict):
     model: str
 
 
-async def create_embeddings(call: RequestContext, body: EmbeddingRequest) -> ASGIApp:
-    served = call.server.models.get(body.model)
+async def create_embeddings(context: RequestContext, body: EmbeddingRequest) -> ASGIApp:
+    served = context.server.models.get(body.model)
     raise APIError(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")

@@ -40,25 +40,25 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: APIError) -> Error:
-    kind = _TYPES.get(problem.kind, "invalid_request_error")
-    return Error(error=Details(message=problem.message, type=kind, param=problem.param, code=problem.code))
+def error_object(error: APIError) -> Error:
+    kind = _TYPES.get(error.kind, "invalid_request_error")
+    return Error(error=Details(message=error.message, type=kind, param=error.param, code=error.code))
 
 
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), problem.status)
+def error_response(error: APIError) -> Response:
+    return JSONResponse(error_object(error), error.status)
 
 
-def piece(problem: APIError) -> bytes:
+def error_event(error: APIError) -> bytes:
     """The end of a stream that failed: clients raise it. There is no [DONE] after it."""
-    return sse.data(shape(problem))
+    return sse.data(error_object(error))
 
 
 MAX_MESSAGES = 4096
 
 
 class Message(StrictModel):
-    """`developer` is what newer clients call `system`. Reasoning goes to the template, which keeps or drops it."""
+    """`developer` is what newer clients context `system`. Reasoning goes to the template, which keeps or drops it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     name: Annotated[str, Field(max_length=256)] | None = None
