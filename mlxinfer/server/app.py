@@ -35,8 +35,9 @@ _ID_HEADERS = (b"x-request-id", b"request-id")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def create_app(models: Registry, settings: ServerSettings, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
-    """An application that serves these models. The caller starts and closes their engines."""
+def create_app(models: Registry, settings: ServerSettings, dialects: Sequence[Dialect] | None = None) -> ASGIApp:
+    """An application that serves these models in these dialects (default: `DIALECTS`). The caller starts and closes the engines."""
+    dialects = DIALECTS if dialects is None else dialects
     server = Server(models, settings, Metrics(models))
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
     return _App(server, dialects, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))

@@ -1,4 +1,4 @@
-"""Anthropic's API: messages, and how many tokens they are."""
+"""Anthropic's API: messages and their token counts (https://docs.anthropic.com/en/api/messages)."""
 
 from __future__ import annotations
 

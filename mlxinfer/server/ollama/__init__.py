@@ -1,4 +1,4 @@
-"""Ollama's API, as far as it is about using models: what fetches, makes and removes them is not here."""
+"""Ollama's API for using models (https://docs.ollama.com/api). What pulls, creates and deletes models is not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's API: chat completions, completions, responses, models, and embeddings, which are refused."""
+"""OpenAI's API: chat completions, completions, responses and models (https://platform.openai.com/docs/api-reference)."""
 
 from __future__ import annotations
 
