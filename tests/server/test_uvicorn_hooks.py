@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib.metadata import requires, version
+from importlib.metadata import version
+from pathlib import Path
 
 import h11
-import pytest
 from uvicorn import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -66,9 +66,6 @@ def assigned(kind: type) -> set[str]:
 
 
 def test_the_minor_version_is_pinned() -> None:
-    pins = [one for one in requires("mlxinfer") or () if re.match(r"uvicorn\b", one)]
-    if not pins or "<" not in pins[0]:
-        pytest.skip("the installed metadata is older than this checkout")
     major, minor = version("uvicorn").split(".")[:2]
-    assert f">={major}.{minor}" in pins[0]
-    assert f"<{major}.{int(minor) + 1}" in pins[0]
+    written = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"uvicorn>={major}.{minor},<{major}.{int(minor) + 1}"' in written
