@@ -170,10 +170,10 @@ async def _feed(stream: AsyncGenerator[bytes, None], queue: asyncio.Queue[bytes 
         async with aclosing(stream) as pieces:
             async for piece in pieces:
                 await queue.put(piece)
-    except Exception as error:  # noqa: BLE001 (raised again by the reader)
+    except Exception as error:
         await queue.put(error)
-    else:
-        await queue.put(None)
+        raise
+    await queue.put(None)
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
