@@ -117,7 +117,7 @@ class AsyncLLM:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[Chunk], None]:
         """`stream`, with the pieces together that came together: for who passes them on."""
-        return self._bursts(partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s))
+        return self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s)))
 
     async def generate(
         self,
@@ -149,11 +149,13 @@ class AsyncLLM:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises
         `MLXInferError`s."""
         terms = RequestOptions.of(client_id, priority, timeout_s)
-        intake = (await self._opened()).intake
-        ids = await _prepared(len(prompt), partial(intake.scored_ids, prompt))
+
+        async def scored(intake: InputProcessor) -> list[Sequence]:
+            return [intake.scored(await _prepared(len(prompt), partial(intake.scored_ids, prompt)), top, terms)]
+
         found: list[TokenLogprob] = []
         reason = None
-        async with aclosing(self._run([intake.scored(ids, top, terms)])) as bursts:
+        async with aclosing(self._bursts(scored)) as bursts:
             async for burst in bursts:
                 for chunk in burst:
                     found += chunk.logprobs or ()
@@ -223,24 +225,17 @@ class AsyncLLM:
     async def _stream(
         self, token_ids: Callable[[InputProcessor], Awaitable[list[int]]], params: SamplingParams | None, terms: RequestOptions
     ) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self._bursts(token_ids, params, terms)) as bursts:
+        async with aclosing(self._bursts(partial(_sequences, token_ids, params, terms))) as bursts:
             async for burst in bursts:
                 for chunk in burst:
                     yield chunk
 
-    async def _bursts(
-        self, token_ids: Callable[[InputProcessor], Awaitable[list[int]]], params: SamplingParams | None, terms: RequestOptions
-    ) -> AsyncGenerator[list[Chunk], None]:
-        intake = (await self._opened()).intake
-        async with aclosing(self._run(intake.sequences(await token_ids(intake), params, terms))) as bursts:
-            async for burst in bursts:
-                yield burst
-
-    async def _run(self, sequences: list[Sequence]) -> AsyncGenerator[list[Chunk], None]:
-        request = Request(sequences, streams=True)
+    async def _bursts(self, sequences: Callable[[InputProcessor], Awaitable[list[Sequence]]]) -> AsyncGenerator[list[Chunk], None]:
+        """The one iterator over a request: closing it ends the request before the next step."""
+        request = Request(await sequences((await self._opened()).intake), streams=True)
+        running = len(request.sequences)
         self._thread.send(request)
         try:
-            running = len(sequences)
             while running:
                 burst = [piece for piece in await request.next() if isinstance(piece, Chunk)]
                 running -= sum(chunk.finish_reason is not None for chunk in burst)
@@ -263,6 +258,15 @@ class AsyncLLM:
 
 async def _ids(prompt: Prompt, intake: InputProcessor) -> list[int]:
     return await _prepared(len(prompt), partial(intake.token_ids, prompt))
+
+
+async def _sequences(
+    token_ids: Callable[[InputProcessor], Awaitable[list[int]]],
+    params: SamplingParams | None,
+    terms: RequestOptions,
+    intake: InputProcessor,
+) -> list[Sequence]:
+    return intake.sequences(await token_ids(intake), params, terms)
 
 
 async def _chat_ids(

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: checked before anything of a request is looked at."""
+"""Which requests are let in: their Host, Origin and key, and the size and type of what they send. Checked before any content is parsed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from .errors import APIError, invalid
 from .settings import Limits, ServerSettings
 from .sse import ClientGone
 
-_DISCARDED = 4
-"""Of a body that is too long, so many times what may be is read and thrown away: clients read no answer before they have sent it all."""
 PUBLIC = frozenset({"/health"})
-"""Answered without a key, so that whoever starts the server can wait for it."""
-
-
-_UNSAID = frozenset({b"", b"application/x-www-form-urlencoded"})
+"""Paths that need no key, so that a supervisor can wait for the server."""
+_DISCARDED = 4
+"""An oversized body is read and discarded up to this multiple of the limit: most clients read no response before they have sent it all."""
+_UNDECLARED_TYPES = frozenset({b"", b"application/x-www-form-urlencoded"})
+"""Content types that curl and HTTP libraries send by default."""
 
 
 class Auth:
-    """On TCP, a web page must not reach the server through the browser of its user: the Host has to be one of ours (DNS rebinding), and
-    an Origin, which only browsers send, our own. A Unix socket has no names and no web pages: there any Origin is refused."""
+    """Decides by the headers of a request whether it is let in.
+
+    On TCP, no web page may reach the server through its user's browser: the Host must be one of the server's own names, which stops DNS
+    rebinding, and an Origin, which only browsers send, must be the server itself. Unix sockets cannot be reached by web pages, so any
+    Origin is refused there, and no key is needed: the system tells which user connects.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._header_bytes = settings.limits.header_bytes
@@ -33,13 +36,13 @@ class Auth:
         self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
 
     def check(self, scope: Scope) -> None:
-        """Raises `APIError`."""
-        # The HTTP library counts only what has not come to its end yet.
+        """Raises `APIError` if the request is not let in."""
+        # h11's own limit holds only for headers that have not arrived completely.
         if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
             raise APIError(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
         if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
-            # RFC 9112, 6.1: where others on the way may have read another length, what follows is not to be believed.
+            # RFC 9112, 6.1: a proxy in between may have taken another length, so that what follows could be a smuggled request.
             raise APIError(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
         if is_unix(scope):
             if b"origin" in headers:
@@ -64,30 +67,19 @@ class Auth:
 
 
 def is_unix(scope: Scope) -> bool:
-    """The request came over a Unix socket, where the system vouches for the client."""
+    """Whether the request came over a Unix socket, where the system vouches for the client."""
     return bool(scope.get("state", {}).get("unix", False))
 
 
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """The last of each name; HTTP/1.1 allows one Host only, which h11 sees to."""
-    return dict(scope["headers"])
+async def read_json(scope: Scope, receive: Receive, limits: Limits, *, any_type: bool = False) -> bytes:
+    """The body of a request that must be JSON.
 
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() and port.isascii() else host
-
-
-async def read_json(scope: Scope, receive: Receive, limits: Limits, *, unsaid: bool = False) -> bytes:
-    """The body of a request that must be JSON. Raises `APIError` if it is not said to be, too long or too slow in coming. `unsaid`: what
-    curl and HTTP libraries send where nobody tells them what it is will do; a web page could send that too, but not without its Origin."""
+    `any_type` also takes the content types that curl and HTTP libraries send by default. Web pages can send those to another site as well,
+    but not without an Origin, which `Auth` checks. Raises `APIError` for another type, a body that is too long, and one that is too slow.
+    """
     headers = _headers(scope)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind != b"application/json" and not (unsaid and kind in _UNSAID):
+    if kind != b"application/json" and not (any_type and kind in _UNDECLARED_TYPES):
         raise APIError(415, "invalid", "The body must be JSON: send Content-Type: application/json.", code="unsupported_media_type")
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise APIError(415, "invalid", "Compressed bodies are not supported.", code="unsupported_media_type")
@@ -129,3 +121,17 @@ async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
 
 def _too_large(limits: Limits) -> APIError:
     return APIError(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """The last header of each name. h11 refuses a second Host."""
+    return dict(scope["headers"])
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and port.isascii() else host

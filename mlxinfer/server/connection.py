@@ -1,4 +1,8 @@
-"""One connection of uvicorn's, with what uvicorn does not do: the user at the other end, and a time limit for headers."""
+"""A connection of uvicorn's, with what uvicorn lacks: which user connects, time limits, and clients that leave noticed at all times.
+
+Uvicorn has no public way to do this, so `Connection` overrides methods of its `H11Protocol` and reads some of its attributes. That is why
+pyproject.toml pins uvicorn's minor versions; tests/server/test_uvicorn_hooks.py lists what is used.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +16,30 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .settings import Limits
-from .sockets import peer_uid, welcome
+from .sockets import is_allowed, peer_uid
 
-_NO_HTTP = {"error": {"message": "This is no valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
-_NO_HTTP_BODY = json.dumps(_NO_HTTP).encode()
-_NO_HTTP_HEADERS = [
+_NOT_HTTP = {"error": {"message": "This is no valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
+_NOT_HTTP_BODY = json.dumps(_NOT_HTTP).encode()
+_NOT_HTTP_HEADERS = [
     (b"content-type", b"application/json"),
-    (b"content-length", str(len(_NO_HTTP_BODY)).encode()),
+    (b"content-length", str(len(_NOT_HTTP_BODY)).encode()),
     (b"connection", b"close"),
 ]
 
 
 class Connection(H11Protocol):
-    """Tells the application in `scope["state"]` whether the socket is a Unix one and who connected (`unix`, `uid`), and lets it drop the
-    connection at once (`abort`)."""
+    """Puts into the application's `scope["state"]`: `unix` (whether it is a Unix socket), `uid` (the user at its other end) and `abort()`
+    (which drops the connection at once)."""
 
     limits = Limits()
+    """Those of the server; `connection_class` sets them."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._seen: object = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._last_cycle: object = None
+        """Uvicorn's request-response cycle when the timer for headers was set."""
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,26 +50,27 @@ class Connection(H11Protocol):
                 state["uid"] = peer_uid(connection)
             except OSError:
                 state["uid"] = None
-            if not welcome(state["uid"]):
+            if not is_allowed(state["uid"]):
                 transport.abort()
                 return
         else:
-            # asyncio does so only where the listener names its protocol; else what is sent in two pieces waits 40 ms for the first.
+            # asyncio sets this only if the listener was made with an explicit protocol. Without it, a second write waits 40 ms for the
+            # acknowledgement of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.app_state = {**self.app_state, **state}
         if len(self.connections) > self.limits.connections:
             transport.abort()
             return
-        self._wait_for_request()
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._deadline, self._stalled):
+        for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Uvicorn stops reading when the next request comes before its turn, and would not see that the client goes."""
+        """Keeps reading when a client pipelines a second request: uvicorn pauses, and would not notice that the client leaves."""
         super().handle_events()
         if self.flow.read_paused and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < HIGH_WATER_LIMIT:
             self.flow.resume_reading()
@@ -71,51 +78,53 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._must_read()
+            self._start_write_timer()
         else:
-            self._wait_for_request()
+            self._start_header_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._must_read()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stalled is not None and not self.transport.is_closing():
-            self._stalled.cancel()
-            self._stalled = None
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _must_read(self) -> None:
-        """Whatever is on its way to the client has so much time: a transport that closes would wait for ever."""
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self.limits.write_s, self.transport.abort)
+    def _start_write_timer(self) -> None:
+        """Limits the time for everything on its way to the client: a closing transport would wait for ever."""
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.write_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """For what is no HTTP. Behind the beginning of an answer there is no place for another one."""
+        """Answers 400 to bytes that are not HTTP, unless a response has already started."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            events = (h11.Response(status_code=400, headers=_NO_HTTP_HEADERS), h11.Data(data=_NO_HTTP_BODY), h11.EndOfMessage())
+            events = (h11.Response(status_code=400, headers=_NOT_HTTP_HEADERS), h11.Data(data=_NOT_HTTP_BODY), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
-        self._must_read()
+        self._start_write_timer()
 
     def _should_upgrade(self) -> bool:
+        """Ignores `Upgrade` without uvicorn's warning about a missing WebSocket library."""
         return False
 
-    def _wait_for_request(self) -> None:
-        """Uvicorn's own limit ends with the first byte of a request; this one with the last of its headers."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._seen = self.cycle
-        self._deadline = self.loop.call_later(self.limits.header_s, self._check_progress)
+    def _start_header_timer(self) -> None:
+        """Limits the time until all headers are there; uvicorn's own limit ends with their first byte."""
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._last_cycle = self.cycle
+        self._header_timer = self.loop.call_later(self.limits.header_s, self._check_progress)
 
     def _check_progress(self) -> None:
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.cycle is self._seen and not self.transport.is_closing():
+        if idle and self.cycle is self._last_cycle and not self.transport.is_closing():
             self.transport.abort()
 
 
 def connection_class(limits: Limits) -> type[Connection]:
+    """`Connection` with these limits: uvicorn makes its connections itself, and passes no arguments on."""
     return type("LimitedConnection", (Connection,), {"limits": limits})

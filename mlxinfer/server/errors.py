@@ -1,4 +1,4 @@
-"""Whatever a request is refused for, in one neutral form; each dialect renders it in its own shape."""
+"""Why a request is refused, in one form for all dialects; each of them renders it in the shape of its own API."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ from .validation import TAG
 Kind = Literal[
     "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
 ]
+"""What went wrong. Dialects translate it into their own names of error types."""
 
 RETRY_AFTER_S = 1
+"""Seconds after which a client may try again when the server is busy."""
 
 
 class APIError(Exception):
-    """`status`: the HTTP status. `param`: the field at fault, as `messages[0].content`. `code`: one word for programs."""
+    """A request is answered with an error.
+
+    `status` is the HTTP status, `message` one sentence for people, `param` the field at fault (`messages[0].content`), and `code` one word
+    for programs.
+    """
 
     def __init__(self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -40,6 +46,7 @@ class APIError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
+        """Headers that the response must have because of its status."""
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
         if self.code == "ambiguous_length":
@@ -48,20 +55,32 @@ class APIError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """400: the request is malformed or contradicts itself."""
     return APIError(400, "invalid", message, param=param, code=code)
 
 
-def unsupported(param: str, what: str | None = None) -> APIError:
-    """A field, or a value of it, that this server knows but cannot honour."""
-    return APIError(400, "unsupported", what or f"{param} is not supported yet", param=param, code="unsupported_parameter")
+def unsupported(param: str, message: str | None = None) -> APIError:
+    """400: a field, or a value of it, that this server knows but cannot honour."""
+    return APIError(400, "unsupported", message or f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
 def no_such_model(name: str) -> APIError:
+    """404: the model is not served."""
     return APIError(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
 
 
+def timed_out() -> APIError:
+    """408: the answer was not finished within `Limits.request_s`."""
+    return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
+
+
+def server_failed() -> APIError:
+    """500: a fault of this server, whose details are for its log only."""
+    return APIError(500, "internal", "The server failed.", code="internal_error")
+
+
 def of_error(error: MLXInferError) -> APIError:
-    """What an error of the engine is to a client."""
+    """The response to an error that the engine or the tokenizer raised."""
     message = str(error)
     if isinstance(error, SamplingError):
         return invalid(message, param=message.partition(" ")[0].rstrip(":"))
@@ -83,12 +102,8 @@ def of_error(error: MLXInferError) -> APIError:
     return APIError(500, "internal", message, code="internal_error")
 
 
-def timed_out() -> APIError:
-    return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
-
-
 def of_validation(error: ValidationError) -> APIError:
-    """The first thing wrong with a body. Never quotes the value: it may be the text of a prompt."""
+    """The response to a body that does not fit its model: the first fault. Never quotes a value, which may be the text of a prompt."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param, message = _field(first["loc"]), first["msg"]
     if first["type"] == "json_invalid":
@@ -103,7 +118,7 @@ def of_validation(error: ValidationError) -> APIError:
 
 
 def _field(location: Iterable[int | str]) -> str:
-    """`messages[0].content`; the tags of unions are left out."""
+    """The path of a field, as `messages[0].content`; the tags of unions are left out."""
     path = ""
     for part in location:
         if isinstance(part, int):

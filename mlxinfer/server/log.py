@@ -1,4 +1,4 @@
-"""One JSON object per line on standard error. What people and models write is never among it."""
+"""Logs one JSON object per line to standard error, never with the text of a prompt or an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _JsonLines(logging.Formatter):
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Send our lines, and the warnings of the HTTP server, to standard error."""
+    """Send mlxinfer's lines from `level` on, and uvicorn's warnings, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     for name, least in (("mlxinfer", level), ("uvicorn", logging.WARNING)):
@@ -32,10 +32,10 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 def notice(message: str, **fields: Any) -> None:
-    """Something that whoever runs the server should know."""
+    """Something that the operator of the server should know."""
     logging.getLogger("mlxinfer").info(message, extra={"fields": fields})
 
 
 def access(fields: dict[str, Any]) -> None:
-    """A request is over."""
+    """The line of one request, when its response has ended."""
     _ACCESS.info("request", extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Counters for Prometheus: the names that vLLM's users know, under our prefix."""
+"""Counters for Prometheus, under vLLM's names with the prefix `mlxinfer_` (https://docs.vllm.ai, "Production Metrics")."""
 
 from __future__ import annotations
 
@@ -28,112 +28,120 @@ _HISTOGRAMS = (
 )
 
 
-class Gaps:
-    """Seconds between the tokens of one model's answers. Counted for every token, so as cheaply as can be."""
+class TokenIntervals:
+    """Histogram of the seconds between the tokens of one model's answers. Every token counts, so this is cheaper than Prometheus' class."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(SECONDS) + 1)
         self._sum = 0.0
 
     def observe(self, seconds: float, times: int = 1) -> None:
+        """Counts an interval, or several of the same length."""
         self._counts[bisect_left(SECONDS, seconds)] += times
         self._sum += seconds * times
 
     def add_to(self, family: HistogramMetricFamily, model: str) -> None:
+        """Adds the histogram to Prometheus' family, labelled with the model."""
         names = [*(str(bound) for bound in SECONDS), "+Inf"]
         family.add_metric([model], buckets=list(zip(names, accumulate(self._counts), strict=True)), sum_value=self._sum)
 
 
 class Metrics:
-    """What one server has done; `registry` holds it for /metrics."""
+    """Counters of one server; `registry` is what `/metrics` writes."""
 
     def __init__(self, models: Registry) -> None:
         self.registry = CollectorRegistry()
         made = {name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS}
         self._histograms = {served.name: {name: made[name].labels(served.name) for name in made} for served in models}
-        self._gaps = {served.name: Gaps() for served in models}
+        self._intervals = {served.name: TokenIntervals() for served in models}
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
-        self.registry.register(_Engines(models, self._gaps))
+        self.registry.register(_Engines(models, self._intervals))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def begin(self, model: str) -> RequestMetrics:
-        return RequestMetrics(self, model, self._histograms[model], self._gaps[model])
+        """Counters of a request that begins now."""
+        return RequestMetrics(self, model, self._histograms[model], self._intervals[model])
 
     def answered(self, method: str, path: str, status: int) -> None:
-        """An HTTP request is over. `path` is that of a route, so that there are not more of them than routes."""
+        """Counts an HTTP response. `path` is that of an endpoint, so that the number of different labels is limited."""
         self._http.labels(method, path, str(status)).inc()
 
     def finished(self, model: str, reason: str) -> None:
+        """Counts an answer that came to its end."""
         self._success.labels(model, reason).inc()
 
     def tokens(self, model: str, prompt: int, generated: int) -> None:
+        """Counts the tokens of a prompt and of an answer."""
         self._prompt_tokens.labels(model).inc(prompt)
         self._generation_tokens.labels(model).inc(generated)
 
     def cancelled(self, model: str) -> None:
+        """Counts a request that was stopped early."""
         self._cancelled.labels(model).inc()
 
 
 class RequestMetrics:
-    """Counts one request: what comes of it, then its end."""
+    """Counts one request while it runs, then its end."""
 
-    def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], gaps: Gaps) -> None:
+    def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], intervals: TokenIntervals) -> None:
         self._metrics = metrics
         self._model = model
-        self._of = histograms
-        self._between = gaps.observe
+        self._histograms = histograms
+        self._observe_interval = intervals.observe
         self._began = time.monotonic()
         self._last: dict[int, float] = {}
         self.first_s: float | None = None
+        """Seconds to the first token; None before it."""
 
     def burst(self, chunks: Sequence[Chunk]) -> None:
-        """What lies between tokens that came together is known on average."""
+        """Counts chunks that came together: the time since the previous ones is divided evenly between their tokens."""
         now = time.monotonic()
         if self.first_s is None:
             self.first_s = now - self._began
-            self._of["time_to_first_token_seconds"].observe(self.first_s)
+            self._histograms["time_to_first_token_seconds"].observe(self.first_s)
         counts: dict[int, int] = {}
         for chunk in chunks:
             counts[chunk.index] = counts.get(chunk.index, 0) + 1
         for index, count in counts.items():
             if index in self._last:
-                self._between((now - self._last[index]) / count, count)
+                self._observe_interval((now - self._last[index]) / count, count)
             self._last[index] = now
         for chunk in chunks:
             if chunk.finish_reason and chunk.usage:
                 self._finished(chunk.finish_reason, chunk.usage, chunk.index)
 
     def completion(self, completion: Completion) -> None:
-        """An answer that came whole: what is between its tokens is known on average."""
+        """Counts an answer that came in one piece, with the average time between its tokens."""
         usage = completion.usage
         if self.first_s is None:
             self.first_s = usage.ttft_s
-            self._of["time_to_first_token_seconds"].observe(usage.ttft_s)
+            self._histograms["time_to_first_token_seconds"].observe(usage.ttft_s)
         if usage.completion_tokens > 1:
-            self._between(usage.stats.decode_s / (usage.completion_tokens - 1))
+            self._observe_interval(usage.stats.decode_s / (usage.completion_tokens - 1))
         self._finished(completion.finish_reason, usage, completion.index)
 
     def _finished(self, reason: str, usage: Usage, index: int) -> None:
         stats = usage.stats
         self._metrics.finished(self._model, reason)
         self._metrics.tokens(self._model, usage.prompt_tokens if index == 0 else 0, usage.completion_tokens)
-        self._of["request_queue_time_seconds"].observe(stats.queued_s)
-        self._of["request_prefill_time_seconds"].observe(stats.prefill_s)
-        self._of["request_decode_time_seconds"].observe(stats.decode_s)
-        self._of["request_generation_tokens"].observe(usage.completion_tokens)
+        self._histograms["request_queue_time_seconds"].observe(stats.queued_s)
+        self._histograms["request_prefill_time_seconds"].observe(stats.prefill_s)
+        self._histograms["request_decode_time_seconds"].observe(stats.decode_s)
+        self._histograms["request_generation_tokens"].observe(usage.completion_tokens)
         if index == 0:
-            self._of["request_prompt_tokens"].observe(usage.prompt_tokens)
+            self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
 
-    def end(self, whole: bool) -> None:
-        self._of["e2e_request_latency_seconds"].observe(time.monotonic() - self._began)
-        if not whole:
+    def end(self, finished: bool) -> None:
+        """Counts the request's end; `finished` says whether all its answers were complete."""
+        self._histograms["e2e_request_latency_seconds"].observe(time.monotonic() - self._began)
+        if not finished:
             self._metrics.cancelled(self._model)
 
 
@@ -161,16 +169,16 @@ _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
 
 
 class _Engines(Collector):
-    """What is not counted by Prometheus' own classes: time between tokens, and what the engines say of themselves."""
+    """What is read when Prometheus asks: the time between tokens, and the statistics of the engines."""
 
-    def __init__(self, models: Registry, gaps: Mapping[str, Gaps]) -> None:
+    def __init__(self, models: Registry, intervals: Mapping[str, TokenIntervals]) -> None:
         self._models = models
-        self._gaps = gaps
+        self._intervals = intervals
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily("mlxinfer_inter_token_latency_seconds", "Between the tokens of an answer.", labels=_LABELS)
-        for model, gaps in self._gaps.items():
-            gaps.add_to(family, model)
+        for model, intervals in self._intervals.items():
+            intervals.add_to(family, model)
         yield family
         stats: list[tuple[str, EngineStats]] = [(served.name, served.llm.stats()) for served in self._models]
         for name, text, value in _GAUGES:
@@ -181,5 +189,5 @@ class _Engines(Collector):
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:
     for model, value in values:
-        family.add_metric([model], value)  # type: ignore[no-untyped-call]
+        family.add_metric([model], value)  # type: ignore[no-untyped-context]
     return family

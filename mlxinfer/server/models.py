@@ -1,4 +1,4 @@
-"""The models that are served, by their public names. Over HTTP there are names only, never paths."""
+"""The served models and their public names. Over HTTP models have names only, never paths."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)?")
-_MOST = 128
+_MAX_NAME = 128
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model. `name` is what answers call it, whatever alias was asked for; `created` is in seconds since 1970."""
+    """A loaded model."""
 
     name: str
+    """Its public name, which answers contain whatever alias the request used."""
     llm: AsyncLLM
+    """Runs it."""
     created: int = field(default_factory=lambda: int(time.time()))
+    """When it was loaded, in seconds since 1970."""
 
 
 class Registry:
-    """`aliases`: other name to name; one that ends in `*` stands for every name that begins like it. Raises `ServerError`."""
+    """The served models by name.
+
+    `aliases` maps further names to these; an alias that ends in `*` matches every name with this beginning. Raises `ServerError`.
+    """
 
     def __init__(self, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> None:
         self._models = {check_name(name): ServedModel(name, llm) for name, llm in models.items()}
@@ -43,10 +50,11 @@ class Registry:
 
     @property
     def aliases(self) -> Mapping[str, str]:
+        """Name by alias."""
         return self._aliases
 
     def get(self, name: str) -> ServedModel:
-        """Raises `APIError` (404)."""
+        """The model with this name or alias. Raises `APIError` (404)."""
         served = self._models.get(name) or self._models.get(self._alias(name))
         if served is None:
             raise no_such_model(name)
@@ -60,8 +68,8 @@ class Registry:
 
 
 def check_name(name: str) -> str:
-    """Raises `ServerError` for what might be taken for a path, or for something else than a name."""
-    if len(name) > _MOST or ".." in name or not _NAME.fullmatch(name):
+    """The name, if it cannot be mistaken for a path. Raises `ServerError`."""
+    if len(name) > _MAX_NAME or ".." in name or not _NAME.fullmatch(name):
         raise ServerError(
             f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)"
         )
@@ -69,8 +77,8 @@ def check_name(name: str) -> str:
 
 
 def public_name(model: str) -> tuple[str, str]:
-    """A MODEL argument in two: its public name, and what to load. `NAME=MODEL` names it; else a path gives its last part, and an alias or
-    a hub id itself."""
+    """The public name of a MODEL argument, and what to load: `NAME` and `MODEL` of `NAME=MODEL`; otherwise aliases and hub ids are their
+    own names, and a path is named by its last part."""
     name, separator, target = model.partition("=")
     if separator and _NAME.fullmatch(name):
         return check_name(name), target

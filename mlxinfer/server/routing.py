@@ -1,4 +1,4 @@
-"""A route that knows what goes in and what comes out: enough to check a request, and to write the OpenAPI document."""
+"""Endpoints that know what goes in and what comes out, which is enough to check requests and to write the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,113 +18,142 @@ from .auth import read_json
 from .errors import APIError, of_validation
 from .metrics import Metrics
 from .models import Registry
-from .settings import ServerSettings
+from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What every dialect works on."""
+    """What the endpoints of all dialects share."""
 
     models: Registry
+    """The models that are served."""
     settings: ServerSettings
+    """What the server was started with."""
     metrics: Metrics
+    """Counters for `/metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request on its way. `path`: the variables of the route. `receive` tells when the client has gone. What is put in `log` goes to
-    the access log: never any text of a prompt or an answer."""
+    """One HTTP request while it is handled."""
 
     server: Server
+    """The server that handles it."""
     id: str
+    """32 hexadecimal digits, also in the response's `x-request-id` and in the access log."""
     receive: Receive
+    """ASGI's `receive`, which tells when the client has gone."""
     path: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the route, as `model` of `/v1/models/{model}`."""
     headers: Headers = field(default_factory=Headers)
+    """Headers of the request."""
     log: dict[str, Any] = field(default_factory=dict)
+    """Further fields for its line in the access log. Never any text of a prompt or an answer."""
+
+    @property
+    def limits(self) -> Limits:
+        """The server's limits."""
+        return self.server.settings.limits
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[ASGIApp]]
+"""`handler(context, body)` returns the response. It, and the response while it is sent, may raise `APIError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """`answer`: the type of the answer's JSON, or its media type. `streams`: the media type of the answer in pieces."""
+    """What the OpenAPI document says of an endpoint."""
 
     summary: str
+    """One line."""
     answer: Any
+    """The type of the response's JSON, or the media type of a response that is not JSON."""
     streams: str | None = None
+    """Media type of a streamed response, if there is one."""
     statuses: tuple[int, ...] = ()
+    """Statuses of errors besides `REFUSALS`."""
 
 
 class Endpoint(Route):
-    """`handler(call, body)` gives the response; it and the response may raise `APIError`. `body` is None for what has none; `unsaid` is
-    that of `read_json`."""
+    """A method and a path, the handler of their requests, and the type of the requests' bodies (None: they have no body).
+
+    `any_type` accepts bodies that are not declared as JSON, as `read_json` explains.
+    """
 
     def __init__(
-        self, method: str, path: str, handler: Handler, body: type[StrictModel] | None, doc: Doc, *, server: Server, unsaid: bool = False
+        self, method: str, path: str, handler: Handler, body: type[StrictModel] | None, doc: Doc, *, server: Server, any_type: bool = False
     ) -> None:
-        super().__init__(path, _Handled(path, handler, body, server, unsaid), methods=[method])
+        super().__init__(path, handler, methods=[method])
+        self.app = self.serve
         self.method = method
-        self.shown = shown(path)
         self.body = body
         self.doc = doc
-
-
-def shown(path: str) -> str:
-    """`/models/{name:path}` as documents and counters have it."""
-    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
-
-
-class _Handled:
-    def __init__(self, path: str, handler: Handler, body: type[StrictModel] | None, server: Server, unsaid: bool) -> None:
-        self._path = shown(path)
+        self.documented_path = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+        """`/models/{name:path}` without the converter, as it is in the document and in counters."""
         self._handler = handler
-        self._body = body
         self._server = server
-        self._unsaid = unsaid
+        self._any_type = any_type
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads and checks the body, calls the handler and sends its response. Raises `APIError`."""
         state = scope["state"]
-        state["route"] = self._path
+        state["route"] = self.documented_path
+        context = RequestContext(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
         body = None
-        if self._body is not None:
-            raw = await read_json(scope, receive, self._server.settings.limits, unsaid=self._unsaid)
+        if self.body is not None:
+            raw = await read_json(scope, receive, context.limits, any_type=self._any_type)
             try:
-                body = self._body.model_validate_json(raw)
+                body = self.body.model_validate_json(raw)
             except ValidationError as error:
                 raise of_validation(error) from None
-        call = RequestContext(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
-        response = await self._handler(call, body)
+        response = await self._handler(context, body)
         await response(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """An API's routes, and the shape of its errors for every path that begins like one of `prefixes`."""
+    """An HTTP API: its endpoints, and the shape of its errors (docs/add-a-dialect.md)."""
 
     name: str
+    """One lower-case word."""
     prefixes: tuple[str, ...]
+    """Errors on paths that begin with one of these are rendered by this dialect."""
     routes: Callable[[Server], list[Endpoint]]
-    render: Callable[[APIError], Response]
+    """Makes the endpoints of a server."""
+    error_response: Callable[[APIError], Response]
+    """Renders an error. The server adds the headers that its status needs."""
 
     def claims(self, path: str) -> bool:
+        """Whether errors on this path are this dialect's."""
         return path.startswith(self.prefixes)
 
 
-_REF = "#/components/schemas/{model}"
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
+"""Statuses of errors that every endpoint may answer with."""
+_BODY_REFUSALS = (408, 413, 415)
+_REF = "#/components/schemas/{model}"
 
 Schemas = Mapping[Any, dict[str, Any]]
-"""By type."""
+"""JSON schemas by type."""
+
+
+def document_routes(server: Server, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    """`GET /openapi.json`, the document of these endpoints."""
+    written = document(endpoints)
+
+    async def openapi(context: RequestContext, body: Any) -> ASGIApp:
+        return JSONResponse(written)
+
+    return [Endpoint("GET", "/openapi.json", openapi, None, Doc("This document", dict[str, Any]), server=server)]
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The endpoints as OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
     schemas, components = _schemas(endpoints)
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.shown, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
+        paths.setdefault(endpoint.documented_path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlxinfer", "version": __version__},
@@ -134,7 +163,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _schemas(endpoints: Iterable[Endpoint]) -> tuple[Schemas, dict[str, Any]]:
-    """Of bodies and answers, and what they refer to. All are made at once: dialects have types of the same name."""
+    """Schemas of bodies and answers, and the components that they refer to. All are made in one call, because types of different dialects
+    have the same names."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body]
     answers = [endpoint.doc.answer for endpoint in endpoints if not isinstance(endpoint.doc.answer, str)]
     inputs = [(number, "validation", TypeAdapter(body)) for number, body in enumerate(bodies)]
@@ -148,27 +178,18 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     doc = endpoint.doc
     content: dict[str, Any] = {doc.answer: {"schema": {"type": "string"}}} if isinstance(doc.answer, str) else _json(schemas[doc.answer])
     if doc.streams:
-        content[doc.streams.partition(";")[0]] = {}  # a schema would be that of each event
-    statuses = (REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in (408, 413, 415))) + doc.statuses
+        content[doc.streams.partition(";")[0]] = {}  # OpenAPI 3.1 has no schema for the events of a stream
+    statuses = (REFUSALS if endpoint.body else tuple(s for s in REFUSALS if s not in _BODY_REFUSALS)) + doc.statuses
     operation: dict[str, Any] = {
         "summary": doc.summary,
         "responses": {"200": {"description": "OK", "content": content}} | {str(s): {"description": "Refused"} for s in statuses},
     }
     if endpoint.body:
         operation["requestBody"] = {"required": True, "content": _json(schemas[endpoint.body])}
-    if names := re.findall(r"\{(\w+)\}", endpoint.shown):
+    if names := re.findall(r"\{(\w+)\}", endpoint.documented_path):
         operation["parameters"] = [{"name": n, "in": "path", "required": True, "schema": {"type": "string"}} for n in names]
     return operation
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
-
-
-def document_routes(server: Server, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    written = document(endpoints)
-
-    async def openapi(call: RequestContext, body: Any) -> ASGIApp:
-        return JSONResponse(written)
-
-    return [Endpoint("GET", "/openapi.json", openapi, None, Doc("This document", dict[str, Any]), server=server)]

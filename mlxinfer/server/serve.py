@@ -1,4 +1,4 @@
-"""The process of a server: sockets, models, uvicorn, and how it ends."""
+"""The server's process: opens sockets, loads models, runs uvicorn, and ends on signals."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Load = Callable[[], "AsyncLLM"]
+"""Starts loading a model."""
 
 
 class HTTPServer(uvicorn.Server):
-    """The first signal closes the listeners and lets running requests end; the second stops them."""
+    """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
 
     def __init__(self, models: Registry, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
         limits = settings.limits
@@ -52,13 +53,13 @@ class HTTPServer(uvicorn.Server):
         self._ready()
 
     def end(self) -> None:
-        """Once: drain. Twice: stop."""
+        """The first call closes the listeners and lets running requests finish; the second cancels them."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the process's, which `run` sees to."""
+        """Leaves signals to `run`, since the server may be one part of a process."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,9 +72,12 @@ class HTTPServer(uvicorn.Server):
 def run(
     loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping[str, str] | None = None, tell: Callable[[str], Any] = print
 ) -> None:
-    """Serve until a signal. Sockets come first: whoever connects while models load waits. Raises `MLXInferError`."""
+    """Load the models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where.
+
+    The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
+    """
     start_logging()
-    # Who starts us may have blocked them, as Foundation does on Linux, and that is inherited.
+    # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with listening(settings) as sockets:
         asyncio.run(_run(loads, settings, sockets, aliases or {}, tell))
@@ -86,11 +90,11 @@ async def _run(
     aliases: Mapping[str, str],
     tell: Callable[[str], Any],
 ) -> None:
-    ending = asyncio.Event()
+    stop = asyncio.Event()
     server: HTTPServer | None = None
 
     def on_signal() -> None:
-        ending.set()
+        stop.set()
         if server is not None:
             server.end()
 
@@ -102,7 +106,7 @@ async def _run(
         for name, load in loads.items():
             models[name] = load()
             stack.push_async_callback(models[name].close)
-        if not await _unless(ending, asyncio.gather(*(llm.ready() for llm in models.values()))):
+        if not await _unless(stop, asyncio.gather(*(llm.ready() for llm in models.values()))):
             return
         for name, llm in models.items():
             for note in llm.notes:
@@ -112,9 +116,9 @@ async def _run(
         await server.serve(sockets)
 
 
-async def _unless(ending: asyncio.Event, loading: asyncio.Future[Any]) -> bool:
-    """Whether the models were loaded before a signal came. Raises what loading raises."""
-    signalled = asyncio.ensure_future(ending.wait())
+async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:
+    """Whether loading ended before `stop` was set; otherwise it is cancelled. Raises what loading raises."""
+    signalled = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():

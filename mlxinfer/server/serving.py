@@ -1,9 +1,9 @@
-"""Runs a request of any dialect on its model: counted, logged, and stopped when nobody waits for it."""
+"""Runs the requests of every dialect on their models: counted, logged, and cancelled when the client leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,98 +18,112 @@ from .routing import RequestContext
 T = TypeVar("T")
 
 _LONG_TEXT = 4096
-"""Characters; a longer text is tokenized beside the event loop."""
+"""Characters. Tokenizing a longer text would hold up the event loop, so it is done in a thread."""
 _BUFFERED = 64
+"""Pieces of merged streams that may wait for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A prompt as token ids, and what to do with it."""
+    """What a dialect asks the engine for."""
 
     served: ServedModel
+    """The model to run."""
     prompt: list[int]
+    """Token ids."""
     params: SamplingParams
+    """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
+    """Requests are scheduled fairly between different ids; empty means the anonymous client."""
 
 
 async def encode_chat(served: ServedModel, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-    """The conversation through the model's template. Raises `APIError`."""
+    """Token ids of a conversation, rendered by the model's chat template with these extra `variables`. Raises `APIError`."""
     size = sum(len(str(message.get("content", ""))) for message in messages)
     return await _encode(size, lambda: served.llm.tokenizer.encode_chat(messages, **variables))
 
 
 async def encode_text(served: ServedModel, text: str) -> list[int]:
-    """Raises `APIError`."""
+    """Token ids of a plain text. Raises `APIError`."""
     return await _encode(len(text), lambda: served.llm.tokenizer.encode(text))
 
 
-async def _encode(size: int, work: Any) -> list[int]:
+async def _encode(size: int, encode: Callable[[], list[int]]) -> list[int]:
     try:
-        ids: list[int] = work() if size < _LONG_TEXT else await asyncio.to_thread(work)
+        return encode() if size < _LONG_TEXT else await asyncio.to_thread(encode)
     except MLXInferError as error:
         raise of_error(error) from error
-    return ids
 
 
-async def bursts(call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[list[Chunk], None]:
-    """The pieces of all `n` answers, as many together as came together. Closing the iterator cancels the request. Raises `APIError`."""
-    tally = _begin(call, ask)
-    open_answers = ask.params.n
+async def stream(context: RequestContext, request: GenerateRequest, render: Callable[[list[Chunk]], bytes]) -> AsyncGenerator[bytes, None]:
+    """All `n` answers as bytes: `render` is called with the chunks that the engine hands over together, as soon as they are there.
+
+    Closing the generator cancels the request before the engine's next step. Raises `APIError`.
+    """
+    metrics = _begin(context, request)
+    unfinished = request.params.n
     try:
-        async with aclosing(ask.served.llm.bursts(ask.prompt, ask.params, **_terms(call, ask))) as incoming:
-            async for burst in incoming:
-                tally.burst(burst)
-                for chunk in burst:
+        async with aclosing(request.served.llm.bursts(request.prompt, request.params, **_options(context, request))) as bursts:
+            async for chunks in bursts:
+                metrics.burst(chunks)
+                for chunk in chunks:
                     if chunk.finish_reason:
-                        open_answers -= 1
-                        _note_end(call, chunk.finish_reason, chunk.usage, chunk.index)
-                yield burst
+                        unfinished -= 1
+                        _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
+                yield render(chunks)
     except MLXInferError as error:
         raise of_error(error) from error
     finally:
-        _end(call, tally, whole=not open_answers)
+        _end(context, metrics, finished=not unfinished)
 
 
-async def patiently(pieces: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
-    """These pieces, after a None if the first of them is not there within `seconds`: so that something can be said meanwhile."""
-    async with aclosing(pieces):
-        first = asyncio.ensure_future(anext(pieces))
-        try:
-            await asyncio.wait([first], timeout=seconds)
-            if not first.done():
-                yield None
-            yield await first
-        except StopAsyncIteration:
-            return
-        finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-        async for piece in pieces:
-            yield piece
+async def complete(context: RequestContext, request: GenerateRequest) -> list[Completion]:
+    """All `n` answers, each in one piece. Raises `APIError`."""
+    metrics = _begin(context, request)
+    completions: list[Completion] = []
+    try:
+        completions = await request.served.llm.generate([request.prompt], request.params, **_options(context, request))
+        for completion in completions:
+            metrics.completion(completion)
+            _log_end(context, completion.finish_reason, completion.usage, completion.index)
+        return completions
+    except MLXInferError as error:
+        raise of_error(error) from error
+    finally:
+        _end(context, metrics, finished=bool(completions))
 
 
-def _terms(call: RequestContext, ask: GenerateRequest) -> dict[str, Any]:
-    return {"client_id": ask.client_id, "timeout_s": call.server.settings.limits.request_s}
+async def score(context: RequestContext, request: GenerateRequest, top: int) -> list[TokenLogprob]:
+    """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
+    context.log["model"] = request.served.name
+    try:
+        return await request.served.llm.score(request.prompt, top, **_options(context, request))
+    except MLXInferError as error:
+        raise of_error(error) from error
 
 
-def _begin(call: RequestContext, ask: GenerateRequest) -> RequestMetrics:
-    call.log["model"] = ask.served.name
-    return call.server.metrics.begin(ask.served.name)
+def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
+    return {"client_id": request.client_id, "timeout_s": context.limits.request_s}
 
 
-def _end(call: RequestContext, tally: RequestMetrics, *, whole: bool) -> None:
-    tally.end(whole)
-    if tally.first_s is not None:
-        call.log.setdefault("first_token_ms", round(tally.first_s * 1000, 1))
+def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:
+    context.log["model"] = request.served.name
+    return context.server.metrics.begin(request.served.name)
 
 
-def _note_end(call: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
-    """For the log; raises `APIError` for an answer that was ended."""
+def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) -> None:
+    metrics.end(finished)
+    if metrics.first_s is not None:
+        context.log.setdefault("first_token_ms", round(metrics.first_s * 1000, 1))
+
+
+def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
+    """Adds an answer to the access log. Raises `APIError` if it was cut off."""
     if reason == "timeout":
         raise timed_out()
     if reason == "cancelled":
         raise APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
-    log = call.log
+    log = context.log
     log["finish_reason"] = reason
     if usage is None:
         return
@@ -119,72 +133,50 @@ def _note_end(call: RequestContext, reason: FinishReason, usage: Usage | None, i
     log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
 
 
-async def collect(call: RequestContext, ask: GenerateRequest) -> list[Completion]:
-    """All `n` answers, whole. Raises `APIError`."""
-    tally = _begin(call, ask)
-    completions: list[Completion] = []
-    try:
-        completions = await ask.served.llm.generate([ask.prompt], ask.params, **_terms(call, ask))
-        for completion in completions:
-            tally.completion(completion)
-            _note_end(call, completion.finish_reason, completion.usage, completion.index)
-        return completions
-    except MLXInferError as error:
-        raise of_error(error) from error
-    finally:
-        _end(call, tally, whole=bool(completions))
-
-
-async def score(call: RequestContext, ask: GenerateRequest, top: int) -> list[TokenLogprob]:
-    """How likely each token of the prompt is, from the second on. Raises `APIError`."""
-    call.log["model"] = ask.served.name
-    try:
-        return await ask.served.llm.score(ask.prompt, top, **_terms(call, ask))
-    except MLXInferError as error:
-        raise of_error(error) from error
-
-
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of it at once. If one fails, so do all."""
+    """Results of coroutines that run at the same time. The first failure cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, piece) of several, as they come. If one fails, so do all; at the end all are closed."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as pieces:
-            async for piece in pieces:
-                yield 0, piece
-        return
-    queue: asyncio.Queue[tuple[int, T] | APIError | None] = asyncio.Queue(_BUFFERED)
-    tasks = [asyncio.ensure_future(_feed(number, stream, queue)) for number, stream in enumerate(streams)]
+def merged(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
+    """The pieces of several streams as they come. The first failure closes all; so does closing the result."""
+    return streams[0] if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_BUFFERED)
+    tasks = [asyncio.ensure_future(_feed(stream, queue)) for stream in streams]
     try:
         running = len(tasks)
         while running:
             item = await queue.get()
-            if isinstance(item, APIError):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
 
 
-async def _feed(number: int, stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[int, T] | APIError | None]) -> None:
+async def _feed(stream: AsyncGenerator[bytes, None], queue: asyncio.Queue[bytes | Exception | None]) -> None:
+    """Puts the stream's pieces into the queue, then None or the error that ended it."""
     try:
         async with aclosing(stream) as pieces:
             async for piece in pieces:
-                await queue.put((number, piece))
-        await queue.put(None)
-    except APIError as problem:
-        await queue.put(problem)
+                await queue.put(piece)
+    except Exception as error:
+        await queue.put(error)
+        raise
+    await queue.put(None)
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

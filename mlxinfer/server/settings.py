@@ -1,4 +1,4 @@
-"""What a server is told: where to listen, whom to let in, how much to take."""
+"""A server's settings: where it listens, which requests it lets in, and its limits."""
 
 from __future__ import annotations
 
@@ -11,43 +11,53 @@ from ..errors import ServerError
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
+"""The address for TCP if only a port is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bytes, seconds and counts. A request beyond one of them is refused."""
+    """What a client may use. A request beyond one of these is refused."""
 
     body_bytes: int = 16 * 2**20
+    """Bytes of a request's body."""
     header_bytes: int = 32 * 2**10
+    """Bytes of a request's path and headers."""
     header_s: float = 15.0
-    """From connecting, or from the end of the last answer on the same connection, to the end of the next request's headers."""
+    """Seconds until a request's headers are complete, from connecting or from the end of the previous response on the same connection."""
     body_s: float = 30.0
+    """Seconds until a request's body is complete."""
     request_s: float | None = None
-    """For an answer, the time that it waits included."""
+    """Seconds for an answer, including the time in the queue; None is no limit."""
     connections: int = 1024
+    """Open connections."""
     prompts: int = 256
-    """Prompts of one request, and answers to them."""
+    """Prompts of one request times the answers to each."""
     keep_alive_s: float = 10.0
-    """A silent stream sends a comment this often."""
+    """Seconds of silence after which a stream sends a keep-alive."""
     patience_s: float = 0.25
-    """A stream's status waits so long for the first token, so that an early error still has a status of its own."""
+    """Seconds that a stream's status waits for the first token, so that an early error still has a status of its own."""
     write_s: float = 60.0
-    """A client that reads nothing for so long is taken for gone."""
+    """Seconds without reading after which a client counts as gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`socket=None` is no Unix socket, `host=None` is no TCP. `port=0` lets the system choose. `activated`: launchd or systemd hands the
-    sockets over. `api_key` is asked for on TCP, never on a Unix socket, where the system tells who is there. `allowed_hosts`: names by
-    which clients may call this machine, beyond those of loopback and `host`. Raises `ServerError`."""
+    """Where a server listens and which requests it lets in. Raises `ServerError` for settings that contradict each other or are unsafe."""
 
     socket: Path | None = None
+    """Path of the Unix socket; None is no Unix socket."""
     host: str | None = None
+    """Address for TCP; None is no TCP. Anything but loopback needs an `api_key`."""
     port: int = DEFAULT_PORT
+    """TCP port; 0 lets the system choose."""
     activated: bool = False
+    """Whether launchd or systemd passes the listening sockets."""
     api_key: str | None = None
+    """The key that requests on TCP must have; None asks for none. Unix sockets need no key: the system tells which user connects."""
     allowed_hosts: tuple[str, ...] = ()
+    """Names that clients may use for this machine, besides those of loopback and `host`."""
     limits: Limits = field(default_factory=Limits)
+    """Sizes, times and counts."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
@@ -58,7 +68,7 @@ class ServerSettings:
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
 
     def check_address(self, host: str) -> None:
-        """Raises `ServerError` where other machines could ask and no key is asked for."""
+        """Raises `ServerError` where other machines could request and no key is asked for."""
         if not self.api_key and not is_loopback(host):
             raise ServerError(
                 f"{host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
@@ -66,7 +76,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Of names only `localhost`: any other might resolve to anything."""
+    """Whether the host is a loopback address or `localhost`; any other name might resolve to anything."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -79,10 +89,10 @@ def default_socket() -> Path:
 
 
 def read_api_key(file: Path | None) -> str | None:
-    """From the file, else from `$MLXINFER_API_KEY`. Raises `ServerError`."""
+    """The API key in this file, else in `$MLXINFER_API_KEY`; None if there is neither. Raises `ServerError`."""
     if file is None:
         return os.environ.get("MLXINFER_API_KEY") or None
     try:
         return file.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"cannot read the API key from {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise ServerError(f"cannot read the API key from {file}: {getattr(error, 'strerror', None) or 'it is not text'}") from None

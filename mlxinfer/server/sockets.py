@@ -1,4 +1,4 @@
-"""The sockets that the server listens on: made here, so that their modes are ours, or taken over from launchd or systemd."""
+"""The sockets that the server listens on, opened with safe modes or passed by launchd or systemd, and who may connect to them."""
 
 from __future__ import annotations
 
@@ -19,64 +19,29 @@ from typing import Any
 from ..errors import ServerError
 from .settings import LOOPBACK, ServerSettings, default_socket
 
-_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_VERSION = 0, 1, 0
-_XUCRED = struct.Struct("=IIhxx16I")
-"""version, uid, number of groups, groups: `struct xucred` of <sys/ucred.h>."""
-_UCRED = struct.Struct("=iII")
-"""pid, uid, gid: `struct ucred` of <sys/socket.h>."""
-
-
-def peer_uid(connection: socket.socket) -> int | None:
-    """The user who connected; None where the system does not say. Raises `OSError`."""
-    if sys.platform == "darwin":
-        raw = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
-        version, uid = _XUCRED.unpack(raw.ljust(_XUCRED.size, b"\0"))[:2]
-        return uid if version == _XUCRED_VERSION and len(raw) >= 8 else None
-    if sys.platform == "linux":
-        return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
-    return None
-
-
-def welcome(uid: int | None) -> bool:
-    """The user whose server this is, and root, who may do anything anyway."""
-    return uid is not None and uid in (os.geteuid(), 0)
-
-
 LABEL = "mlxinfer.serve"
-
-
-def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
-    """For `~/Library/LaunchAgents`. `arguments`: the models and their options. The key is not written into it."""
-    path = (settings.socket or default_socket()).absolute()
-    sockets: list[dict[str, Any]] = [{"SockPathName": str(path), "SockPathMode": 0o600}]
-    if settings.host is not None:
-        sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
-    hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
-    limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
-    value = {
-        "Label": LABEL,
-        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
-        "Sockets": {LAUNCHD_NAME: sockets},
-        "ProcessType": "Interactive",
-        "StandardErrorPath": str(path.with_name("serve.log")),
-        "Umask": 0o077,
-    }
-    return plistlib.dumps(value, sort_keys=False).decode()
-
-
+"""Name of the launchd service."""
 LAUNCHD_NAME = "Listeners"
-"""The key under `Sockets` in the property list."""
-_MOST_PATH_BYTES = 103
-"""`sun_path` has 104 bytes on a Mac, one of them a zero; Linux has 4 more."""
+"""Name of the sockets in its property list."""
+_MAX_PATH_BYTES = 103
+"""`sun_path` has 104 bytes on macOS, the last of them zero, and 108 on Linux."""
 _BACKLOG = 512
+"""Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
+"""Descriptor of the first socket that systemd passes."""
+_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_VERSION = 0, 1, 0
+"""<sys/un.h> and <sys/ucred.h> of macOS."""
+_XUCRED = struct.Struct("=IIhxx16I")
+"""macOS' `struct xucred`: version, uid, number of groups, groups."""
+_UCRED = struct.Struct("=iII")
+"""Linux' `struct ucred` of <sys/socket.h>: pid, uid, gid."""
 
 
 @contextmanager
 def listening(settings: ServerSettings) -> Iterator[list[socket.socket]]:
-    """Bound and listening. A Unix socket's file is removed at the end. Raises `ServerError`."""
+    """Listening sockets, closed at the end; the file of a Unix socket is removed. Raises `ServerError`."""
     with ExitStack() as stack:
-        sockets = handed_over() if settings.activated else []
+        sockets = passed_sockets() if settings.activated else []
         for each in sockets:
             stack.enter_context(each)
             if each.family != socket.AF_UNIX:
@@ -94,13 +59,15 @@ def listening(settings: ServerSettings) -> Iterator[list[socket.socket]]:
 
 @contextmanager
 def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """A socket of mode 0600 in a directory of mode 0700, which is made if it is missing. Whatever a server that has died left there is
-    replaced; where another one still listens, that is an error."""
+    """A listening socket with mode 0600 in a directory with mode 0700, which is made if it is missing.
+
+    The socket of a server that died is replaced. Raises `ServerError` if another server still listens there.
+    """
     path = path.absolute()
-    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         size = len(os.fsencode(path))
         raise ServerError(
-            f"the path of the socket has {size} bytes, and the system allows {_MOST_PATH_BYTES}: choose a shorter one ({path})"
+            f"the path of the socket has {size} bytes, and the system allows {_MAX_PATH_BYTES}: choose a shorter one ({path})"
         )
     _private_directory(path.parent)
     with _locked(path):
@@ -134,7 +101,7 @@ def _private_directory(directory: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Between two servers that start at once, and for as long as the socket is ours. The file stays: removing it would be a race."""
+    """Holds a lock while the socket is ours. The lock file stays: removing it would race with a server that starts at the same time."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         lock = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
@@ -164,7 +131,7 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         except OSError as error:
-            raise ServerError(f"cannot tell whether anybody listens at {path}: {error.strerror or error}") from None
+            raise ServerError(f"cannot tell whether a server listens at {path}: {error.strerror or error}") from None
         else:
             raise _in_use(path)
 
@@ -174,7 +141,7 @@ def _in_use(path: Path) -> ServerError:
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Raises `ServerError`."""
+    """A listening socket. Raises `ServerError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -191,8 +158,8 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def handed_over() -> list[socket.socket]:
-    """The sockets of the service manager that started this process. Raises `ServerError` if there are none."""
+def passed_sockets() -> list[socket.socket]:
+    """Listening sockets from launchd or systemd, whichever started this process. Raises `ServerError` if there are none."""
     descriptors = _from_launchd() if sys.platform == "darwin" else _from_systemd()
     if not descriptors:
         raise ServerError("no sockets were handed over: --activated is for services that launchd or systemd starts")
@@ -202,7 +169,7 @@ def handed_over() -> list[socket.socket]:
 
 
 def _from_systemd() -> list[int]:
-    """`sd_listen_fds`: descriptors from 3 on, meant for the process that they name."""
+    """The protocol of `sd_listen_fds(3)`: descriptors from 3 on, if they are meant for this process."""
     count, process = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     if process != str(os.getpid()) or not (count.isascii() and count.isdigit()):
         return []
@@ -210,6 +177,7 @@ def _from_systemd() -> list[int]:
 
 
 def _from_launchd() -> list[int]:
+    """`launch_activate_socket` of <launch.h>."""
     library = ctypes.CDLL(None)
     descriptors = ctypes.POINTER(ctypes.c_int)()
     count = ctypes.c_size_t()
@@ -223,9 +191,44 @@ def _from_launchd() -> list[int]:
 
 
 def address(listener: socket.socket) -> str:
-    """As people and programs write it: `unix:/path` or `http://host:port`."""
+    """Where a socket listens: `unix:/path` or `http://host:port`."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"
     host = f"[{name[0]}]" if ":" in name[0] else name[0]
     return f"http://{host}:{name[1]}"
+
+
+def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
+    """A property list for `~/Library/LaunchAgents`. `arguments` are the models and their options; the API key is not written."""
+    path = (settings.socket or default_socket()).absolute()
+    sockets: list[dict[str, Any]] = [{"SockPathName": str(path), "SockPathMode": 0o600}]
+    if settings.host is not None:
+        sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
+    hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
+    limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
+    value = {
+        "Label": LABEL,
+        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
+        "Sockets": {LAUNCHD_NAME: sockets},
+        "ProcessType": "Interactive",
+        "StandardErrorPath": str(path.with_name("serve.log")),
+        "Umask": 0o077,
+    }
+    return plistlib.dumps(value, sort_keys=False).decode()
+
+
+def peer_uid(connection: socket.socket) -> int | None:
+    """The user id at the other end of a Unix socket; None on systems that do not tell. Raises `OSError`."""
+    if sys.platform == "darwin":
+        raw = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
+        version, uid = _XUCRED.unpack(raw.ljust(_XUCRED.size, b"\0"))[:2]
+        return uid if version == _XUCRED_VERSION and len(raw) >= 8 else None
+    if sys.platform == "linux":
+        return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+    return None
+
+
+def is_allowed(uid: int | None) -> bool:
+    """Whether a user may connect: the server's own and root."""
+    return uid is not None and uid in (os.geteuid(), 0)

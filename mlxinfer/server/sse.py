@@ -1,4 +1,4 @@
-"""Answers that come in pieces: event streams and lines of JSON."""
+"""Responses that are sent in pieces: server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) and JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from .errors import APIError
+from .errors import APIError, server_failed
 from .settings import Limits
 
 T = TypeVar("T")
@@ -19,28 +19,28 @@ T = TypeVar("T")
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON_LINES = "application/x-ndjson"
 COMMENT = b": keep-alive\n\n"
+"""An event that clients ignore."""
 DONE = b"data: [DONE]\n\n"
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+"""The last event of OpenAI's streams."""
 
 
 def data(value: Any) -> bytes:
-    """One event without a name."""
+    """An event without a name."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
 def event(name: str, value: Any) -> bytes:
+    """An event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + to_json(value) + b"\n\n"
 
 
 def line(value: Any) -> bytes:
+    """One line of JSON."""
     return to_json(value) + b"\n"
 
 
 class Template:
-    """Events that differ in one field only: what is around it is encoded once."""
+    """Unnamed events that differ in the field `name` only: the fields `before` and `after` it are encoded once."""
 
     def __init__(self, before: Mapping[str, Any], name: str, after: Mapping[str, Any]) -> None:
         head, tail = (to_json(part)[1:-1] for part in (before, after))
@@ -48,24 +48,29 @@ class Template:
         self._tail = (b"," + tail if tail else b"") + b"}\n\n"
 
     def data(self, value: Any) -> bytes:
+        """The event in which the field has this value."""
         return self._head + to_json(value) + self._tail
 
 
-async def client_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection. The body must have been read."""
+class ClientGone(Exception):
+    """The client closed the connection, or stopped reading, before the response was complete."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client closes the connection first. Raises `ClientGone`."""
+    task = asyncio.ensure_future(work)
+    await _first_of(task, [asyncio.ensure_future(_client_gone(receive))])
+    return task.result()
+
+
+async def _client_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives; it is cancelled, and `ClientGone` raised, if the client goes first."""
-    task = asyncio.ensure_future(work)
-    await _first_of(task, [asyncio.ensure_future(client_gone(receive))])
-    return task.result()
-
-
 async def _first_of(work: asyncio.Future[Any], others: Sequence[asyncio.Future[None]]) -> None:
-    """Wait for `work`; if one of the others ends first, raise `ClientGone`. Nothing is left running."""
+    """Waits for `work`, or raises `ClientGone` if one of `others` ends first. All of them have ended afterwards."""
     tasks = [work, *others]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -77,12 +82,19 @@ async def _first_of(work: asyncio.Future[Any], others: Sequence[asyncio.Future[N
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Stream:
-    """An ASGI response whose pieces are made while it is sent.
+def _nothing() -> bytes:
+    return b""
 
-    The status is held back for a moment (`Limits.patience_s`), so that a `APIError` before the first piece is raised and can have a status
-    of its own; after that it becomes the piece that `failed` makes of it. While there is nothing to send, `keep_alive` is sent instead.
-    A client that closes the connection, or stops reading, closes `pieces`. An empty piece says that there will be others.
+
+class Stream:
+    """An ASGI response that is sent while its pieces are made.
+
+    The status is held back until the first piece, but no longer than `Limits.patience_s`: an `APIError` in this time is raised, so that the
+    response can have the error's own status. A later one is sent as `failed(error)`, the last piece.
+
+    `begin` is sent with the status and `end()` after the last of `pieces`. An empty piece sends the status and nothing else. `keep_alive`
+    is sent whenever nothing else was for `Limits.keep_alive_s`. A client that closes the connection, or does not read for
+    `Limits.write_s`, closes `pieces`.
     """
 
     def __init__(
@@ -91,12 +103,16 @@ class Stream:
         *,
         failed: Callable[[APIError], bytes],
         limits: Limits,
+        begin: bytes = b"",
+        end: Callable[[], bytes] = _nothing,
         media_type: str = EVENT_STREAM,
         keep_alive: bytes = COMMENT,
     ) -> None:
         self._pieces = pieces
         self._failed = failed
         self._limits = limits
+        self._begin = begin
+        self._end = end
         self._media_type = media_type
         self._keep_alive = keep_alive
         self._started = False
@@ -107,11 +123,11 @@ class Stream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         pump = asyncio.ensure_future(self._pump())
-        others = [asyncio.ensure_future(client_gone(receive)), asyncio.ensure_future(self._keep_awake())]
+        others = [asyncio.ensure_future(_client_gone(receive)), asyncio.ensure_future(self._keep_awake())]
         try:
             await _first_of(pump, others)
         except ClientGone:
-            # Closing politely would wait for what the client does not read.
+            # A graceful close would wait until the client has read everything.
             scope.get("state", {}).get("abort", lambda: None)()
             raise
         pump.result()
@@ -120,37 +136,38 @@ class Stream:
         try:
             async with aclosing(self._pieces) as pieces:
                 async for piece in pieces:
-                    if not self._started:
-                        await self._start()
-                    if piece:
-                        await self._write(piece)
-        except APIError as problem:
+                    await self._write(piece)
+            await self._write(self._end())
+        except APIError as error:
             if not self._started:
                 raise
-            await self._write(self._failed(problem))
+            await self._write(self._failed(error))
         except Exception:
             if self._started:
-                await self._write(self._failed(APIError(500, "internal", "The server failed.", code="internal_error")))
+                await self._write(self._failed(server_failed()))
             raise
-        await self._start()
-        await self._write(b"", more=False)
+        await self._send_body(b"", more=False)
 
-    async def _start(self) -> None:
+    async def _write(self, piece: bytes = b"") -> None:
+        """Sends a piece, after the status if this is the first."""
         if not self._started:
             self._started = True
             headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            piece = self._begin + piece
+        if piece:
+            await self._send_body(piece)
 
-    async def _write(self, piece: bytes, more: bool = True) -> None:
+    async def _send_body(self, piece: bytes, more: bool = True) -> None:
         self._writing_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})
         self._writing_since = 0.0
         self._written += 1
 
     async def _keep_awake(self) -> None:
-        """Returns when the client has not read for too long."""
+        """Sends the status and keep-alives in time. Returns when the client has not read for too long."""
         await asyncio.sleep(self._limits.patience_s)
-        await self._start()
+        await self._write()
         while True:
             seen = self._written
             await asyncio.sleep(self._limits.keep_alive_s)

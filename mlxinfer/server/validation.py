@@ -1,4 +1,4 @@
-"""What the fields of request bodies are made of: strict types, and fields that are known but not supported yet."""
+"""Building blocks for request bodies: strict types, and fields that are known but not supported yet."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler,
 from pydantic_core import PydanticCustomError, core_schema
 
 TAG = "<"
-"""How the tags of unions begin, so that they are told from fields in the place of an error."""
+"""First character of the tags of unions, which tells them from field names in the location of an error."""
 
 
 class StrictModel(BaseModel):
-    """A JSON object with these fields and no others, of exactly these types. Errors never quote what was given: it may be a prompt."""
+    """A JSON object with exactly these fields and types. Errors never quote a value, which may be the text of a prompt."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, frozen=True)
 
 
 class Unsupported:
-    """Annotates a field that is known but has one meaning here: absent, null, or one of the neutral values. Others are refused by name,
-    because they are "not supported yet" or for what `why` says."""
+    """Annotates a known field of which only absence, null and the `neutral` values are supported. Any other value is refused with an error
+    that names the field and says `why`."""
 
     def __init__(self, *neutral: Any, why: str = "not supported yet") -> None:
         self._values = [None, *neutral]
@@ -38,16 +38,18 @@ class Unsupported:
 
 
 class _FirstErrorOnly:
-    """Stops reading a list at its first error: pydantic's own `FailFast` cannot stand in a union."""
+    """Stops validating a list at its first error. Pydantic's own `FailFast` does not work inside a union."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return {**handler(source), "fail_fast": True}
 
 
 FIRST_ERROR_ONLY = _FirstErrorOnly()
+"""Annotates lists, whose length a client chooses."""
 
 
 def text_or_list(value: Any) -> str:
+    """The tag of a union of a text (`<text>`) and a list (`<items>`)."""
     return "<items>" if isinstance(value, list) else "<text>"
 
 
@@ -76,7 +78,7 @@ PromptOrPrompts = Annotated[
 
 
 class OneOf(Unsupported):
-    """Annotates a text that names a kind of something: those that are supported, others are refused by name."""
+    """Annotates a text that must be one of the supported kinds of something; others are refused by name."""
 
     def __init__(self, *known: str) -> None:
         super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")
@@ -84,7 +86,7 @@ class OneOf(Unsupported):
 
 
 class TextPart(StrictModel):
-    """A part of a message. Images, audio and files are refused by their name."""
+    """A part of a message. Images, audio and files are refused by their type."""
 
     type: Annotated[str, OneOf("text")]
     text: str
@@ -97,4 +99,5 @@ TextOrParts = Annotated[
 
 
 def plain_text(content: str | list[TextPart]) -> str:
+    """The text of a message's content."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -15,7 +15,7 @@ from support.optional import needs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
 from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
-from mlxinfer.server.anthropic.protocol import render
+from mlxinfer.server.anthropic.protocol import error_response
 from mlxinfer.server.errors import APIError, of_error, timed_out
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def test_another_version_of_the_api(unix_claude: Anthropic) -> None:
     ],
 )
 def test_every_problem_has_anthropics_type(problem: APIError, status: int, kind: str) -> None:
-    response = render(problem)
+    response = error_response(problem)
     assert (response.status_code, json.loads(response.body)["error"]["type"]) == (status, kind)
 
 

@@ -17,7 +17,7 @@ from mlxinfer.errors import ServerError
 from mlxinfer.server import connection as server_connection
 from mlxinfer.server import sockets as server_sockets
 from mlxinfer.server.settings import ServerSettings
-from mlxinfer.server.sockets import address, handed_over, listening, peer_uid, tcp_socket, unix_socket, welcome
+from mlxinfer.server.sockets import address, is_allowed, listening, passed_sockets, peer_uid, tcp_socket, unix_socket
 
 
 def mode(path: Path) -> int:
@@ -157,7 +157,7 @@ with listening(ServerSettings(activated=True)) as sockets:
 @pytest.mark.parametrize(("host", "refused"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_a_socket_that_was_handed_over_needs_a_key_as_any_other(host: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (None, "a long enough key"):
-        monkeypatch.setattr(server_sockets, "handed_over", lambda: [tcp_socket(host, 0)])
+        monkeypatch.setattr(server_sockets, "passed_sockets", lambda: [tcp_socket(host, 0)])
         settings = ServerSettings(activated=True, api_key=key)
         if refused and key is None:
             with pytest.raises(ServerError, match="needs a key"), listening(settings):
@@ -172,17 +172,17 @@ def test_sockets_for_another_process_are_not_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     monkeypatch.setenv("LISTEN_FDS", "1")
     with pytest.raises(ServerError, match="no sockets were handed over"):
-        handed_over()
+        passed_sockets()
 
 
 def test_the_kernel_says_who_is_there() -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
         assert peer_uid(here) == os.geteuid()
-    assert welcome(os.geteuid())
-    assert welcome(0)
-    assert not welcome(os.geteuid() + 1)
-    assert not welcome(None)
+    assert is_allowed(os.geteuid())
+    assert is_allowed(0)
+    assert not is_allowed(os.geteuid() + 1)
+    assert not is_allowed(None)
 
 
 def test_a_stranger_gets_no_answer(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Anthropic's API: messages, and how many tokens they are."""
+"""Anthropic's API: messages and their token counts (https://docs.anthropic.com/en/api/messages)."""
 
 from __future__ import annotations
 
 from ..routing import Dialect
 from . import messages
-from .protocol import render
+from .protocol import error_response
 
-DIALECT = Dialect(name="anthropic", prefixes=("/v1/messages",), routes=messages.routes, render=render)
+DIALECT = Dialect(name="anthropic", prefixes=("/v1/messages",), routes=messages.routes, error_response=error_response)

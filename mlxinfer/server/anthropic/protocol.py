@@ -1,4 +1,4 @@
-"""What requests of this API have in common, and what they mean to the engine."""
+"""What the endpoints of this dialect share: errors, conversations, settings and usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,21 @@ from ..routing import RequestContext
 from ..serving import encode_chat
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""Values of `anthropic-version`."""
+MAX_STOPS = 64
+_MAX_CLIENT_ID = 256
+"""Characters that the engine accepts."""
+
+KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+"""Claude Code sends this with every conversation. All thinking is kept anyway."""
+MAX_MESSAGES = 4096
 OVERLOADED = 529
+"""Anthropic's HTTP status for a busy server."""
+_BETWEEN_TURNS = "\n\n"
+"""Joins consecutive turns of the same role."""
+_SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
+"""Fields that are sampling parameters under the same name."""
 _TYPES: dict[Kind, str] = {
     "authentication": "authentication_error",
     "permission": "permission_error",
@@ -32,7 +46,7 @@ _TYPES: dict[Kind, str] = {
     "internal": "api_error",
 }
 _TOO_LONG = "prompt is too long"
-"""How the message has to begin: clients that shorten a conversation and try again know it by these words."""
+"""First words of the message: clients that shorten a conversation and try again recognize them."""
 
 
 class Details(TypedDict):
@@ -45,35 +59,32 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: APIError) -> Error:
-    """There is no place for the field's name but the message, which has it."""
-    message = f"{_TOO_LONG}: {problem.message}" if problem.code == "context_length_exceeded" else problem.message
-    return Error(type="error", error=Details(type=_TYPES.get(problem.kind, "invalid_request_error"), message=message))
+def error_object(error: APIError) -> Error:
+    """The JSON of an error. The name of the field at fault is part of the message."""
+    message = f"{_TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
+    return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), OVERLOADED if problem.kind == "overloaded" else problem.status)
+def error_response(error: APIError) -> Response:
+    """The response to a request that failed."""
+    return JSONResponse(error_object(error), OVERLOADED if error.kind == "overloaded" else error.status)
 
 
-def piece(problem: APIError) -> bytes:
-    """The end of a stream that failed: clients raise it."""
-    return sse.event("error", shape(problem))
-
-
-MAX_MESSAGES = 4096
-_BETWEEN_TURNS = "\n\n"
+def error_event(error: APIError) -> bytes:
+    """The last event of a stream that failed, which clients raise."""
+    return sse.event("error", error_object(error))
 
 
 class CacheControl(StrictModel):
-    """Every prompt is kept for others that begin alike, marked or not: a mark asks for what is done anyway, and that `usage` tells the
-    tokens that were found apart from the others. How long they are kept is for the room there is to say."""
+    """Prefixes are cached whether marked or not; the mark only makes `usage` report cached tokens separately. Retention depends on free
+    memory, not on `ttl`."""
 
     type: Annotated[str, OneOf("ephemeral")]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(StrictModel):
-    """Images, documents, tools and their results are refused by their type."""
+    """A block of text. Images, documents, tools and their results are refused by their type."""
 
     type: Annotated[str, OneOf("text")]
     text: str
@@ -82,7 +93,7 @@ class TextBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """Of an earlier answer, perhaps another model's: clients send the whole conversation back. The template keeps or drops it."""
+    """The thinking of an earlier answer, perhaps another model's, which clients send back. The template keeps or drops it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -90,7 +101,7 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """Thinking that only the service that wrote it can read: left out, and accepted because clients send conversations back whole."""
+    """Encrypted thinking of an earlier answer. It is accepted because clients send it back, and left out."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -118,7 +129,7 @@ System = Annotated[
 
 
 class Turn(StrictModel):
-    """A `system` message stands where it is; not every chat template takes one in the middle."""
+    """One message. A `system` message keeps its position, which not every chat template allows in the middle."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
@@ -132,7 +143,7 @@ Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_lengt
 
 
 def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns of the same role that follow one another become one, as the API says. Raises `APIError`."""
+    """The conversation as chat templates take it. Consecutive turns of the same role are joined, as in the API. Raises `APIError`."""
     for number, message in enumerate(messages):
         if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
             raise invalid(f"messages[{number}].content: only an assistant's message has thinking", f"messages[{number}].content")
@@ -162,17 +173,9 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
-    """The wishes for caching among them."""
+    """The cache marks of a conversation."""
     texts = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
     return (block.cache_control for block in texts if isinstance(block, TextBlock) and block.cache_control)
-
-
-VERSIONS = ("2023-06-01", "2026-10-21")
-MAX_STOPS = 64
-_LONGEST_CLIENT = 256
-
-KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-"""Claude Code sends it with every conversation. All thinking is kept anyway."""
 
 
 class Metadata(StrictModel):
@@ -180,7 +183,7 @@ class Metadata(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """Claude Code sends an `effort` to every model. It says how long to think, and this server does not let models think yet."""
+    """`effort`, which Claude Code sends with every request, says how long to think; it has no effect, as thinking is not supported yet."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: Annotated[Any, Unsupported()] = None
@@ -188,7 +191,7 @@ class OutputConfig(StrictModel):
 
 
 class Conversation(StrictModel):
-    """The fields from `tools` on are known, but have only their neutral values so far."""
+    """What both endpoints accept. Of the fields from `tools` on, only the neutral values are supported so far."""
 
     model: Annotated[str, Field(max_length=256)]
     messages: Messages
@@ -210,14 +213,14 @@ class Conversation(StrictModel):
         return await encode_chat(served, for_template(self.system, self.messages), **variables)
 
     @property
-    def tells_cached(self) -> bool:
-        """Whether tokens found in the cache are counted apart: only who asks for caching expects that."""
+    def reports_cached(self) -> bool:
+        """Whether `usage` reports cached tokens separately, which only clients that mark something for the cache expect."""
         return self.cache_control is not None or any(True for _ in marks(self.system, self.messages))
 
 
 class MessageRequest(Conversation):
-    """The last fields are not Anthropic's any more, or never were: `temperature`, `top_p` and `top_k` went with the second version of the
-    API, the others are what other engines accept. All are honoured in both versions."""
+    """The body of `POST /v1/messages`. The second version of the API has no `temperature`, `top_p` and `top_k`, and the fields after them
+    were never Anthropic's; all of them are honoured in both versions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
@@ -235,7 +238,7 @@ class MessageRequest(Conversation):
     repetition_penalty: float | None = None
 
     def params(self, served: ServedModel) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `APIError`."""
+        """The model's default parameters, overridden by the request's. Raises `APIError`."""
         if not all(self.stop_sequences or ()):
             raise invalid("stop_sequences: an empty text stops nothing", "stop_sequences", "invalid_value")
         given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
@@ -246,25 +249,22 @@ class MessageRequest(Conversation):
 
     @property
     def client_id(self) -> str:
-        """Claude Code's is longer than what the engine takes."""
+        """The user that requests are scheduled fairly by. Claude Code's id is longer than what the engine accepts, so it is hashed."""
         given = (self.metadata and self.metadata.user_id) or ""
-        return given if len(given) <= _LONGEST_CLIENT else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
+        return given if len(given) <= _MAX_CLIENT_ID else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-_SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
-
-
-def check_version(call: RequestContext) -> None:
-    """Raises `APIError` for a version of the API that this is not; none need be given, as what is supported means the same in both. What
-    `anthropic-beta` asks for has fields of its own, which are refused where they are not known."""
-    version = call.headers.get("anthropic-version")
+def check_version(context: RequestContext) -> None:
+    """Raises `APIError` for an unknown version of the API. The header may be missing: what is supported means the same in both versions.
+    `anthropic-beta` is ignored, since the features that it enables have fields of their own, which are refused if unknown."""
+    version = context.headers.get("anthropic-version")
     if version is not None and version not in VERSIONS:
         known = " and ".join(VERSIONS)
         raise invalid(f"anthropic-version: {version[:32]!r} is not supported, only {known}", "anthropic-version", "invalid_value")
 
 
 class MessageUsage(TypedDict):
-    """All of `input_tokens` and of those found in the cache (`cache_read_input_tokens`) together are the prompt."""
+    """The prompt has `input_tokens` and `cache_read_input_tokens` together."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -272,8 +272,9 @@ class MessageUsage(TypedDict):
     output_tokens: int
 
 
-def usage_of(usage: Usage, tells_cached: bool) -> MessageUsage:
-    cached = usage.stats.reused_tokens if tells_cached else 0
+def usage_of(usage: Usage, reports_cached: bool) -> MessageUsage:
+    """What an answer took, in this dialect's shape."""
+    cached = usage.stats.reused_tokens if reports_cached else 0
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,
         cache_creation_input_tokens=0,

@@ -1,14 +1,14 @@
-"""Ollama's API, as far as it is about using models: what fetches, makes and removes them is not here."""
+"""Ollama's API for using models (https://docs.ollama.com/api). What pulls, creates and deletes models is not supported."""
 
 from __future__ import annotations
 
 from ..routing import Dialect, Endpoint, Server
 from . import generate, models
-from .protocol import render
+from .protocol import error_response
 
 
 def _routes(server: Server) -> list[Endpoint]:
     return [route for part in (generate, models) for route in part.routes(server)]
 
 
-DIALECT = Dialect(name="ollama", prefixes=("/api/",), routes=_routes, render=render)
+DIALECT = Dialect(name="ollama", prefixes=("/api/",), routes=_routes, error_response=error_response)

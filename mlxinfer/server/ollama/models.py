@@ -1,4 +1,4 @@
-"""What is served: `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/`."""
+"""The endpoints that describe the served models: `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,26 @@ from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import StrictModel, Unsupported
 from .protocol import Options
 
+VERSION = "0.12.11"
+"""The version of Ollama whose API this is, by which clients decide what to use. It is the first one with log-probabilities."""
+_FOREVER = "9999-12-31T23:59:59Z"
+"""When a model is unloaded."""
 _LATEST = ":latest"
+"""The tag of a name without one."""
+_SIZES = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+"""Key of a config by GGUF's key, which Ollama shows."""
+_SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""Sampling parameters, in the order of `parameters`."""
 
 
 def find(models: Registry, name: str) -> ServedModel:
-    """Raises `APIError` with the words that Ollama's clients know."""
+    """The model with this name, with or without the tag. Raises `APIError` with the words that Ollama's clients know."""
     for candidate in dict.fromkeys((name, name.removesuffix(_LATEST))):
         try:
             return models.get(candidate)
@@ -36,19 +51,8 @@ def find(models: Registry, name: str) -> ServedModel:
 
 
 def tagged(served: ServedModel) -> str:
-    """Clients that look for a name in a list add the tag where there is none."""
+    """The model's name with a tag, as clients look for it in lists."""
     return served.name if ":" in served.name else served.name + _LATEST
-
-
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-}
-"""GGUF's key, which Ollama shows, to that of a config."""
-_SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class Details(TypedDict):
@@ -61,12 +65,15 @@ class Details(TypedDict):
 
 
 class Card:
+    """What Ollama's clients are told of a model."""
+
     def __init__(self, served: ServedModel) -> None:
         self.served = served
         self.summary: Summary = served.llm.loaded.summary
 
     @property
     def details(self) -> Details:
+        """Format, architecture, size and quantization."""
         family = self.summary.architecture
         return Details(
             parent_model="",
@@ -79,7 +86,7 @@ class Card:
 
     @property
     def info(self) -> dict[str, Any]:
-        """`ARCHITECTURE.context_length` is what is served: it may be less than what the model was made for."""
+        """`model_info`. `ARCHITECTURE.context_length` is what is served, which may be less than what the model was trained for."""
         family, llm = self.summary.architecture, self.served.llm
         config = llm.loaded.config
         sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := _setting(config, key)) is not None}
@@ -88,7 +95,7 @@ class Card:
 
     @property
     def parameters(self) -> str:
-        """The model's own sampling settings, where they are not neutral."""
+        """The model's default sampling parameters, one a line, except neutral ones."""
         own, neutral = self.served.llm.default_params, SamplingParams()
         lines = [(name, getattr(own, name)) for name in _SHOWN if getattr(own, name) != getattr(neutral, name)]
         return "\n".join(f"{name.replace('repetition', 'repeat'):<30} {value:g}" for name, value in lines)
@@ -100,6 +107,7 @@ class Card:
 
     @property
     def modified_at(self) -> str:
+        """When the model's file was written, in ISO 8601."""
         try:
             seconds = self.summary.path.stat().st_mtime
         except OSError:  # removed while it runs
@@ -108,11 +116,12 @@ class Card:
 
     @property
     def gpu_bytes(self) -> int:
+        """Bytes of GPU memory."""
         return self.served.llm.memory_bytes if is_gpu() else 0
 
 
 def human_count(count: int) -> str:
-    """134.52M, 8.0B: as Ollama writes parameters."""
+    """134.52M, 8.0B: a number of parameters as Ollama writes it."""
     for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 2)):
         if count >= size:
             return f"{count / size:.{digits}f}{unit}"
@@ -120,7 +129,7 @@ def human_count(count: int) -> str:
 
 
 def _setting(config: Mapping[str, Any], key: str) -> int | None:
-    """A number of the config, or of the text model's part of it."""
+    """An integer of the config, or of its `text_config`."""
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, Mapping) else {}):
         if isinstance(place.get(key), int):
@@ -128,13 +137,8 @@ def _setting(config: Mapping[str, Any], key: str) -> int | None:
     return None
 
 
-VERSION = "0.12.11"
-"""Of the Ollama whose API this is: clients ask for it to know what they may use. It is the first one with log-probabilities."""
-_FOREVER = "9999-12-31T23:59:59Z"
-
-
 class ListedModel(TypedDict):
-    """`size` is that of the files."""
+    """`size` is the number of bytes of the model's files."""
 
     name: str
     model: str
@@ -149,7 +153,7 @@ class Tags(TypedDict):
 
 
 class RunningModel(TypedDict):
-    """`size` is all the memory it may take, `size_vram` what of it a GPU uses."""
+    """`size` is the number of bytes of memory that the model may take, and `size_vram` those of them on a GPU."""
 
     name: str
     model: str
@@ -179,7 +183,7 @@ class Version(TypedDict):
 
 
 class ShowRequest(StrictModel):
-    """`name` is what older clients call the model."""
+    """The body of `POST /api/show`. Older clients send `name` instead of `model`."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -189,8 +193,8 @@ class ShowRequest(StrictModel):
     options: Options | None = None
 
 
-async def tags(call: RequestContext, body: Any) -> ASGIApp:
-    cards = [Card(served) for served in call.server.models]
+async def tags(context: RequestContext, body: Any) -> ASGIApp:
+    cards = [Card(served) for served in context.server.models]
     return JSONResponse(
         Tags(
             models=[
@@ -208,8 +212,8 @@ async def tags(call: RequestContext, body: Any) -> ASGIApp:
     )
 
 
-async def running(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Running(models=[_running(Card(served)) for served in call.server.models]))
+async def running(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(Running(models=[_running(Card(served)) for served in context.server.models]))
 
 
 def _running(card: Card) -> RunningModel:
@@ -226,11 +230,11 @@ def _running(card: Card) -> RunningModel:
     )
 
 
-async def show(call: RequestContext, body: ShowRequest) -> ASGIApp:
+async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
     name = body.model or body.name
     if not name:
         raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
-    card = Card(find(call.server.models, name))
+    card = Card(find(context.server.models, name))
     return JSONResponse(
         Shown(
             parameters=card.parameters,
@@ -243,19 +247,20 @@ async def show(call: RequestContext, body: ShowRequest) -> ASGIApp:
     )
 
 
-async def version(call: RequestContext, body: Any) -> ASGIApp:
+async def version(context: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(Version(version=VERSION))
 
 
-async def root(call: RequestContext, body: Any) -> ASGIApp:
+async def root(context: RequestContext, body: Any) -> ASGIApp:
     return PlainTextResponse("Ollama is running")
 
 
 def routes(server: Server) -> list[Endpoint]:
+    """The endpoints of this module."""
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
         Endpoint("GET", "/api/ps", running, None, Doc("The same with their memory", Running), server=server),
-        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, unsaid=True),
+        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, any_type=True),
         Endpoint("GET", "/api/version", version, None, Doc("The version of this API", Version), server=server),
         Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),
     ]

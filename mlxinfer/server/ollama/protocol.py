@@ -1,4 +1,4 @@
-"""What requests of this API have in common."""
+"""What the endpoints of this dialect share: errors, options and the fields of requests that generate."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ from ..errors import APIError, invalid, of_error
 from ..models import ServedModel
 from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
 
-
-class Error(TypedDict):
-    """The message has the field's name where one is at fault."""
-
-    error: str
-
-
-def shape(problem: APIError) -> Error:
-    return Error(error=problem.message)
-
-
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), problem.status)
-
-
-def piece(problem: APIError) -> bytes:
-    """The end of a stream that failed: clients raise it."""
-    return sse.line(shape(problem))
-
-
+MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 Penalty = Annotated[float, Field(ge=-100, le=100)]
-
 _RANDOM_SEED = -1
 _ENDLESS = (-1, -2)
-"""As long as there is room in the context."""
+"""Values of `num_predict` for an answer as long as the context allows."""
 _RENAMED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
 }
+"""Sampling parameters by the name of the option."""
+_DURATION = re.compile(r"[+-]?(?:0|(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
+
+
+class Error(TypedDict):
+    """The name of the field at fault is part of the message."""
+
+    error: str
+
+
+def error_object(error: APIError) -> Error:
+    return Error(error=error.message)
+
+
+def error_response(error: APIError) -> Response:
+    """The response to a request that failed."""
+    return JSONResponse(error_object(error), error.status)
+
+
+def error_event(error: APIError) -> bytes:
+    """The last line of a stream that failed, which clients raise."""
+    return sse.line(error_object(error))
 
 
 class Options(StrictModel):
-    """The fields from `mirostat` to `penalize_newline` are other ways to choose tokens, and have only the values that switch them off.
+    """Settings of a request. Of the fields from `mirostat` to `penalize_newline`, only the values that switch them off are supported.
 
-    Those from `num_keep` on say how Ollama's own runner does its work, not what comes out of it. Open WebUI, Continue and LangChain send
-    them, so they are taken, and change nothing: the memory and the threads of a model are settled when it is loaded. `num_keep` is for
-    prompts that are cut, which is not done here.
+    Those from `num_keep` on say how Ollama's own runner works, not what it answers. They are accepted without effect, because Open WebUI,
+    Continue and LangChain send them: memory and threads are fixed when a model is loaded, and prompts are never cut (`num_keep`).
     """
 
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -87,7 +88,7 @@ class Options(StrictModel):
     use_mlock: bool | None = None
 
     def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `APIError`."""
+        """The model's default parameters, overridden by the request's. Raises `APIError`."""
         given = {ours: value for name, ours in _RENAMED.items() if (value := getattr(self, name)) is not None}
         if not all(self.stop or ()):
             raise invalid("options.stop: an empty text stops nothing", "options.stop", "invalid_value")
@@ -99,7 +100,7 @@ class Options(StrictModel):
             raise of_error(error) from None
 
     def _limit(self, served: ServedModel, prompt_tokens: int) -> int | None:
-        """Tokens of an answer: what is asked for, or what there is room for in a context of `num_ctx`."""
+        """Tokens that an answer may have: `num_predict`, but no more than fit into a context of `num_ctx`."""
         if self.num_predict == 0:
             raise invalid("options.num_predict: at least 1, or -1 for no limit", "options.num_predict", "invalid_value")
         wanted = None if self.num_predict in _ENDLESS else self.num_predict
@@ -115,12 +116,8 @@ class Options(StrictModel):
         return room if wanted is None else min(wanted, room)
 
 
-MAX_TOP_LOGPROBS = 20
-_DURATION = re.compile(r"[+-]?(?:0|(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
-
-
 def _stays(value: int | float | str) -> int | float | str:
-    """Models stay loaded, so that any time is honoured but none at all."""
+    """Models stay loaded, so every duration is honoured but zero."""
     if isinstance(value, str) and not _DURATION.fullmatch(value):
         raise PydanticCustomError("duration", "must be seconds, or a duration like 5m")
     if not (re.search("[1-9]", value) if isinstance(value, str) else value):
@@ -140,8 +137,8 @@ KeepAlive = Annotated[
 
 
 class Request(StrictModel):
-    """The fields from `format` on are known, but have only their neutral values so far: a prompt that is too long is refused, not cut
-    (`truncate`), and so does an answer end where the context does (`shift`)."""
+    """What both generating endpoints accept. Of the fields from `format` on, only the neutral values are supported so far: a prompt that is
+    too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None
@@ -156,15 +153,16 @@ class Request(StrictModel):
 
     @property
     def streams(self) -> bool:
+        """Whether the answer is streamed, which is this API's default."""
         return self.stream is not False
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `APIError`."""
+        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def variables(self) -> dict[str, Any]:
-        """For the chat template."""
+        """Variables of the chat template."""
         return {} if self.think is None else {"enable_thinking": False}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,7 +16,7 @@ from .. import sse
 from ..errors import invalid
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, bursts, collect, encode_chat
+from ..serving import GenerateRequest, complete, encode_chat, stream
 from ..validation import StrictModel, Unsupported
 from .protocol import (
     FINGERPRINT,
@@ -27,21 +25,22 @@ from .protocol import (
     Messages,
     Sampling,
     UsageDict,
+    error_event,
     for_template,
-    piece,
     token_logprobs,
     usage_of,
 )
 
 
 class TemplateVariables(StrictModel):
-    """What a chat template may be told beside the messages."""
+    """Variables of the chat template that a request may set."""
 
     enable_thinking: bool | None = None
+    """Whether a reasoning model thinks before it answers."""
 
 
 class ChatRequest(Sampling):
-    """The fields from `tools` on are known, but have only their neutral values so far."""
+    """The body of `POST /v1/chat/completions`. Of the fields from `tools` on, only the neutral values are supported so far."""
 
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -67,18 +66,18 @@ class ChatRequest(Sampling):
     service_tier: Annotated[Any, Unsupported("auto", "default")] = None
     prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
     prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # The cache of prompts goes by their text, for everybody alike: these two, which say whose prompt it is, need no more than a place.
+    # Accepted without effect: prompts are cached by their tokens, whichever user they come from.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def limit(self) -> int | None:
-        """Raises `APIError`."""
+        """Tokens that an answer may have; None is up to the end of the context. Raises `APIError`."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens mean the same: give one", "max_tokens", "invalid_value")
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `APIError`."""
+        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -107,18 +106,24 @@ class ChatCompletion(TypedDict):
     usage: UsageDict
 
 
-async def create(call: RequestContext, body: ChatRequest) -> ASGIApp:
-    served = call.server.models.get(body.model)
+async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
+    served = context.server.models.get(body.model)
     params = body.params(served, body.limit(), body.wanted_logprobs())
     wants_usage = body.wants_usage()
     variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = await encode_chat(served, for_template(body.messages), **variables)
-    ask = GenerateRequest(served, prompt, params, client_id=body.user or "")
+    request = GenerateRequest(served, prompt, params, client_id=body.user or "")
     if body.stream:
-        pieces = _Streamed(served, wants_usage).pieces(call, ask)
-        return sse.Stream(pieces, failed=piece, limits=call.server.settings.limits)
-    answers = await sse.unless_gone(call.receive, collect(call, ask))
+        events = _Events(served, wants_usage)
+        return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)
+    answers = await sse.unless_gone(context.receive, complete(context, request))
     return JSONResponse(_completion(served, answers))
+
+
+def routes(server: Server) -> list[Endpoint]:
+    """The endpoint of this module."""
+    doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
+    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server)]
 
 
 def _new_id() -> str:
@@ -146,27 +151,28 @@ def _choice(served: ServedModel, answer: Completion) -> Choice:
     )
 
 
-class _Streamed:
-    """The chunks of one answer, or of `n`: each begins with a role and ends with a chunk that has a reason and no text."""
+class _Events:
+    """The events of a stream. Each of the `n` answers begins with an event that has its role and ends with one that has its reason."""
 
     def __init__(self, served: ServedModel, wants_usage: bool) -> None:
         self._tokenizer = served.llm.tokenizer
         self._wants_usage = wants_usage
         head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": served.name}
         self._head = {**head, "system_fingerprint": FINGERPRINT}
-        self._events = sse.Template(self._head, "choices", {"usage": None} if wants_usage else {})
+        self._template = sse.Template(self._head, "choices", {"usage": None} if wants_usage else {})
         self._begun: set[int] = set()
         self._usages: list[Usage] = []
 
-    async def pieces(self, call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[bytes, None]:
-        async with aclosing(bursts(call, ask)) as incoming:
-            async for burst in incoming:
-                yield b"".join([self._piece(chunk) for chunk in burst])
-        if self._wants_usage:
-            yield sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])})
-        yield sse.DONE
+    def render(self, chunks: list[Chunk]) -> bytes:
+        """The events of these chunks."""
+        return b"".join([self._chunk(chunk) for chunk in chunks])
 
-    def _piece(self, chunk: Chunk) -> bytes:
+    def end(self) -> bytes:
+        """The events after all answers."""
+        usage = sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])}) if self._wants_usage else b""
+        return usage + sse.DONE
+
+    def _chunk(self, chunk: Chunk) -> bytes:
         out = b""
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
@@ -180,9 +186,4 @@ class _Streamed:
         return out
 
     def _choice(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
-        return self._events.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])
-
-
-def routes(server: Server) -> list[Endpoint]:
-    doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server)]
+        return self._template.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])

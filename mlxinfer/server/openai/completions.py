@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: the text goes on, without a chat template."""
+"""`POST /v1/completions`: texts are continued, without a chat template."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .. import sse
 from ..errors import invalid
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, bursts, collect, encode_text, merged, score, together
+from ..serving import GenerateRequest, complete, encode_text, merged, score, stream, together
 from ..validation import PromptOrPrompts, Unsupported
-from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, LegacyLogprobs, Sampling, TextLogprobs, UsageDict, piece, usage_of
+from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, LegacyLogprobs, Sampling, TextLogprobs, UsageDict, error_event, usage_of
 
 DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(Sampling):
-    """`max_tokens=0` with `echo` and `logprobs` only reads the prompt."""
+    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing."""
 
     prompt: PromptOrPrompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -37,7 +37,7 @@ class CompletionRequest(Sampling):
     suffix: Annotated[Any, Unsupported("")] = None
 
     def prompts(self, most: int) -> list[str | list[int]]:
-        """Raises `APIError`."""
+        """The prompts as texts or token ids, at most this many answers to all of them together. Raises `APIError`."""
         prompt = self.prompt
         many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts: list[Any] = list(prompt) if many else [prompt]
@@ -65,30 +65,40 @@ class TextCompletion(TypedDict):
     usage: UsageDict
 
 
-async def create(call: RequestContext, body: CompletionRequest) -> ASGIApp:
-    served = call.server.models.get(body.model)
+async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
+    served = context.server.models.get(body.model)
     params = body.params(served, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1, body.logprobs)
     wants_usage = body.wants_usage()
-    prompts = body.prompts(call.server.settings.limits.prompts)
-    ids = [await encode_text(served, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    jobs = [
-        _Job(
-            call,
-            GenerateRequest(served, one, params, client_id=body.user or ""),
-            number * params.n,
-            body,
-            shown=_shown(served, prompt) if body.echo else "",
-        )
-        for number, (prompt, one) in enumerate(zip(prompts, ids, strict=True))
-    ]
+    jobs: list[_Job] = []
+    for number, prompt in enumerate(body.prompts(context.limits.prompts)):
+        ids = await encode_text(served, prompt) if isinstance(prompt, str) else prompt
+        request = GenerateRequest(served, ids, params, client_id=body.user or "")
+        jobs.append(_Job(context, request, number * params.n, body, _echoed(served, prompt) if body.echo else ""))
     if body.stream:
-        return sse.Stream(_streamed(jobs, wants_usage), failed=piece, limits=call.server.settings.limits)
-    answers = await sse.unless_gone(call.receive, together(job.answer() for job in jobs))
+        return _streamed(context, jobs, wants_usage)
+    choices = await sse.unless_gone(context.receive, together(job.choices() for job in jobs))
     usage = usage_of([job.usages for job in jobs])
-    return JSONResponse(dict(_head(served), choices=[choice for of_job in answers for choice in of_job], usage=usage))
+    return JSONResponse(dict(_head(served), choices=[choice for of_job in choices for choice in of_job], usage=usage))
 
 
-def _shown(served: ServedModel, prompt: str | list[int]) -> str:
+def _streamed(context: RequestContext, jobs: Sequence[_Job], wants_usage: bool) -> sse.Stream:
+    head = _head(jobs[0].request.served)
+    template = sse.Template(head, "choices", {"usage": None} if wants_usage else {})
+
+    def end() -> bytes:
+        usage = {**head, "choices": [], "usage": usage_of([job.usages for job in jobs])}
+        return (sse.data(usage) if wants_usage else b"") + sse.DONE
+
+    return sse.Stream(merged([job.events(template) for job in jobs]), end=end, failed=error_event, limits=context.limits)
+
+
+def routes(server: Server) -> list[Endpoint]:
+    """The endpoint of this module."""
+    doc = Doc("How a text goes on", TextCompletion, streams=sse.EVENT_STREAM)
+    return [Endpoint("POST", "/v1/completions", create, CompletionRequest, doc, server=server)]
+
+
+def _echoed(served: ServedModel, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else served.llm.tokenizer.decode(prompt)
 
 
@@ -101,76 +111,77 @@ def _head(served: ServedModel) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Job:
-    """One prompt of a request, and the `n` choices from number `first` on that answer it. `shown` is the prompt's text, for echo."""
+    """One prompt of a request, and the `n` choices that answer it."""
 
-    call: RequestContext
-    ask: GenerateRequest
+    context: RequestContext
+    request: GenerateRequest
     first: int
+    """Number of its first choice among those of the whole request."""
     body: CompletionRequest
-    shown: str
+    echoed: str
+    """The prompt's text, if it is to be repeated; else empty."""
     usages: list[Usage] = field(default_factory=list)
+    """What each finished choice took."""
 
-    async def answer(self) -> list[Choice]:
-        read, completions = await together([self._read(), self._completions()])
+    async def choices(self) -> list[Choice]:
+        """All choices, each in one piece."""
+        prompt_logprobs, completions = await together([self._score(), self._complete()])
         self.usages += [completion.usage for completion in completions]
-        choices = []
-        for completion in completions:
-            logprobs = self._legacy()
-            shape = None
-            if logprobs is not None:
-                shape = logprobs.joined(logprobs.of_prompt(self.ask.prompt, read) if self.body.echo else None, completion.logprobs or ())
-            choices.append(self._choice(completion.index, self.shown + completion.text, shape, completion.finish_reason))
-        return choices
+        return [self._whole(completion, prompt_logprobs) for completion in completions]
 
-    async def _read(self) -> Any:
-        """Of the prompt's tokens, where they are asked for."""
+    def events(self, template: sse.Template) -> AsyncGenerator[bytes, None]:
+        """The choices in events."""
+        logprobs = [self._logprobs() for _ in range(self.request.params.n)]
+
+        def render(chunks: list[Chunk]) -> bytes:
+            self.usages += [chunk.usage for chunk in chunks if chunk.usage]
+            choices = [self._piece(c, logprobs[c.index]) for c in chunks if c.text or c.logprobs or c.finish_reason]
+            return b"".join([template.data([choice]) for choice in choices])
+
+        generated = stream(self.context, self.request, render)
+        return self._after_prompt(generated, template, logprobs) if self.body.echo or self.body.max_tokens == 0 else generated
+
+    async def _after_prompt(
+        self, generated: AsyncGenerator[bytes, None], template: sse.Template, logprobs: Sequence[LegacyLogprobs | None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The prompt, if it is to be repeated, before what is generated, if anything is."""
+        if self.body.echo:
+            scored: list[TokenLogprob] = await self._score()
+            for index, one in enumerate(logprobs):
+                yield template.data([self._choice(index, self.echoed, one.of_prompt(self.request.prompt, scored) if one else None, None)])
+        if self.body.max_tokens == 0:
+            self.usages.append(Usage(len(self.request.prompt), 0))
+            for index in range(len(logprobs)):
+                yield template.data([self._choice(index, "", None, "length")])
+            return
+        async with aclosing(generated) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _score(self) -> Any:
+        """Log-probabilities of the prompt's tokens, if they are asked for."""
         if self.body.echo and self.body.logprobs is not None:
-            return await score(self.call, self.ask, self.body.logprobs)
+            return await score(self.context, self.request, self.body.logprobs)
         return []
 
-    async def _completions(self) -> Any:
+    async def _complete(self) -> Any:
         if self.body.max_tokens == 0:
-            return [Completion("", [], "length", Usage(len(self.ask.prompt), 0), None, i) for i in range(self.ask.params.n)]
-        return await collect(self.call, self.ask)
+            return [Completion("", [], "length", Usage(len(self.request.prompt), 0), None, i) for i in range(self.request.params.n)]
+        return await complete(self.context, self.request)
 
-    def _legacy(self) -> LegacyLogprobs | None:
-        return None if self.body.logprobs is None else LegacyLogprobs(self.ask.served.llm.tokenizer)
+    def _whole(self, completion: Completion, scored: Sequence[TokenLogprob]) -> Choice:
+        logprobs, found = self._logprobs(), None
+        if logprobs is not None:
+            before = logprobs.of_prompt(self.request.prompt, scored) if self.body.echo else None
+            found = logprobs.joined(before, completion.logprobs or ())
+        return self._choice(completion.index, self.echoed + completion.text, found, completion.finish_reason)
+
+    def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> Choice:
+        found = logprobs.more(chunk.logprobs) if logprobs and chunk.logprobs else None
+        return self._choice(chunk.index, chunk.text, found, chunk.finish_reason)
+
+    def _logprobs(self) -> LegacyLogprobs | None:
+        return None if self.body.logprobs is None else LegacyLogprobs(self.request.served.llm.tokenizer)
 
     def _choice(self, index: int, text: str, logprobs: TextLogprobs | None, reason: str | None) -> Choice:
         return Choice(text=text, index=self.first + index, logprobs=logprobs, finish_reason=reason)
-
-    async def choices(self) -> AsyncGenerator[list[Choice], None]:
-        """In pieces, as many together as came together."""
-        legacy = [self._legacy() for _ in range(self.ask.params.n)]
-        if self.body.echo:
-            read: list[TokenLogprob] = await self._read()
-            shapes = [logprobs.of_prompt(self.ask.prompt, read) if logprobs else None for logprobs in legacy]
-            yield [self._choice(index, self.shown, shape, None) for index, shape in enumerate(shapes)]
-        if self.body.max_tokens == 0:
-            self.usages.append(Usage(len(self.ask.prompt), 0))
-            yield [self._choice(index, "", None, "length") for index in range(self.ask.params.n)]
-            return
-        async with aclosing(bursts(self.call, self.ask)) as incoming:
-            async for burst in incoming:
-                self.usages += [chunk.usage for chunk in burst if chunk.usage]
-                yield [self._piece(c, legacy[c.index]) for c in burst if c.text or c.logprobs or c.finish_reason]
-
-    def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> Choice:
-        shape = logprobs.more(chunk.logprobs) if logprobs and chunk.logprobs else None
-        return self._choice(chunk.index, chunk.text, shape, chunk.finish_reason)
-
-
-async def _streamed(jobs: Sequence[_Job], wants_usage: bool) -> AsyncGenerator[bytes, None]:
-    head = _head(jobs[0].ask.served)
-    events = sse.Template(head, "choices", {"usage": None} if wants_usage else {})
-    async with aclosing(merged([job.choices() for job in jobs])) as incoming:
-        async for _, choices in incoming:
-            yield b"".join([events.data([choice]) for choice in choices])
-    if wants_usage:
-        yield sse.data({**head, "choices": [], "usage": usage_of([job.usages for job in jobs])})
-    yield sse.DONE
-
-
-def routes(server: Server) -> list[Endpoint]:
-    doc = Doc("How a text goes on", TextCompletion, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/completions", create, CompletionRequest, doc, server=server)]

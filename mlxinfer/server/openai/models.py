@@ -1,4 +1,4 @@
-"""`GET /v1/models`."""
+"""`GET /v1/models`, and `POST /v1/embeddings`, which is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..validation import PromptOrPrompts, StrictModel
 
 
 class Model(TypedDict):
-    """`max_model_len` is not OpenAI's: tokens of prompt and answer together, named as in vLLM."""
+    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, not OpenAI's."""
 
     id: str
     object: Literal["model"]
@@ -28,26 +28,6 @@ class Model(TypedDict):
 class Models(TypedDict):
     object: Literal["list"]
     data: list[Model]
-
-
-def _model(served: ServedModel) -> Model:
-    return Model(id=served.name, object="model", created=served.created, owned_by="mlxinfer", max_model_len=served.llm.max_context)
-
-
-async def list_models(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Models(object="list", data=[_model(served) for served in call.server.models]))
-
-
-async def get_model(call: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(_model(call.server.models.get(call.path["model"])))
-
-
-def routes(server: Server) -> list[Endpoint]:
-    return [
-        Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
-        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
-        Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
-    ]
 
 
 class EmbeddingRequest(StrictModel):
@@ -64,6 +44,27 @@ class Embeddings(TypedDict):
     model: str
 
 
-async def create_embeddings(call: RequestContext, body: EmbeddingRequest) -> ASGIApp:
-    served = call.server.models.get(body.model)
+def _model(served: ServedModel) -> Model:
+    return Model(id=served.name, object="model", created=served.created, owned_by="mlxinfer", max_model_len=served.llm.max_context)
+
+
+async def list_models(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(Models(object="list", data=[_model(served) for served in context.server.models]))
+
+
+async def get_model(context: RequestContext, body: Any) -> ASGIApp:
+    return JSONResponse(_model(context.server.models.get(context.path["model"])))
+
+
+async def create_embeddings(context: RequestContext, body: EmbeddingRequest) -> ASGIApp:
+    served = context.server.models.get(body.model)
     raise APIError(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")
+
+
+def routes(server: Server) -> list[Endpoint]:
+    """The endpoints of this module."""
+    return [
+        Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
+        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
+        Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
+    ]

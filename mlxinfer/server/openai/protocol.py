@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the shape of chat completions."""
+"""What the endpoints of this dialect share: errors, messages, sampling, usage and log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ from ..errors import APIError, Kind, invalid, of_error, unsupported
 from ..models import ServedModel
 from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, TextOrParts, TextOrTexts, Unsupported, plain_text
 
+MAX_MESSAGES = 4096
+FINGERPRINT = f"mlxinfer-{__version__}"
+"""`system_fingerprint`."""
+MAX_N = 128
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+_SAMPLED = (
+    *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+)
+"""Fields that are sampling parameters under the same name."""
 _TYPES: dict[Kind, str] = {
     "authentication": "authentication_error",
     "permission": "permission_error",
@@ -40,25 +52,23 @@ class Error(TypedDict):
     error: Details
 
 
-def shape(problem: APIError) -> Error:
-    kind = _TYPES.get(problem.kind, "invalid_request_error")
-    return Error(error=Details(message=problem.message, type=kind, param=problem.param, code=problem.code))
+def error_object(error: APIError) -> Error:
+    kind = _TYPES.get(error.kind, "invalid_request_error")
+    return Error(error=Details(message=error.message, type=kind, param=error.param, code=error.code))
 
 
-def render(problem: APIError) -> Response:
-    return JSONResponse(shape(problem), problem.status)
+def error_response(error: APIError) -> Response:
+    """The response to a request that failed."""
+    return JSONResponse(error_object(error), error.status)
 
 
-def piece(problem: APIError) -> bytes:
-    """The end of a stream that failed: clients raise it. There is no [DONE] after it."""
-    return sse.data(shape(problem))
-
-
-MAX_MESSAGES = 4096
+def error_event(error: APIError) -> bytes:
+    """The last event of a stream that failed, which clients raise. No [DONE] follows."""
+    return sse.data(error_object(error))
 
 
 class Message(StrictModel):
-    """`developer` is what newer clients call `system`. Reasoning goes to the template, which keeps or drops it."""
+    """A message of a conversation. `developer` is the newer name of `system`. Reasoning goes to the template, which keeps or drops it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -77,7 +87,7 @@ Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_le
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Raises `APIError`."""
+    """The conversation as chat templates take it. Raises `APIError`."""
     return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
@@ -100,21 +110,13 @@ def _reasoning(message: Message, where: str) -> str | None:
     return given
 
 
-FINGERPRINT = f"mlxinfer-{__version__}"
-MAX_N = 128
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 16
-
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
 class Sampled(StrictModel):
-    """How to choose tokens. The last fields are not OpenAI's: they are what other engines accept beside them."""
+    """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]
     stop: TextOrTexts | None = None
@@ -133,7 +135,7 @@ class Sampled(StrictModel):
     ignore_eos: bool | None = None
 
     def params(self, served: ServedModel, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The model's own defaults, with what the request says. Raises `APIError`."""
+        """The model's default parameters, overridden by the request's. Raises `APIError`."""
         given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
@@ -148,22 +150,16 @@ class Sampled(StrictModel):
 
 
 class Sampling(Sampled):
-    """What both completion endpoints take."""
+    """What both completion endpoints accept."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stream_options: StreamOptions | None = None
 
     def wants_usage(self) -> bool:
-        """Raises `APIError`."""
+        """Whether a stream ends with its usage. Raises `APIError`."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only for stream=true", "stream_options", "invalid_value")
         return bool(self.stream_options and self.stream_options.include_usage)
-
-
-_SAMPLED = (
-    *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
-    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
-)
 
 
 def _token_id(key: str) -> int:
@@ -184,7 +180,7 @@ class UsageDict(TypedDict):
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
-    """`usages` of every prompt's answers: a prompt counts once."""
+    """The sum over all prompts. `usages` has those of each prompt's answers, of which the prompt itself counts once."""
     firsts = [of_prompt[0] for of_prompt in usages if of_prompt]
     prompt = sum(usage.prompt_tokens for usage in firsts)
     completion = sum(usage.completion_tokens for of_prompt in usages for usage in of_prompt)
@@ -209,10 +205,13 @@ class ChoiceLogprobs(TypedDict):
 
 
 def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> ChoiceLogprobs:
+    """Log-probabilities in the shape of chat completions."""
     return ChoiceLogprobs(content=content_logprobs(tokenizer, logprobs), refusal=None)
 
 
 def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[ContentLogprob]:
+    """One entry for each token. Responses and Ollama's API use the same shape."""
+
     def bytes_of(token_id: int) -> list[int]:
         return list(tokenizer.token_bytes(token_id) or b"")
 
@@ -228,12 +227,12 @@ def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> 
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity: -9999 stands for impossible, as in OpenAI's answers."""
+    """The log-probability, at least -9999, which stands for impossible as in OpenAI's answers: JSON has no infinity."""
     return max(logprob, -9999.0)
 
 
 class TextLogprobs(TypedDict):
-    """`text_offset`: characters of the choice's text before each token."""
+    """`text_offset` is the number of characters of the choice's text before each token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -250,7 +249,7 @@ class LegacyLogprobs:
         self._characters = 0
 
     def of_prompt(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-        """Nothing comes before the first token, so it has no probability."""
+        """Of a prompt, whose first token has no probability, since nothing precedes it."""
         first = prompt[0]
         text = self._tokenizer.token_text(first)
         begin = TextLogprobs(tokens=[text], token_logprobs=[None], top_logprobs=[None], text_offset=[self._place(first)])
@@ -268,7 +267,7 @@ class LegacyLogprobs:
         )
 
     def more(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-        """The token itself is among the likeliest, even if it was not."""
+        """Of the next tokens. `top_logprobs` always includes the token itself."""
         return TextLogprobs(
             tokens=[one.text for one in logprobs],
             token_logprobs=[finite(one.logprob) for one in logprobs],
@@ -283,7 +282,7 @@ class LegacyLogprobs:
 
 
 def _by_text(one: TokenLogprob) -> dict[str, float]:
-    """Of tokens that look the same, the likeliest counts."""
+    """Probability by text; among tokens with the same text, that of the likeliest."""
     found = {text: finite(value) for _, text, value in reversed(one.top)}
     found.setdefault(one.text, finite(one.logprob))
     return found

@@ -1,11 +1,10 @@
-"""`POST /v1/responses`: one message in answer to a conversation, whole or as typed events."""
+"""`POST /v1/responses`: the next message of a conversation, whole or in typed events."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, Tag
@@ -18,15 +17,16 @@ from .. import sse
 from ..errors import APIError, invalid
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, bursts, collect, encode_chat
+from ..serving import GenerateRequest, complete, encode_chat, stream
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 from .protocol import MAX_MESSAGES, MAX_TOP_LOGPROBS, ContentLogprob, Sampled, content_logprobs
 
 LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log-probabilities."""
 
 
 class Part(StrictModel):
-    """Of a message's content. What an answer said of its text may come back with it, and is not needed."""
+    """A part of a message's content. `annotations` and `logprobs` of an earlier answer may be sent back; they are ignored."""
 
     type: Annotated[str, OneOf("input_text", "output_text")]
     text: str
@@ -40,7 +40,7 @@ _Content = Annotated[
 
 
 class Item(StrictModel):
-    """A message. Answers may be sent back as they came, with `id`, `status` and `phase`."""
+    """A message of the conversation. An answer may be sent back as it came, with `id`, `status` and `phase`."""
 
     type: Annotated[str, OneOf("message")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -50,6 +50,7 @@ class Item(StrictModel):
     phase: Annotated[Any, Unsupported("final_answer")] = None
 
     def plain(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -58,7 +59,8 @@ _Items = Annotated[list[Item], FIRST_ERROR_ONLY, Field(min_length=1, max_length=
 
 
 class ResponseRequest(Sampled):
-    """Nothing is kept: `store` is false where it is not given, and what needs an earlier response is refused."""
+    """The body of `POST /v1/responses`. Responses are not stored, so `store` defaults to false and what refers to an earlier response is
+    refused."""
 
     input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[_Items, Tag("<items>")]], Discriminator(text_or_list)]
     instructions: str | None = None
@@ -84,20 +86,24 @@ class ResponseRequest(Sampled):
     service_tier: Annotated[Any, Unsupported("auto", "default")] = None
     prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
     prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # As for chat completions: the cache goes by the text of prompts.
+    # Accepted without effect, as for chat completions.
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def messages(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates take it."""
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [item.plain() for item in self.input]
         return items if self.instructions is None else [{"role": "system", "content": self.instructions}, *items]
 
     def wanted_logprobs(self) -> int | None:
-        """Raises `APIError`."""
+        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
         wanted = LOGPROBS in (self.include or ())
         if self.top_logprobs and not wanted:
             raise invalid(f"top_logprobs is only for include=[{LOGPROBS!r}]", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if wanted else None
+
+
+Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(TypedDict):
@@ -111,7 +117,7 @@ class Message(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Status
     content: list[OutputText]
 
 
@@ -136,7 +142,7 @@ class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Status
     error: None
     incomplete_details: dict[str, str] | None
     instructions: str | None
@@ -160,24 +166,28 @@ class ResponseObject(TypedDict):
     background: bool
 
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-async def create(call: RequestContext, body: ResponseRequest) -> ASGIApp:
-    served = call.server.models.get(body.model)
+async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
+    served = context.server.models.get(body.model)
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     prompt = await encode_chat(served, body.messages())
-    ask = GenerateRequest(served, prompt, params, client_id=body.user or "")
-    made = _Made(served, params, body)
+    request = GenerateRequest(served, prompt, params, client_id=body.user or "")
+    objects = _Objects(served, params, body)
     if body.stream:
-        events = _Events(made)
-        return sse.Stream(events.pieces(call, ask), failed=events.failed, limits=call.server.settings.limits)
-    (answer,) = await sse.unless_gone(call.receive, collect(call, ask))
-    return JSONResponse(made.ended(answer.text, answer.logprobs or (), answer.finish_reason, answer.usage))
+        events = _Events(objects)
+        pieces = stream(context, request, events.render)
+        return sse.Stream(pieces, begin=events.begin(), end=events.end, failed=events.failed, limits=context.limits)
+    (answer,) = await sse.unless_gone(context.receive, complete(context, request))
+    return JSONResponse(objects.finished(answer.text, answer.logprobs or (), answer.finish_reason, answer.usage))
 
 
-class _Made:
-    """The objects that describe one response."""
+def routes(server: Server) -> list[Endpoint]:
+    """The endpoint of this module."""
+    doc = Doc("An answer to a conversation, which is not kept", ResponseObject, streams=sse.EVENT_STREAM)
+    return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server)]
+
+
+class _Objects:
+    """The JSON objects that describe one response."""
 
     def __init__(self, served: ServedModel, params: SamplingParams, body: ResponseRequest) -> None:
         self._served = served
@@ -187,11 +197,11 @@ class _Made:
         self._created = int(time.time())
         self.item_id = f"msg_{uuid.uuid4().hex}"
 
-    def begun(self) -> ResponseObject:
+    def started(self) -> ResponseObject:
         return self._response("in_progress", [], None)
 
-    def ended(self, text: str, logprobs: Sequence[TokenLogprob], reason: str, usage: Usage | None) -> ResponseObject:
-        status = status_of(reason)
+    def finished(self, text: str, logprobs: Sequence[TokenLogprob], reason: str, usage: Usage | None) -> ResponseObject:
+        status = _status(reason)
         return self._response(status, [self.message(status, [self.part(text, self.logprobs(logprobs))])], usage)
 
     def message(self, status: Status, content: list[OutputText]) -> Message:
@@ -234,7 +244,7 @@ class _Made:
         )
 
 
-def status_of(reason: str) -> Status:
+def _status(reason: str) -> Status:
     return "incomplete" if reason == "length" else "completed"
 
 
@@ -249,50 +259,44 @@ def _usage(usage: Usage) -> ResponseUsage:
 
 
 class _Events:
-    """A response as it comes to be, in numbered events."""
+    """The events of one response, which are numbered."""
 
-    def __init__(self, made: _Made) -> None:
-        self._made = made
+    def __init__(self, objects: _Objects) -> None:
+        self._objects = objects
         self._number = 0
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._last: Chunk | None = None
 
-    async def pieces(self, call: RequestContext, ask: GenerateRequest) -> AsyncGenerator[bytes, None]:
-        texts: list[str] = []
-        logprobs: list[TokenLogprob] = []
-        reason, usage = "stop", None
-        begun = False
-        async with aclosing(bursts(call, ask)) as incoming:
-            async for burst in incoming:
-                out = b"" if begun else self._begin()
-                begun = True
-                for chunk in burst:
-                    texts.append(chunk.text)
-                    logprobs += chunk.logprobs or ()
-                    out += self._delta(chunk) if chunk.text or chunk.logprobs else b""
-                    if chunk.finish_reason:
-                        reason, usage = chunk.finish_reason, chunk.usage
-                yield out
-        yield self._end("".join(texts), logprobs, reason, usage)
-
-    def _delta(self, chunk: Chunk) -> bytes:
-        return self._text("response.output_text.delta", delta=chunk.text, logprobs=self._made.logprobs(chunk.logprobs or ()))
-
-    def failed(self, problem: APIError) -> bytes:
-        return self._event("error", code=problem.code, message=problem.message, param=problem.param)
-
-    def _begin(self) -> bytes:
-        made = self._made
-        response, item = made.begun(), made.message("in_progress", [])
+    def begin(self) -> bytes:
+        """The events before the first text."""
+        response, item = self._objects.started(), self._objects.message("in_progress", [])
         return b"".join(
             [
                 self._event("response.created", response=response),
                 self._event("response.in_progress", response=response),
                 self._event("response.output_item.added", output_index=0, item=item),
-                self._text("response.content_part.added", part=made.part("")),
+                self._text("response.content_part.added", part=self._objects.part("")),
             ]
         )
 
-    def _end(self, text: str, logprobs: Sequence[TokenLogprob], reason: str, usage: Usage | None) -> bytes:
-        response = self._made.ended(text, logprobs, reason, usage)
+    def render(self, chunks: list[Chunk]) -> bytes:
+        """The events of these chunks."""
+        out = b""
+        for chunk in chunks:
+            self._texts.append(chunk.text)
+            self._logprobs += chunk.logprobs or ()
+            self._last = chunk
+            if chunk.text or chunk.logprobs:
+                logprobs = self._objects.logprobs(chunk.logprobs or ())
+                out += self._text("response.output_text.delta", delta=chunk.text, logprobs=logprobs)
+        return out
+
+    def end(self) -> bytes:
+        """The events after the last text."""
+        text, last = "".join(self._texts), self._last
+        reason, usage = (last.finish_reason or "stop", last.usage) if last else ("stop", None)
+        response = self._objects.finished(text, self._logprobs, reason, usage)
         (item,) = response["output"]
         (part,) = item["content"]
         return b"".join(
@@ -304,14 +308,13 @@ class _Events:
             ]
         )
 
+    def failed(self, error: APIError) -> bytes:
+        """The last event of a stream that failed."""
+        return self._event("error", code=error.code, message=error.message, param=error.param)
+
     def _text(self, name: str, **values: Any) -> bytes:
-        return self._event(name, item_id=self._made.item_id, output_index=0, content_index=0, **values)
+        return self._event(name, item_id=self._objects.item_id, output_index=0, content_index=0, **values)
 
     def _event(self, name: str, **values: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return sse.event(name, {"type": name, "sequence_number": number, **values})
-
-
-def routes(server: Server) -> list[Endpoint]:
-    doc = Doc("An answer to a conversation, which is not kept", ResponseObject, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server)]
