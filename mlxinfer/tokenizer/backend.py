@@ -10,7 +10,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import Tokenizer, processors
 
-from ..errors import TokenizerError
+from ..errors import TokenizerError, one_line
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -64,11 +64,11 @@ def tokenizer_errors(doing: str) -> Iterator[None]:
     except TokenizerError:
         raise
     except Exception as error:
-        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+        raise TokenizerError(f"{doing} failed: {one_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+        raise TokenizerError(f"{doing} failed: {one_line(error)}") from error
 
 
 class LibraryBackend:
@@ -92,11 +92,6 @@ class LibraryBackend:
 
     def save(self, path: str) -> None:
         self.tokenizer.save(path, pretty=False)
-
-
-def _one_line(error: BaseException, limit: int = 200) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:
