@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.rope import ROPE_TYPES, Rope, make_rope
-from .config_reader import ConfigReader, is_number
+from ..typed_reader import is_number
+from .config_reader import ConfigReader
 
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 _OWN: dict[str, frozenset[str]] = {
