@@ -42,13 +42,13 @@ class TypedReader(ABC):
         """The keys that were not asked for, with their values."""
         return ((key, value) for key, value in self.values.items() if key not in self._taken)
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: float = LARGEST) -> int:
+    def integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int:
         value = self.optional_integer(key, default, low=low, high=high)
         if value is None:
             raise self.error(key, "is missing")
         return value
 
-    def optional_integer(self, key: str, default: int | None = None, *, low: int = 1, high: float = LARGEST) -> int | None:
+    def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
         """A number such as 2.0 is a whole one."""
         value = self.take(key, default)
         if isinstance(value, float) and value.is_integer():

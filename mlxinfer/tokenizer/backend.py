@@ -71,7 +71,7 @@ def tokenizer_errors(doing: str) -> Iterator[None]:
         raise TokenizerError(f"{doing} failed: {one_line(error)}") from error
 
 
-class LibraryBackend:
+class TokenizersBackend:
     """Implements `Backend` with a `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

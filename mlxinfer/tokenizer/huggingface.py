@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
-from .backend import DEFAULT_TEMPLATE, LibraryBackend, TokenizerParts, tokenizer_errors
+from .backend import DEFAULT_TEMPLATE, TokenizersBackend, TokenizerParts, tokenizer_errors
 from .sentencepiece import read_sentencepiece_model
 
 
@@ -68,7 +68,7 @@ def read_directory(path: Path) -> TokenizerParts:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor a SentencePiece tokenizer.model is there")
     model_config, generation_config = read_json(path / "config.json"), read_json(path / "generation_config.json")
     return TokenizerParts(
-        LibraryBackend(tokenizer),
+        TokenizersBackend(tokenizer),
         max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         _bos(tokenizer, config, special_tokens, model_config),
         frozenset(_eos(tokenizer, special_tokens, (generation_config, model_config, model_config.get("text_config")))),

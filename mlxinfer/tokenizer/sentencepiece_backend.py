@@ -10,7 +10,7 @@ import numpy as np
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
-from .backend import LibraryBackend, frame_texts
+from .backend import TokenizersBackend, frame_texts
 from .sentencepiece import PLAIN, SPACE, build_sentencepiece
 from .vocab import CUT_OUT, TokenType, Vocabulary
 
@@ -48,7 +48,7 @@ class SentencePieceBackend:
         return self._cut_out.get(token_id) or self._text(token_id)
 
     def save(self, path: str) -> None:
-        LibraryBackend(self.in_tokenizers()).save(path)
+        TokenizersBackend(self.in_tokenizers()).save(path)
 
     def in_tokenizers(self) -> Tokenizer:
         """The same tokenizer in the library that everybody reads files of."""
@@ -67,18 +67,17 @@ def _model(vocabulary: Vocabulary) -> bytes:
 
     A piece is field 1 of the model, with its text (1), score (2) and type (3). Sizes are in two bytes, also where one would do.
     """
-    texts = _texts(vocabulary)
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    text, lengths = _texts(vocabulary)
     if lengths.max() > _LONGEST:
         raise RuntimeError("a piece is too long")
     scores = np.asarray(vocabulary.scores, "<f4").view(np.uint8).reshape(-1, 4)
-    # What stands before the text, and what stands behind it.
-    frames = _columns(0x0A, _varint(lengths + 3 + 7), 0x0A, _varint(lengths)), _columns(0x15, scores, 0x18, _types(vocabulary)[:, None])
-    counts = np.stack([np.full_like(lengths, frames[0].shape[1]), lengths, np.full_like(lengths, frames[1].shape[1])], axis=1)
-    is_text = np.repeat(np.tile([False, True, False], len(texts)), counts.reshape(-1))
+    before = _columns(0x0A, _varint(lengths + 3 + 7), 0x0A, _varint(lengths))
+    after = _columns(0x15, scores, 0x18, _types(vocabulary)[:, None])
+    counts = np.stack([np.full_like(lengths, before.shape[1]), lengths, np.full_like(lengths, after.shape[1])], axis=1)
+    is_text = np.repeat(np.tile([False, True, False], len(lengths)), counts.reshape(-1))
     pieces = np.empty(len(is_text), np.uint8)
-    pieces[is_text] = np.frombuffer(b"".join(texts), np.uint8)
-    pieces[~is_text] = np.concatenate(frames, axis=1).reshape(-1)
+    pieces[is_text] = text
+    pieces[~is_text] = np.concatenate([before, after], axis=1).reshape(-1)
     return pieces.tobytes() + _settings(TokenType.BYTE in vocabulary.types)
 
 
@@ -92,11 +91,16 @@ _LONGEST = (1 << 14) - 11
 """Bytes of a text that leave the size of its piece in two bytes of seven bits."""
 
 
-def _texts(vocabulary: Vocabulary) -> list[bytes]:
-    texts = [token.encode() for token in vocabulary.tokens]
+def _texts(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """The UTF-8 of all pieces, uint8, and the int64 length of each in bytes. All are encoded in one call, with zeros between them."""
+    tokens = list(vocabulary.tokens)
     for token_id in vocabulary.ids(*CUT_OUT):
-        texts[token_id] = vocabulary.tokens[token_id].replace(" ", SPACE).encode()
-    return texts
+        tokens[token_id] = tokens[token_id].replace(" ", SPACE)
+    joined = np.frombuffer("\0".join([*tokens, ""]).encode(), np.uint8)
+    ends = np.flatnonzero(joined == 0)
+    if len(ends) != len(tokens):
+        raise RuntimeError("a piece has a zero in it")
+    return joined[joined != 0], np.diff(ends, prepend=-1) - 1
 
 
 def _types(vocabulary: Vocabulary) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import PromptError
 from .backend import TokenizerParts, tokenizer_errors
-from .chat_template import ChatTemplates, ControlTokens
+from .chat_template import ChatTemplates, SpecialTokens
 from .detokenizer import Detokenizer, Pieces
 from .gguf import read_gguf
 from .huggingface import read_directory, save_tokenizer
@@ -28,7 +28,7 @@ class Tokenizer:
             self._pieces = Pieces(parts.backend)
         self._parts = parts
         self._backend = parts.backend
-        self._control = ControlTokens(filter(None, map(parts.backend.token, parts.backend.special)))
+        self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special)))
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
@@ -88,7 +88,7 @@ class Tokenizer:
         **variables: Any,
     ) -> list[int]:
         """The token ids of a conversation, with the special tokens of the template and no others: one that a message spells is text."""
-        (messages, tools), mark = self._control.broken((messages, tools))
+        (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
         parts = text.split(mark) if mark else [text]
         return [token_id for part in parts for token_id in self.encode(part, add_special_tokens=False)]

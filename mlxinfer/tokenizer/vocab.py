@@ -27,17 +27,23 @@ def build_byte_level(vocabulary: Vocabulary, merges: Sequence[str], pre: PreToke
 
 
 def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """A merge's left side is never empty, so the space that parts the two is not the first character."""
-    halves = [merge.partition(" ")[::2] for merge in merges]
-    if all(map(all, halves)):
-        return halves
-    pairs = []
-    for merge in merges:
-        at = merge.find(" ", 1)
-        if at < 0 or at == len(merge) - 1:
-            raise TokenizerError(f"the vocabulary is corrupt: {merge!r} is not a merge of two tokens")
-        pairs.append((merge[:at], merge[at + 1 :]))
-    return pairs
+    """Pairs of tokens from texts in which a space stands between the two. Raises `TokenizerError` for a text that is no such pair."""
+    joined = "\0".join(merges)
+    halves = joined.replace(" ", "\0").split("\0")
+    # Splitting all at once takes a third of the time. It is right if spaces and zeros alternate, so if no token has one of them in it.
+    separators = np.frombuffer(joined.encode(), np.uint8)
+    separators = separators[(separators == 0) | (separators == ord(" "))]
+    if len(halves) == 2 * len(merges) and all(halves) and not separators[1::2].any() and separators[::2].all():
+        return list(zip(halves[::2], halves[1::2], strict=True))
+    return list(map(_split_merge, merges))
+
+
+def _split_merge(merge: str) -> tuple[str, str]:
+    """The left side is never empty, so a space at the beginning belongs to it."""
+    at = merge.find(" ", 1)
+    if at < 0 or at == len(merge) - 1:
+        raise TokenizerError(f"the vocabulary is corrupt: {merge!r} is not a merge of two tokens")
+    return merge[:at], merge[at + 1 :]
 
 
 class TokenType(IntEnum):

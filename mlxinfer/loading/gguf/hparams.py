@@ -47,7 +47,7 @@ class HParams(TypedReader):
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported")
 
-    def optional_integer(self, key: str, default: int | None = None, *, low: int = 1, high: float = LARGEST) -> int | None:
+    def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
         """A list with one number per layer will do where they are all the same."""
         value = self.take(key)
         if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
