@@ -15,9 +15,9 @@ import numpy as np
 
 from ..errors import TokenizerError
 from ..typed_reader import TypedReader
-from .backend import DEFAULT_TEMPLATE, Backend, TokenizersBackend, TokenizerParts, frame_texts, tokenizer_errors
+from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
 from .pretokenizers import PreTokenization, pre_tokenization
-from .sentencepiece import PLAIN, Normalization, build_sentencepiece
+from .sentencepiece import PLAIN, Normalization, SentencePieceBackend, build_sentencepiece
 from .vocab import TokenType, Vocabulary, build_byte_level, split_merges
 
 _END_OF_TURN = frozenset(
@@ -128,8 +128,6 @@ def _build(
     else:
         prefix_space, rstrip = keys.flag("add_space_prefix", True), _right_stripped(keys, vocabulary)
         if not prefix_space and not rstrip:
-            from .sentencepiece_backend import SentencePieceBackend  # imports a library that few models need
-
             # A vocabulary that SentencePiece refuses is left to `tokenizers`, which accepts it or says what is wrong.
             with suppress(RuntimeError):
                 return SentencePieceBackend(vocabulary, first, last)

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
-from .backend import DEFAULT_TEMPLATE, TokenizersBackend, TokenizerParts, tokenizer_errors
+from .backend import DEFAULT_TEMPLATE, TokenizerParts, TokenizersBackend, tokenizer_errors
 from .sentencepiece import read_sentencepiece_model
 
 

@@ -42,7 +42,7 @@ MAX_COUNT = 100_000
 _ELEMENT = 32
 _CHARACTERS_PER_STEP = 256
 _MAX_INT_BITS = 16_384
-_CONTAINERS = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Budget:
@@ -128,7 +128,7 @@ def _replaced(text: str, old: str, new: str, count: int = -1) -> str:
 def _printf(pattern: str, values: Any) -> str:
     _check_width(pattern)
     _spend(len(pattern) + _weigh(values) * (pattern.count("%") if isinstance(values, dict) else 1))
-    return pattern % values
+    return str(pattern % values)
 
 
 class _Formatter(SandboxedFormatter):
@@ -239,7 +239,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals = dict(_FUNCTIONS)
         allowed = {name: function for name, function in {**self.filters, **_FILTERS}.items() if name not in _DROPPED_FILTERS}
         self.filters = {name: _counted(function, name in _COUNTING_FILTERS) for name, function in allowed.items()}
-        self.tests = {name: _counted(function) for name, function in self.tests.items()}
+        tests: dict[str, Any] = {**self.tests}
+        self.tests = {name: _counted(function) for name, function in tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_SOURCE:
@@ -287,7 +288,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return _Formatter(self).vformat(text, args, kwargs)
         _check_count(*args)
         if name == "join":
-            return _joined(*args, **kwargs, separator=text)
+            return _joined(args[0], text)
         return _replaced(text, *args, **kwargs) if name == "replace" else getattr(text, name)(*args, **kwargs)
 
 

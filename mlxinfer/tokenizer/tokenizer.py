@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import PromptError
 from .backend import TokenizerParts, tokenizer_errors
 from .chat_template import ChatTemplates, SpecialTokens
-from .detokenizer import Detokenizer, Pieces
+from .detokenizer import Detokenizer, TokenBytes
 from .gguf import read_gguf
 from .huggingface import read_directory, save_tokenizer
 
@@ -25,7 +25,7 @@ class Tokenizer:
 
     def __init__(self, parts: TokenizerParts) -> None:
         with tokenizer_errors("setting up the tokenizer"):
-            self._pieces = Pieces(parts.backend)
+            self._token_bytes = TokenBytes(parts.backend)
         self._parts = parts
         self._backend = parts.backend
         self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special)))
@@ -53,20 +53,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids that the vocabulary has not are left out."""
-        detokenizer = Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
+        detokenizer = Detokenizer(self._token_bytes, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
-        return (self._pieces.piece(token_id) or b"").decode("utf-8", "replace")
+        return (self._token_bytes.token_bytes(token_id) or b"").decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """What one token stands for inside a text; None for an id that the vocabulary has not."""
-        return self._pieces.piece(token_id)
+        return self._token_bytes.token_bytes(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
-        return Detokenizer(self._pieces)
+        return Detokenizer(self._token_bytes)
 
     def render_chat(
         self,

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Detokenizer
 from mlxinfer.tokenizer.backend import TokenizersBackend
-from mlxinfer.tokenizer.detokenizer import Pieces
+from mlxinfer.tokenizer.detokenizer import TokenBytes
 
 NAMES = ("smollm2", "qwen35", "llama-spm", "gemma-3", "gemma-4")
 IDS = st.lists(st.integers(0, 700), max_size=12)
@@ -90,13 +90,13 @@ SPACES = decoders.Replace("▁", " ")
 def test_decoders_taken_apart_give_the_library_s_text(decoder: decoders.Decoder | None, ids: list[int]) -> None:
     tokenizer = word_tokenizer(decoder)
     for skip in (True, False):
-        text = "".join(stream(Detokenizer(Pieces(TokenizersBackend(tokenizer)), skip_special_tokens=skip), ids))
+        text = "".join(stream(Detokenizer(TokenBytes(TokenizersBackend(tokenizer)), skip_special_tokens=skip), ids))
         assert text == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_bytes_wait_for_their_character() -> None:
     fallback = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse()])
-    pieces = Pieces(TokenizersBackend(word_tokenizer(fallback)))
+    pieces = TokenBytes(TokenizersBackend(word_tokenizer(fallback)))
     assert stream(Detokenizer(pieces), [2, 4, 5, 6, 2]) == ["b", "", "", "€", "b", ""]
     assert stream(Detokenizer(pieces), [4, 2, 4, 9, 5]) == ["", "\ufffdb", "", "", "", "\ufffd"]
 
@@ -112,11 +112,11 @@ def test_bytes_wait_for_their_character() -> None:
 )
 def test_a_decoder_that_needs_the_whole_text_is_refused(decoder: decoders.Decoder) -> None:
     with pytest.raises(TokenizerError, match="decoder"):
-        Pieces(TokenizersBackend(word_tokenizer(decoder)))
+        TokenBytes(TokenizersBackend(word_tokenizer(decoder)))
 
 
 def test_a_regular_expression_in_a_decoder_is_refused() -> None:
     tokenizer = json.loads(word_tokenizer(SPACES).to_str())
     tokenizer["decoder"]["pattern"] = {"Regex": "▁+"}
     with pytest.raises(TokenizerError, match="regular expression"):
-        Pieces(TokenizersBackend(Tokenizer.from_str(json.dumps(tokenizer))))
+        TokenBytes(TokenizersBackend(Tokenizer.from_str(json.dumps(tokenizer))))

@@ -12,7 +12,7 @@ from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 from mlxinfer.errors import MLXInferError, TokenizerError
 from mlxinfer.tokenizer import from_gguf
 from mlxinfer.tokenizer.backend import TokenizersBackend
-from mlxinfer.tokenizer.sentencepiece_backend import SentencePieceBackend
+from mlxinfer.tokenizer.sentencepiece import SentencePieceBackend
 from mlxinfer.tokenizer.vocab import _split_merge, split_merges
 
 CONTROL, USER_DEFINED = 3, 4
