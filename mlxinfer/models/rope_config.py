@@ -1,4 +1,4 @@
-"""Rope parameters out of a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+"""Rope parameters from a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def checked_rope(
         raise UnsupportedModelError(f"config.json: the rope parameters of type {kind!r} have no meaning: {error}") from error
     turned = clean["partial_rotary_factor"]
     if not 0 < rope.dims <= head_dim or (kind == "yarn" and int(head_dim * turned) % 2):
-        raise UnsupportedModelError(f"config.json: partial_rotary_factor {turned} of {head_dim} channels is no number of pairs")
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {turned} of {head_dim} channels is not a whole number of pairs")
     return rope
 
 

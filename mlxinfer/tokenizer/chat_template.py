@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class SpecialTokens:
     """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads.
 
-    There can be thousands. An expression of so many alternatives takes longer to compile than the tokenizer to build, so texts are
-    searched for the first characters only.
+    There can be thousands. A regular expression of that many alternatives takes longer to compile than the tokenizer takes to build,
+    so texts are searched for the first characters of special tokens only.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -66,7 +66,10 @@ _DEEPEST = 120
 
 
 class ChatTemplates:
-    """`sources` by name ("default", "tool_use", ...); templates see `special_tokens` as variables ("bos_token", ...)."""
+    """Chat templates by name ("default", "tool_use", ...), compiled when first used. Safe to share between threads.
+
+    Templates see `special_tokens` as variables ("bos_token", ...).
+    """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = dict(sources)
@@ -76,10 +79,11 @@ class ChatTemplates:
 
     @property
     def default(self) -> str | None:
+        """The source of the default template."""
         return self._sources.get(DEFAULT_TEMPLATE)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        """Raises `TemplateError`."""
+        """The prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""
         renderer = self._renderer(TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE)
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise TemplateError("messages must be a list of mappings with 'role' and 'content'")
@@ -90,7 +94,7 @@ class ChatTemplates:
         if name not in self._sources:
             others = f" of that name, only {', '.join(map(repr, self._sources))}" if self._sources else ""
             raise TemplateError(f"the model has no chat template{others}: use a text prompt, or put a chat_template.jinja beside the model")
-        # jinja2 takes as long to import as all of this package: not before there is something to render.
+        # jinja2 takes as long to import as this whole package, so it waits for something to render.
         from .template_sandbox import compile_template
 
         with self._lock:
@@ -100,7 +104,7 @@ class ChatTemplates:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A copy made of plain values only: whatever else has methods that a template could call."""
+    """A copy made of plain values only: any other object has methods that a template could call."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -29,7 +29,7 @@ class TokenBytes:
         return token_id in self._special
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
-        """The bytes of a token inside a text, or at its beginning; None for an id that the vocabulary has not."""
+        """The bytes of a token inside a text, or at its beginning (`first`); None for an id outside the vocabulary."""
         if first:
             return self._decode(token_id, first=True)
         if token_id not in self._known:
@@ -46,7 +46,7 @@ class TokenBytes:
 
 
 def _steps(backend: Backend) -> tuple[list[_Step], bytes, int]:
-    """The steps of one token, what stands between tokens, and how many spaces the beginning of a text loses."""
+    """The steps that decode one token, the separator between tokens, and how many spaces are stripped from the beginning of a text."""
     if backend.decoder is None:
         return [], b" ", 0
     steps: list[_Step] = []
@@ -144,7 +144,7 @@ _BYTE_OF = _byte_alphabet()
 class Detokenizer:
     """Turns a stream of token ids into text; never emits half a character.
 
-    The pieces joined are the decoding of the whole. The cost of a token does not grow with the text before it.
+    The texts returned, joined, are the decoding of the whole. The cost of a token does not grow with the text before it.
     """
 
     def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True) -> None:

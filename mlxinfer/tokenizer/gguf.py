@@ -64,13 +64,13 @@ class TokenizerMetadata(TypedReader):
         return np.asarray(given)
 
     def token_id(self, name: str, vocabulary_size: int, default: int | None = None) -> int | None:
-        """A special token's id; an id out of the vocabulary is as good as none."""
+        """A special token's id; None also for an id outside the vocabulary."""
         token_id = self.optional_integer(f"tokenizer.ggml.{name}_token_id", default, low=-math.inf, high=math.inf)
         return token_id if token_id is not None and 0 <= token_id < vocabulary_size else None
 
 
 def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
-    """Raises `TokenizerError`."""
+    """The tokenizer in a GGUF file's metadata. Raises `TokenizerError`."""
     keys = TokenizerMetadata(metadata)
     model = keys.optional_text("tokenizer.ggml.model")
     if model is None:
@@ -144,7 +144,7 @@ def _merges(keys: TokenizerMetadata) -> list[str]:
 
 
 def _right_stripped(keys: TokenizerMetadata, vocabulary: Vocabulary) -> frozenset[str]:
-    """Phi-3's special tokens swallow the spaces after them; GGUF has no key for that, so the name has to tell."""
+    """Phi-3's special tokens swallow the spaces after them. GGUF has no key for that, so the model's name decides."""
     name = keys.text("general.name", "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()

@@ -1,7 +1,8 @@
 """How byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`).
 
 The names are those of llama.cpp (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`,
-which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before.
+which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before. Only those
+are here that models of the supported architectures use (`loading/gguf/arch_configs.py`).
 """
 
 from __future__ import annotations
@@ -56,15 +57,16 @@ _LLAMACPP_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """`splits`: expressions. `nfc`: Unicode composed first. `ignore_merges`: a word that is a token is not built from merges.
-
-    `add_bos` holds where the file does not say.
-    """
+    """How one family of models cuts a text into words."""
 
     splits: tuple[str, ...]
+    """Regular expressions, applied in order; each match becomes a word."""
     nfc: bool = False
+    """Whether Unicode is normalized to NFC first."""
     ignore_merges: bool = False
+    """Whether a word that is itself a token is taken whole, even where the merges would not build it."""
     add_bos: bool = False
+    """Whether texts begin with BOS where the file does not say."""
 
     def normalizer(self) -> normalizers.Normalizer | None:
         return normalizers.NFC() if self.nfc else None
@@ -100,7 +102,7 @@ _BY_NAME: dict[str, PreTokenization] = {
 
 
 def pre_tokenization(name: str) -> PreTokenization:
-    """Raises `TokenizerError` for a name that is not known."""
+    """The pre-tokenizer of this name. Raises `TokenizerError` for an unknown one."""
     try:
         return _BY_NAME[name]
     except KeyError:

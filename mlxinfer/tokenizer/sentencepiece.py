@@ -77,7 +77,7 @@ def _vocabulary(proto: Any, declared: Mapping[int, AddedToken]) -> Vocabulary:
 
 
 def _text(piece: Any) -> str:
-    """User-defined pieces are looked for in the raw text, where a space is a space."""
+    """User-defined pieces are searched for in the raw text, before spaces are replaced."""
     text: str = piece.piece
     return text.replace(SPACE, " ") if piece.type == TokenType.USER_DEFINED else text
 
@@ -87,14 +87,14 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Normalization:
-    """What SentencePiece does to a text before it is cut: each stretch between special tokens is one text.
-
-    `charsmap` is its compiled table of replacements (nmt_nfkc and the like), empty for none.
-    """
+    """What SentencePiece does to a text before it is cut. Each stretch between special tokens counts as one text."""
 
     prefix_space: bool = True
+    """Whether a space is put before the text."""
     strip_spaces: bool = False
+    """Whether spaces around the text, and all but one of each run, are removed."""
     charsmap: bytes = b""
+    """SentencePiece's compiled table of replacements (nmt_nfkc and the like); empty for none."""
 
     def normalizer(self) -> normalizers.Normalizer:
         steps: list[normalizers.Normalizer] = []
@@ -112,7 +112,7 @@ class Normalization:
 
 
 PLAIN = Normalization(prefix_space=False)
-"""With this one, a text in one piece is the same as cut at its special tokens."""
+"""Leaves texts alone, so a whole text is normalized like its parts between special tokens."""
 
 
 def build_sentencepiece(
@@ -229,7 +229,7 @@ class SentencePieceBackend:
         TokenizersBackend(self.in_tokenizers()).save(path)
 
     def in_tokenizers(self) -> Tokenizer:
-        """The same tokenizer in the library that everybody reads files of."""
+        """The same tokenizer as a `tokenizers.Tokenizer`, which can be written as tokenizer.json."""
         tokens = [self._cut_out.get(token_id) or self._text(token_id) for token_id in range(len(self._types))]
         tokenizer = build_sentencepiece(Vocabulary(tokens, self._types, self._scores), "bpe", PLAIN)
         frame_texts(tokenizer, self._first, self._last)
@@ -241,7 +241,7 @@ class SentencePieceBackend:
 
 
 def _model(vocabulary: Vocabulary) -> bytes:
-    """A `ModelProto` (`sentencepiece_model.proto`), written as bytes: as objects, so many pieces would take seconds.
+    """A `ModelProto` (`sentencepiece_model.proto`), written as bytes: protobuf objects of a quarter of a million pieces take seconds.
 
     A piece is field 1 of the model, with its text (1), score (2) and type (3). Sizes are in two bytes, also where one would do.
     """
@@ -282,14 +282,14 @@ def _texts(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _types(vocabulary: Vocabulary) -> np.ndarray:
-    """Special tokens are parsed in a text as the user's symbols are; what is of no kind is never parsed."""
+    """The types to give to the library: special tokens as user-defined symbols, unknown types as control tokens, which are never parsed."""
     types = np.full(len(vocabulary.tokens), TokenType.CONTROL, np.uint8)
-    for kind, told in _TOLD.items():
-        types[vocabulary.types == kind] = told
+    for kind, given in _TYPES_FOR_LIBRARY.items():
+        types[vocabulary.types == kind] = given
     return types
 
 
-_TOLD = {
+_TYPES_FOR_LIBRARY = {
     TokenType.NORMAL: TokenType.NORMAL,
     TokenType.UNUSED: TokenType.NORMAL,
     TokenType.UNKNOWN: TokenType.UNKNOWN,

@@ -42,7 +42,7 @@ MAX_COUNT = 100_000
 _ELEMENT = 32
 _CHARACTERS_PER_STEP = 256
 _MAX_INT_BITS = 16_384
-_CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Budget:

@@ -18,8 +18,9 @@ class Tokenizer:
     """The tokenizer of one model. Safe to share between threads."""
 
     vocab_size: int
-    """Ids from 0 to here decode; a model may have more rows than that."""
+    """Number of token ids. The model's embedding may have more rows than that."""
     bos_token_id: int | None
+    """The id that begins a text, or None."""
     eos_token_ids: frozenset[int]
     """Every id that ends a turn."""
 
@@ -52,7 +53,7 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Ids that the vocabulary has not are left out."""
+        """The text of these ids. Ids outside the vocabulary are skipped."""
         detokenizer = Detokenizer(self._token_bytes, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
@@ -61,7 +62,7 @@ class Tokenizer:
         return (self._token_bytes.token_bytes(token_id) or b"").decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What one token stands for inside a text; None for an id that the vocabulary has not."""
+        """The bytes of one token inside a text; None for an id outside the vocabulary."""
         return self._token_bytes.token_bytes(token_id)
 
     def detokenizer(self) -> Detokenizer:
@@ -87,7 +88,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The token ids of a conversation, with the special tokens of the template and no others: one that a message spells is text."""
+        """The token ids of a conversation, with the template's special tokens only: one that a message spells is encoded as text."""
         (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
         parts = text.split(mark) if mark else [text]

@@ -217,7 +217,7 @@ def rebuild_config(files: GGUFFiles) -> Config:
 
 
 def architecture(files: GGUFFiles) -> str:
-    """`general.architecture`, one that is supported. Raises `UnsupportedModelError` for another, and for files that are no model."""
+    """`general.architecture`. Raises `UnsupportedModelError` for one that is not supported, and for files that hold no model."""
     kind = files.metadata.get("general.type", "model")
     if not isinstance(kind, str) or kind != "model":
         raise UnsupportedModelError(f"{files.path}: holds a {shown(kind)}, not a model; give the file of the language model")

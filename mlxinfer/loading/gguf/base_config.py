@@ -124,9 +124,10 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The hyperparameters of one file under the name of its architecture, and its tensors."""
+    """What a config is rebuilt from."""
 
     hparams: HParams
+    """The metadata keys under the name of the architecture."""
     files: GGUFFiles
 
     def has(self, tensor: str) -> bool:

@@ -1,6 +1,6 @@
 """Typed access to a GGUF file's hyperparameters: the metadata keys under the name of its architecture.
 
-Every key that is asked for is remembered; `finish` refuses the ones that nobody asked for, as they may change the maths.
+`finish` refuses the keys that were not asked for, as they may change the maths.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "expert_weights_norm": (True,),
     "expert_gating_func": (1,),
 }
-"""Keys that change nothing, with the values of which that is true."""
+"""Keys that change nothing, with the values for which that is true."""
 
 
 class HParams(TypedReader):
@@ -48,7 +48,7 @@ class HParams(TypedReader):
         return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported")
 
     def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
-        """A list with one number per layer will do where they are all the same."""
+        """A list with one number per layer is accepted where they are all the same."""
         value = self.take(key)
         if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
             if (value != value[0]).any():
@@ -57,7 +57,7 @@ class HParams(TypedReader):
         return super().optional_integer(key, default, low=low, high=high)
 
     def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """With the few digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
+        """With only the digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
         value = super().optional_number(key, default)
         return None if value is None else short_float(value)
 
@@ -81,6 +81,6 @@ class HParams(TypedReader):
 
 
 def short_float(value: float) -> float:
-    """The shortest decimal with the same float32; a float64 that is none stays as it is."""
+    """The shortest decimal with the same float32; a float64 that no float32 equals stays as it is."""
     narrow = np.float32(value)
     return float(str(narrow)) if float(narrow) == float(value) else float(value)

@@ -69,36 +69,37 @@ def _experts(router: str, experts: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """`layer` maps the names within a layer, without their suffix where both a weight and a bias may come; `transforms` says, by the
-    names of llama.cpp, what is to be undone."""
+class TensorTable:
+    """Where the tensors of one architecture go, and what is done to them."""
 
     layer: Mapping[str, str]
+    """llama.cpp's names within a layer to the model's, without a suffix where both a weight and a bias may come."""
     transforms: Mapping[str, Transform] = field(default_factory=dict)
+    """By llama.cpp's names, what its converter did that has to be undone."""
 
 
 _ROTATED = {"attn_q": half_rotation("num_attention_heads"), "attn_k": half_rotation("num_key_value_heads")}
 _NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm")
 _SHIFTED = dict.fromkeys(_NORMS, without_one)
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(_LLAMA, _ROTATED),
-    "mixtral": Architecture(_LLAMA | _experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"), _ROTATED),
-    "qwen2": Architecture(_LLAMA),
-    "qwen3": Architecture(_LLAMA | _QK_NORMS),
-    "qwen3moe": Architecture(_LLAMA | _QK_NORMS | _experts("mlp.gate", "mlp.switch_mlp")),
-    "gemma2": Architecture(_SANDWICH, _SHIFTED),
-    "gemma3": Architecture(_SANDWICH, _SHIFTED),
-    "phi3": Architecture(_LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-    "granite": Architecture(_LLAMA, _ROTATED),
-    "olmo2": Architecture(_SANDWICH),
-    "smollm3": Architecture(_LLAMA, _ROTATED),
-    "gpt-oss": Architecture(
+_TABLES: dict[str, TensorTable] = {
+    "llama": TensorTable(_LLAMA, _ROTATED),
+    "mixtral": TensorTable(_LLAMA | _experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"), _ROTATED),
+    "qwen2": TensorTable(_LLAMA),
+    "qwen3": TensorTable(_LLAMA | _QK_NORMS),
+    "qwen3moe": TensorTable(_LLAMA | _QK_NORMS | _experts("mlp.gate", "mlp.switch_mlp")),
+    "gemma2": TensorTable(_SANDWICH, _SHIFTED),
+    "gemma3": TensorTable(_SANDWICH, _SHIFTED),
+    "phi3": TensorTable(_LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "granite": TensorTable(_LLAMA, _ROTATED),
+    "olmo2": TensorTable(_SANDWICH),
+    "smollm3": TensorTable(_LLAMA, _ROTATED),
+    "gpt-oss": TensorTable(
         _ATTENTION
         | _experts("mlp.router", "mlp.experts")
         | {"attn_sinks.weight": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"}
     ),
-    "qwen3next": Architecture(
+    "qwen3next": TensorTable(
         _ATTENTION
         | _QK_NORMS
         | _experts("mlp.gate", "mlp.switch_mlp")
@@ -107,7 +108,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
         | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
         {"ssm_a": decay(grouped=False), "ssm_conv1d": conv_kernel(grouped=False), "ffn_gate_inp_shexp": one_row},
     ),
-    "qwen35": Architecture(
+    "qwen35": TensorTable(
         _ATTENTION
         | _QK_NORMS
         | _MLP
@@ -140,7 +141,7 @@ def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Conf
     """
     key = "mixtral" if config["model_type"] == "mixtral" else architecture
     placed: dict[str, MappedTensor] = {}
-    for name, mapped in _Mapper(_ARCHITECTURES[key], infos, config, blocks).all():
+    for name, mapped in _Mapper(_TABLES[key], infos, config, blocks).all():
         if name in placed:
             raise ValueError(f"{mapped.sources[0]} and {placed[name].sources[0]} are both {name}")
         placed[name] = mapped
@@ -148,7 +149,7 @@ def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Conf
 
 
 class _Mapper:
-    def __init__(self, table: Architecture, infos: Mapping[str, TensorInfo], config: Config, blocks: int) -> None:
+    def __init__(self, table: TensorTable, infos: Mapping[str, TensorInfo], config: Config, blocks: int) -> None:
         self._table, self._infos, self._config = table, infos, config
         self._skipped = range(config["num_hidden_layers"], blocks)
 
@@ -199,7 +200,7 @@ class _Mapper:
         return target + place, self._scaled(info, transform(info, self._config))
 
     def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
-        """Queries, keys and values in one tensor; with a gate beside it those of a recurrent layer."""
+        """Queries, keys and values in one tensor; in a recurrent layer there is a gate tensor as well."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
         if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
             if self._scale_of(f"{source}attn_qkv") or self._scale_of(f"{source}attn_gate"):

@@ -21,13 +21,18 @@ Operation = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
-    """A tensor of the model: which tensors of the file it is made from, how, and what comes out."""
+    """A tensor of the model, made from tensors of the file."""
 
     sources: tuple[str, ...]
+    """Names of the file's tensors that it is made from."""
     shape: tuple[int, ...]
+    """The shape of the result, unpacked."""
     stored: Format | mx.Dtype
+    """The format or dtype of the result."""
     nbytes: int
+    """Bytes of the sources in the file."""
     make: Callable[[list[Matrix]], Matrix]
+    """From the sources' matrices, in order, to the result."""
 
 
 def unchanged(info: TensorInfo) -> MappedTensor:
@@ -45,7 +50,7 @@ def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None
 
 
 def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
-    """The rows of several matrices one below the other, then reordered; packed if they are packed alike."""
+    """Several matrices stacked by rows, then reordered; packed if all have the same packed format."""
     forms = [stored(info) for info in infos]
     alike = all(form == forms[0] for form in forms)
     count = sum(info.shape[-2] for info in infos)
@@ -146,7 +151,7 @@ def grouped_columns(info: TensorInfo, config: Config) -> MappedTensor:
 
 
 def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> MappedTensor:
-    """From all queries, keys, values and gates one below the other, to those of one key head together."""
+    """From all queries, then all keys, values and gates, to rows grouped by key head."""
     keys, per_key = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"] * per_key
     sizes = [key_dim, key_dim, value_dim, value_dim]
