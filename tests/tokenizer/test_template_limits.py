@@ -31,10 +31,15 @@ def complaint(source: str) -> str:
     return str(caught.value)
 
 
+@pytest.fixture(autouse=True)
+def much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 60.0)
+
+
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_STEPS", 50_000)
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("few_steps")
