@@ -35,7 +35,7 @@ FAMILIES = {
 
 
 def supports(model_type: str) -> bool:
-    """Whether this architecture has a graph of its own; others may run through `zoo`."""
+    """Whether this architecture has a graph of its own; others may run through `mlx_lm_fallback`."""
     return model_type in FAMILIES or model_type in TEXT_MODELS
 
 

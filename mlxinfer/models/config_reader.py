@@ -5,13 +5,12 @@ Every key that a model understands is taken; a key that is left, and is not know
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UnsupportedModelError
+from ..typed_reader import TypedReader, shown
 
-_LARGEST = 2**31 - 1
 _MANY = 1 << 16
 
 _HARMLESS_KEYS = """
@@ -41,20 +40,11 @@ attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidir
 _HARMLESS_WHEN_FALSE = frozenset(_FALSE_KEYS.split())
 
 
-class ConfigReader:
-    """Takes typed values out of a config. Every error is an `UnsupportedModelError` that names the key.
+class ConfigReader(TypedReader):
+    """Takes typed values out of a config. Every error is an `UnsupportedModelError` that names the key."""
 
-    A missing key gives the default. A null is accepted only by the `optional_` forms, which return None for it.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-        self._taken: set[str] = set()
-
-    def take(self, key: str, default: Any = None) -> Any:
-        """The raw value."""
-        self._taken.add(key)
-        return self.config.get(key, default)
+    def error(self, key: str, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"config.json: {key} {what}")
 
     def skip(self, *keys: str) -> None:
         """Keys that this architecture is known not to read."""
@@ -66,20 +56,6 @@ class ConfigReader:
         if value is not None and value not in allowed:
             raise self.bad(key, value, " or ".join(repr(item) for item in allowed))
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        value = self.optional_integer(key, default, low=low)
-        if value is None:
-            raise UnsupportedModelError(f"config.json: {key} is missing")
-        return value
-
-    def optional_integer(self, key: str, default: int | None = None, *, low: int = 1) -> int | None:
-        value = self.take(key, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _LARGEST):
-            raise self.bad(key, value, f"a whole number from {low} to {_LARGEST}")
-        return value
-
     def count(self, key: str, default: int, *, low: int = 1) -> int:
         """A number of things that are made one by one, so that no config can ask for more than there is memory for."""
         value = self.integer(key, default, low=low)
@@ -87,36 +63,10 @@ class ConfigReader:
             raise self.bad(key, value, f"at most {_MANY}")
         return value
 
-    def number(self, key: str, default: float) -> float:
-        value = self.optional_number(key, default)
-        if value is None:
-            raise self.bad(key, value, "a number")
-        return value
-
     def nonzero(self, key: str, default: float) -> float:
         value = self.number(key, default)
         if value == 0:
             raise self.bad(key, value, "a number other than 0")
-        return value
-
-    def optional_number(self, key: str, default: float | None = None) -> float | None:
-        value = self.take(key, default)
-        if value is None:
-            return None
-        if not is_number(value):
-            raise self.bad(key, value, "a finite number")
-        return float(value)
-
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self.take(key, default)
-        if not isinstance(value, bool):
-            raise self.bad(key, value, "true or false")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        value = self.take(key, default)
-        if not isinstance(value, str):
-            raise self.bad(key, value, "a string")
         return value
 
     def integers(self, key: str, count: int = 0) -> list[int] | None:
@@ -146,26 +96,14 @@ class ConfigReader:
         if value is not None and (not isinstance(value, list) or any(name != kind for name in value)):
             raise self.bad("layer_types", value, f"{kind} for every layer of this model")
 
-    def bad(self, key: str, value: object, wanted: str) -> UnsupportedModelError:
-        shown = repr(value)
-        return UnsupportedModelError(f"config.json: {key} is {shown[:60]}, must be {wanted}")
-
     def finish(self) -> None:
         """Raise for the first key that was not taken and may change the maths."""
-        for key, value in self.config.items():
-            if value is None or key in self._taken or _is_harmless(key, value):
-                continue
-            shown = repr(value)
-            raise UnsupportedModelError(
-                f"config.json: {key} = {shown[:60]} is not understood by this model ({self.config.get('model_type')})"
-            )
+        for key, value in self.untaken():
+            if value is not None and not _is_harmless(key, value):
+                raise self.error(key, f"= {shown(value)} is not understood by this model ({self.values.get('model_type')})")
 
 
 def _is_harmless(key: str, value: object) -> bool:
     if key in _HARMLESS or (key in _HARMLESS_WHEN_FALSE and value is False):
         return True
     return (key.startswith(_HARMLESS_STARTS) and key not in _MEANINGFUL) or key.endswith(_HARMLESS_ENDS)
-
-
-def is_number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,6 +1,6 @@
 """Configs of transformers 5 in the style before it, which is the one that mlx-lm reads.
 
-The new keys are kept beside the old ones: some of mlx-lm's models read those.
+The new keys stay, next to the old ones: some of mlx-lm's models read those.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from .common import FULL, SLIDING
 
 _NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
-"""Text models that mlx-lm has under the name of the whole."""
+"""Text models that mlx-lm knows by the name of the multimodal model."""
 
 _PATTERN_KEYS = {
     **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
@@ -23,10 +23,10 @@ _COPIES = {
     "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     "lfm2": {"block_dim": "hidden_size"},
 }
-"""By `model_type`, keys that went out of use and those that say the same."""
+"""By `model_type`: obsolete keys, and the keys that replaced them."""
 
 _CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True}}
-"""By `model_type`, keys that went out of use because only one value was ever published."""
+"""By `model_type`: obsolete keys of which only one value was ever published."""
 
 _HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
@@ -41,7 +41,7 @@ def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
-    """What of this config the old style has no words for; the model would run, with other logits."""
+    """What the old style cannot express of this config. The model would run without it, with different logits."""
     lost = []
     for key, value in _object(config.get("rope_parameters")).items():
         if isinstance(value, dict) and key != FULL and set(value) - {"rope_theta", "rope_type"}:
@@ -67,11 +67,11 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     if key and types and _interval(types) is not None:
         old.setdefault(key, _interval(types))
     _spread_rope(old, _object(old.get("rope_parameters")))
-    _add_keys_out_of_use(old)
+    _add_obsolete_keys(old)
     return old
 
 
-def _add_keys_out_of_use(old: dict[str, Any]) -> None:
+def _add_obsolete_keys(old: dict[str, Any]) -> None:
     model_type = old.get("model_type", "")
     if model_type in _HEAD_DIM_NEEDED and not old.get("head_dim") and old.get("hidden_size") and old.get("num_attention_heads"):
         old["head_dim"] = old["hidden_size"] // old["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""mlx-lm's architectures behind this project's `Model`, for those that have no graph of their own here.
+"""mlx-lm's architectures as a `Model`, for models without a graph of their own here.
 
 They run one sequence at a time, with mlx-lm's own cache. Nothing from the model's repository is executed: the class comes from the
 installed mlx-lm, and a config that names a module of its own is refused.
@@ -45,7 +45,7 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
         raise UnsupportedModelError(f"config.json: model_file = {config['model_file']!r} is code of the model's own, which is never run")
     lost = lost_in_old_style(config)
     if lost:
-        raise UnsupportedModelError(f"mlx-lm cannot be told of {', '.join(lost)}, and would give other logits")
+        raise UnsupportedModelError(f"mlx-lm cannot represent {', '.join(lost)}, and would give other logits")
     old = to_old_style(config)
     old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
     model = _instantiate(old)
@@ -69,7 +69,7 @@ class SequenceState:
 
 
 class FallbackModel:
-    """Implements `Model`. Its hidden states are the logits themselves: mlx-lm's models give nothing before them."""
+    """Implements `Model`. Its hidden states are the logits themselves, as mlx-lm's models return nothing else."""
 
     recompute_at: int | None = None
 

@@ -1,4 +1,4 @@
-"""Rope parameters out of a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+"""Rope parameters from a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.rope import ROPE_TYPES, Rope, make_rope
-from .config_reader import ConfigReader, is_number
+from ..typed_reader import is_number
+from .config_reader import ConfigReader
 
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 _OWN: dict[str, frozenset[str]] = {
@@ -106,7 +107,7 @@ def checked_rope(
         raise UnsupportedModelError(f"config.json: the rope parameters of type {kind!r} have no meaning: {error}") from error
     turned = clean["partial_rotary_factor"]
     if not 0 < rope.dims <= head_dim or (kind == "yarn" and int(head_dim * turned) % 2):
-        raise UnsupportedModelError(f"config.json: partial_rotary_factor {turned} of {head_dim} channels is no number of pairs")
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {turned} of {head_dim} channels is not a whole number of pairs")
     return rope
 
 

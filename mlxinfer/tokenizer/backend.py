@@ -1,4 +1,4 @@
-"""The `tokenizers` library: its errors become ours, and what is built in more than one place."""
+"""What a tokenizer's backend must do, the one made of the `tokenizers` library, and that library's errors as ours."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from typing import Protocol
 import tokenizers
 from tokenizers import Tokenizer, processors
 
-from ..errors import TokenizerError
+from ..errors import TokenizerError, one_line
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 
 
 class Backend(Protocol):
-    """The library that cuts texts into tokens. Safe to share between threads."""
+    """A library that cuts texts into tokens. Safe to share between threads."""
 
     special: frozenset[int]
-    """Ids of the tokens that are no text."""
+    """Ids of control tokens, which are not text and can be skipped when decoding."""
 
     @property
     def decoder(self) -> tokenizers.decoders.Decoder | None:
-        """How `tokenizers` makes text of tokens."""
+        """The decoder that turns tokens into text, or None where tokens are joined by spaces."""
         ...
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids; special tokens spelled in the text are parsed. `add_special_tokens` puts BOS and EOS where the model wants them."""
+        ...
 
     def token(self, token_id: int) -> str | None:
-        """As the vocabulary has it; None for an id that it has not."""
+        """The token as the vocabulary spells it; None for an id outside the vocabulary."""
         ...
 
     def save(self, path: str) -> None:
@@ -40,17 +42,19 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """Every id is below `vocab_size`.
-
-    `special_tokens` are the named ones ("bos_token": "<s>"), as chat templates see them; `chat_templates` go by name.
-    """
+    """What a reader of tokenizer files finds, for `Tokenizer`."""
 
     backend: Backend
     vocab_size: int
+    """Number of token ids; every id is below it."""
     bos_token_id: int | None
+    """The id that begins a text, or None."""
     eos_token_ids: frozenset[int]
+    """Every id that ends a turn."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Named special tokens ("bos_token": "<s>"), as chat templates see them."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Sources of the chat templates by name: "default", "tool_use", ..."""
 
 
 @contextmanager
@@ -64,14 +68,14 @@ def tokenizer_errors(doing: str) -> Iterator[None]:
     except TokenizerError:
         raise
     except Exception as error:
-        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+        raise TokenizerError(f"{doing} failed: {one_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise TokenizerError(f"{doing} failed: {_one_line(error)}") from error
+        raise TokenizerError(f"{doing} failed: {one_line(error)}") from error
 
 
-class LibraryBackend:
+class TokenizersBackend:
     """Implements `Backend` with a `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -94,13 +98,8 @@ class LibraryBackend:
         self.tokenizer.save(path, pretty=False)
 
 
-def _one_line(error: BaseException, limit: int = 200) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
 def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:
-    """Put these tokens, where there are any, around every text that is encoded with special tokens."""
+    """Put the tokens with these ids around every text that is encoded with special tokens; None for no token."""
     head, tail = ([] if token_id is None else [backend.id_to_token(token_id)] for token_id in (first, last))
     if head or tail:
         known = [(backend.id_to_token(token_id), token_id) for token_id in {first, last} if token_id is not None]

@@ -15,54 +15,61 @@ if TYPE_CHECKING:
     from .template_sandbox import Renderer
 
 
-class ControlTokens:
-    """`tokens`: the special tokens as a text would spell them. Safe to share between threads."""
+class SpecialTokens:
+    """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads.
+
+    There can be thousands. A regular expression of that many alternatives takes longer to compile than the tokenizer takes to build,
+    so texts are searched for the first characters of special tokens only.
+    """
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        longest_first = sorted({token for token in tokens if len(token) > 1}, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._tokens = frozenset(token for token in tokens if len(token) > 1)
+        self._lengths = sorted(set(map(len, self._tokens)), reverse=True)
+        first_characters = re.escape("".join(sorted({token[0] for token in self._tokens})))
+        self._first = re.compile(f"[{first_characters}]") if first_characters else None
 
-    def broken(self, value: Any) -> tuple[Any, str]:
-        """A copy of messages or tools in which a mark stands inside every control token, and the mark. It is to be taken out of the prompt
-        again by cutting it there, and encoding the parts one by one. Without control tokens: the value itself, and no mark."""
-        if self._any is None or not _has(value, self._any):
-            return value, ""
-        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"  # nobody can have written it, and nothing in Unicode turns into it
+    def escape_special_tokens(self, value: Any) -> tuple[Any, str]:
+        """A copy of messages or tools with a mark inside every special token that a text spells, and the mark.
 
-        def cut(found: re.Match[str]) -> str:
-            return f"{found[0][0]}{mark}{found[0][1:]}"
+        Cut the prompt at the mark and encode the parts one by one: then what was spelled is encoded as text. Without special tokens in
+        it, the value itself and an empty mark.
+        """
+        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"  # noncharacters: no message contains it, and no normalization makes it
+        escaped, found = self._escaped(value, mark, 0)
+        return (escaped, mark) if found else (value, "")
 
-        return _mapped(value, self._any, cut), mark
+    def _escaped(self, value: Any, mark: str, depth: int) -> tuple[Any, bool]:
+        """A copy, and whether anything in it was escaped."""
+        if isinstance(value, str):
+            text = self._escaped_text(value, mark)
+            return text, text != value
+        if depth > _DEEPEST or not isinstance(value, (Mapping, list, tuple)):
+            return value, False
+        parts = [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
+        escaped = [self._escaped(part, mark, depth + 1) for part in parts]
+        copies, found = [copy for copy, _ in escaped], any(inner for _, inner in escaped)
+        return dict(zip(copies[::2], copies[1::2], strict=True)) if isinstance(value, Mapping) else copies, found
 
-
-def _has(value: Any, pattern: re.Pattern[str], depth: int = 0) -> bool:
-    if isinstance(value, str):
-        return pattern.search(value) is not None
-    if depth > _DEEPEST:
-        return False
-    if isinstance(value, Mapping):
-        return any(_has(part, pattern, depth + 1) for pair in value.items() for part in pair)
-    return isinstance(value, (list, tuple)) and any(_has(part, pattern, depth + 1) for part in value)
-
-
-def _mapped(value: Any, pattern: re.Pattern[str], cut: Any, depth: int = 0) -> Any:
-    if isinstance(value, str):
-        return pattern.sub(cut, value)
-    if depth > _DEEPEST:
-        return value
-    if isinstance(value, Mapping):
-        return {_mapped(key, pattern, cut, depth + 1): _mapped(item, pattern, cut, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_mapped(part, pattern, cut, depth + 1) for part in value]
-    return value
+    def _escaped_text(self, text: str, mark: str) -> str:
+        pieces, done = [], 0
+        for found in self._first.finditer(text) if self._first else ():
+            at = found.start()
+            length = next((length for length in self._lengths if text[at : at + length] in self._tokens), 0)
+            if length and at >= done:
+                pieces += [text[done : at + 1], mark, text[at + 1 : at + length]]
+                done = at + length
+        return "".join([*pieces, text[done:]])
 
 
 _DEEPEST = 120
-"""Templates take less, and say so."""
+"""Levels of nesting that are searched; templates refuse fewer, with an error of their own."""
 
 
 class ChatTemplates:
-    """`sources` by name ("default", "tool_use", ...); templates see `special_tokens` as variables ("bos_token", ...)."""
+    """Chat templates by name ("default", "tool_use", ...), compiled when first used. Safe to share between threads.
+
+    Templates see `special_tokens` as variables ("bos_token", ...).
+    """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self._sources = dict(sources)
@@ -72,10 +79,11 @@ class ChatTemplates:
 
     @property
     def default(self) -> str | None:
+        """The source of the default template."""
         return self._sources.get(DEFAULT_TEMPLATE)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        """Raises `TemplateError`."""
+        """The prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""
         renderer = self._renderer(TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE)
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise TemplateError("messages must be a list of mappings with 'role' and 'content'")
@@ -86,7 +94,7 @@ class ChatTemplates:
         if name not in self._sources:
             others = f" of that name, only {', '.join(map(repr, self._sources))}" if self._sources else ""
             raise TemplateError(f"the model has no chat template{others}: use a text prompt, or put a chat_template.jinja beside the model")
-        # jinja2 takes as long to import as all of this package: not before there is something to render.
+        # jinja2 takes as long to import as this whole package, so it waits for something to render.
         from .template_sandbox import compile_template
 
         with self._lock:
@@ -96,7 +104,7 @@ class ChatTemplates:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A copy made of plain values only: whatever else has methods that a template could call."""
+    """A copy made of plain values only: any other object has methods that a template could call."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

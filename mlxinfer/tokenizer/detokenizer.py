@@ -16,8 +16,8 @@ _Step = Callable[[str | bytes, bool], str | bytes]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class Pieces:
-    """Bytes of every token, worked out when first asked for."""
+class TokenBytes:
+    """The bytes of every token, worked out when first asked for. Safe to share between threads."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -28,8 +28,8 @@ class Pieces:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 
-    def piece(self, token_id: int, *, first: bool = False) -> bytes | None:
-        """The bytes of a token inside a text, or at its beginning; None for an id that the vocabulary has not."""
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        """The bytes of a token inside a text, or at its beginning (`first`); None for an id outside the vocabulary."""
         if first:
             return self._decode(token_id, first=True)
         if token_id not in self._known:
@@ -46,7 +46,7 @@ class Pieces:
 
 
 def _steps(backend: Backend) -> tuple[list[_Step], bytes, int]:
-    """The steps of one token, what stands between tokens, and how many spaces the beginning of a text loses."""
+    """The steps that decode one token, the separator between tokens, and how many spaces are stripped from the beginning of a text."""
     if backend.decoder is None:
         return [], b" ", 0
     steps: list[_Step] = []
@@ -144,25 +144,25 @@ _BYTE_OF = _byte_alphabet()
 class Detokenizer:
     """Turns a stream of token ids into text; never emits half a character.
 
-    The pieces joined are the decoding of the whole. The cost of a token does not grow with the text before it.
+    The texts returned, joined, are the decoding of the whole. The cost of a token does not grow with the text before it.
     """
 
-    def __init__(self, pieces: Pieces, *, skip_special_tokens: bool = True) -> None:
-        self._pieces = pieces
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True) -> None:
+        self._tokens = tokens
         self._skip_special = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
-        self._to_strip = pieces.strip_left
+        self._to_strip = tokens.strip_left
 
     def add(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is incomplete."""
-        if self._skip_special and self._pieces.is_special(token_id):
+        if self._skip_special and self._tokens.is_special(token_id):
             return ""
-        piece = self._pieces.piece(token_id, first=not self._begun)
+        piece = self._tokens.token_bytes(token_id, first=not self._begun)
         if piece is None:
             return ""
         if self._begun:
-            piece = self._pieces.separator + piece
+            piece = self._tokens.separator + piece
         self._begun = True
         text = self._utf8.decode(piece)
         return self._strip(text) if self._to_strip else text

@@ -6,17 +6,18 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Defaults where 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import TokenizerError
-from .backend import DEFAULT_TEMPLATE, Backend, LibraryBackend, TokenizerParts, frame_texts, tokenizer_errors
-from .pretokenizers import pre_tokenization
-from .sentencepiece import PLAIN, Normalization, build_sentencepiece
+from ..typed_reader import TypedReader
+from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
+from .pretokenizers import PreTokenization, pre_tokenization
+from .sentencepiece import PLAIN, Normalization, SentencePieceBackend, build_sentencepiece
 from .vocab import TokenType, Vocabulary, build_byte_level, split_merges
 
 _END_OF_TURN = frozenset(
@@ -28,93 +29,65 @@ _END_OF_TURN = frozenset(
 )
 """Texts of control tokens that end a turn. Many files name only one, and models use several."""
 
-_RAW_TEXT_BPE = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
-"""Pre-tokenizers that are none: merges run over the whole text, with spaces replaced as SentencePiece does."""
+_LLAMA, _GPT2, _GEMMA4 = "llama", "gpt2", "gemma4"
+"""Values of `tokenizer.ggml.model`: SentencePiece BPE with scores, byte-level BPE, and merges over raw text with spaces replaced."""
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """Defaults of a `tokenizer.ggml.model`."""
+class TokenizerMetadata(TypedReader):
+    """Typed values of the keys `tokenizer.*`. Every error is a `TokenizerError`."""
 
-    bos: int | None = None
-    eos: int | None = None
-    unknown: int | None = None
-    add_bos: bool = False
-    add_eos: bool = False
-
-
-_KINDS = {
-    "llama": _Kind(bos=1, eos=2, unknown=0, add_bos=True),
-    "gpt2": _Kind(),
-    "gemma4": _Kind(add_bos=True),
-    "t5": _Kind(eos=1, unknown=2, add_eos=True),
-}
-
-
-class _Metadata:
-    """Typed access to the tokenizer's keys."""
-
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._metadata = metadata
-
-    def get(self, key: str, kind: type[Any], default: Any = None) -> Any:
-        value = self._metadata.get(key, default)
-        if value is not None and not isinstance(value, kind):
-            raise TokenizerError(f"the GGUF file is corrupt: {key} is {type(value).__name__}, not {kind.__name__}")
-        return value
+    def error(self, key: str, what: str) -> TokenizerError:
+        return TokenizerError(f"the GGUF file is corrupt: {key} {what}")
 
     def flag(self, name: str, default: bool) -> bool:
-        return bool(self.get(f"tokenizer.ggml.{name}", int, default))
+        """A bool; some writers put a number."""
+        value = self.take(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, int):
+            raise self.bad(f"tokenizer.ggml.{name}", value, "true or false")
+        return bool(value)
 
-    def array(self, name: str) -> Any:
-        values = self._metadata.get(f"tokenizer.ggml.{name}")
-        if values is not None and (isinstance(values, str) or not hasattr(values, "__len__")):
-            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array")
+    def strings(self, name: str, prefix: str = "tokenizer.ggml.") -> list[str] | None:
+        values = self.take(prefix + name)
+        if values is not None and (not isinstance(values, list) or set(map(type, values)) - {str}):
+            raise self.error(prefix + name, "is not an array of strings")
         return values
 
-    def strings(self, name: str) -> list[str] | None:
-        values = self.array(name)
-        if values is not None and set(map(type, values)) - {str}:
-            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array of strings")
-        return None if values is None else list(values)
-
-    def numbers(self, name: str, length: int | None = None) -> np.ndarray | None:
-        given = self.array(name)
+    def numbers(self, name: str, length: int) -> np.ndarray | None:
+        """One number for each of `length` tokens."""
+        given = self.take(f"tokenizer.ggml.{name}")
         if given is None:
             return None
-        if not isinstance(given, np.ndarray) and not all(isinstance(value, (int, float)) for value in given):
-            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} is not an array of numbers")
-        values = np.asarray(given)
-        if length is not None and len(values) != length:
-            raise TokenizerError(f"the GGUF file is corrupt: tokenizer.ggml.{name} has {len(values)} values for {length} tokens")
-        return values
+        if not isinstance(given, np.ndarray) and not (isinstance(given, list) and all(isinstance(value, (int, float)) for value in given)):
+            raise self.error(f"tokenizer.ggml.{name}", "is not an array of numbers")
+        if len(given) != length:
+            raise self.error(f"tokenizer.ggml.{name}", f"has {len(given)} values for {length} tokens")
+        return np.asarray(given)
 
     def token_id(self, name: str, vocabulary_size: int, default: int | None = None) -> int | None:
-        """A special token's id; an id out of the vocabulary is as good as none."""
-        token_id = self.get(f"tokenizer.ggml.{name}_token_id", int, default)
+        """A special token's id; None also for an id outside the vocabulary."""
+        token_id = self.optional_integer(f"tokenizer.ggml.{name}_token_id", default, low=-math.inf, high=math.inf)
         return token_id if token_id is not None and 0 <= token_id < vocabulary_size else None
 
 
 def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
-    """Raises `TokenizerError`."""
-    keys = _Metadata(metadata)
-    model = keys.get("tokenizer.ggml.model", str)
+    """The tokenizer in a GGUF file's metadata. Raises `TokenizerError`."""
+    keys = TokenizerMetadata(metadata)
+    model = keys.optional_text("tokenizer.ggml.model")
     if model is None:
         raise TokenizerError("the GGUF file has no tokenizer (tokenizer.ggml.model)")
-    if model not in _KINDS:
+    if model not in (_LLAMA, _GPT2, _GEMMA4):
         raise TokenizerError(f"the GGUF file has a tokenizer of the kind {model!r}, which is not supported")
-    kind = _KINDS[model]
-    vocabulary = _vocabulary(keys, kind)
+    is_llama = model == _LLAMA
+    vocabulary = _vocabulary(keys, is_llama)
     size = len(vocabulary.tokens)
-    pre = keys.get("tokenizer.ggml.pre", str, "default")
-    bos, eos = keys.token_id("bos", size, kind.bos), keys.token_id("eos", size, kind.eos)
-    add_bos = pre_tokenization(pre).add_bos if model == "gpt2" and pre not in _RAW_TEXT_BPE else kind.add_bos
-    # Gemma 4's files say that it wants no BOS, and it does
-    first = bos if keys.flag("add_bos_token", add_bos) or model == "gemma4" else None
-    last = eos if keys.flag("add_eos_token", kind.add_eos) else None
+    bos, eos = keys.token_id("bos", size, 1 if is_llama else None), keys.token_id("eos", size, 2 if is_llama else None)
+    pre = pre_tokenization(keys.text("tokenizer.ggml.pre", "default")) if model == _GPT2 else None
+    # Gemma 4's files say that it wants no BOS, and it does.
+    first = bos if keys.flag("add_bos_token", pre.add_bos if pre else is_llama) or model == _GEMMA4 else None
+    last = eos if keys.flag("add_eos_token", False) else None
     with tokenizer_errors("building the tokenizer of the GGUF file"):
-        backend = _build(keys, model, pre, vocabulary, first, last)
-    named = {"bos_token": bos, "eos_token": eos, "unk_token": keys.token_id("unknown", size, kind.unknown)}
+        backend = _build(keys, pre, vocabulary, first, last, is_llama)
+    named = {"bos_token": bos, "eos_token": eos, "unk_token": keys.token_id("unknown", size, 0 if is_llama else None)}
     named["pad_token"] = keys.token_id("padding", size)
     return TokenizerParts(
         backend,
@@ -126,68 +99,60 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     )
 
 
-def _vocabulary(keys: _Metadata, kind: _Kind) -> Vocabulary:
+def _vocabulary(keys: TokenizerMetadata, is_llama: bool) -> Vocabulary:
     tokens = keys.strings("tokens")
     if not tokens:
         raise TokenizerError("the GGUF file is corrupt: it has no tokens (tokenizer.ggml.tokens)")
     if "" in tokens:
         tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
     types = keys.numbers("token_type", len(tokens))
-    types = np.full(len(tokens), TokenType.NORMAL) if types is None else types.copy()
-    if kind.unknown is not None and TokenType.UNKNOWN not in types:
-        unknown = keys.token_id("unknown", len(tokens), kind.unknown)
+    types = np.full(len(tokens), TokenType.NORMAL) if types is None else types
+    if is_llama and TokenType.UNKNOWN not in types:
+        unknown = keys.token_id("unknown", len(tokens), 0)
         if unknown is not None:
+            types = types.copy()
             types[unknown] = TokenType.UNKNOWN
     scores = keys.numbers("scores", len(tokens))
     return Vocabulary(tokens, types, np.array([]) if scores is None else scores)
 
 
-def _build(keys: _Metadata, model: str, pre: str, vocabulary: Vocabulary, first: int | None, last: int | None) -> Backend:
-    if model == "gpt2" and pre not in _RAW_TEXT_BPE:
-        tokenizer = build_byte_level(vocabulary, _merges(keys), pre_tokenization(pre))
-    elif model in ("gpt2", "gemma4"):
+def _build(
+    keys: TokenizerMetadata, pre: PreTokenization | None, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool
+) -> Backend:
+    if pre is not None:
+        tokenizer = build_byte_level(vocabulary, _merges(keys), pre)
+    elif not is_llama:
         tokenizer = build_sentencepiece(vocabulary, "bpe", PLAIN, merges=split_merges(_merges(keys)))
     elif not len(vocabulary.scores):
         raise TokenizerError("the GGUF file is corrupt: its tokenizer has no scores (tokenizer.ggml.scores)")
     else:
-        normalization, rstrip = _normalization(keys, model), _right_stripped(keys, vocabulary)
-        if model == "llama" and normalization == PLAIN and not rstrip:
-            from .sentencepiece_backend import SentencePieceBackend  # imports a library that few models need
-
-            # What that library does not take is for the other one to take, or to say what is wrong with it.
+        prefix_space, rstrip = keys.flag("add_space_prefix", True), _right_stripped(keys, vocabulary)
+        if not prefix_space and not rstrip:
+            # A vocabulary that SentencePiece refuses is left to `tokenizers`, which accepts it or says what is wrong.
             with suppress(RuntimeError):
                 return SentencePieceBackend(vocabulary, first, last)
-        tokenizer = build_sentencepiece(vocabulary, "bpe" if model == "llama" else "unigram", normalization, rstrip=rstrip)
+        tokenizer = build_sentencepiece(vocabulary, "bpe", Normalization(prefix_space), rstrip=rstrip)
     frame_texts(tokenizer, first, last)
-    return LibraryBackend(tokenizer)
+    return TokenizersBackend(tokenizer)
 
 
-def _normalization(keys: _Metadata, model: str) -> Normalization:
-    charsmap = keys.numbers("precompiled_charsmap")
-    return Normalization(
-        prefix_space=keys.flag("add_space_prefix", model == "llama"),
-        strip_spaces=keys.flag("remove_extra_whitespaces", False),
-        charsmap=b"" if charsmap is None else bytes(int(value) % 256 for value in charsmap.tolist()),
-    )
-
-
-def _merges(keys: _Metadata) -> list[str]:
+def _merges(keys: TokenizerMetadata) -> list[str]:
     merges = keys.strings("merges")
     if merges is None:
         raise TokenizerError("the GGUF file is corrupt: its tokenizer has no merges (tokenizer.ggml.merges)")
     return merges
 
 
-def _right_stripped(keys: _Metadata, vocabulary: Vocabulary) -> frozenset[str]:
-    """Phi-3's special tokens swallow the spaces after them; GGUF has no key for that, so the name has to tell."""
-    name = keys.get("general.name", str, "").lower()
+def _right_stripped(keys: TokenizerMetadata, vocabulary: Vocabulary) -> frozenset[str]:
+    """Phi-3's special tokens swallow the spaces after them. GGUF has no key for that, so the model's name decides."""
+    name = keys.text("general.name", "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()
     special = {token.content for token in vocabulary.added_tokens()} | {"</s>"}
     return frozenset(special - {"<unk>", "<s>", "<|endoftext|>"})
 
 
-def _end_of_turn(keys: _Metadata, vocabulary: Vocabulary, eos: int | None) -> set[int]:
+def _end_of_turn(keys: TokenizerMetadata, vocabulary: Vocabulary, eos: int | None) -> set[int]:
     size = len(vocabulary.tokens)
     by_text = {}
     for token_id in vocabulary.ids(TokenType.CONTROL, TokenType.USER_DEFINED):
@@ -201,12 +166,11 @@ def _end_of_turn(keys: _Metadata, vocabulary: Vocabulary, eos: int | None) -> se
     return {token_id for token_id in {*named, *by_text.values()} if token_id is not None}
 
 
-def _chat_templates(keys: _Metadata) -> dict[str, str]:
+def _chat_templates(keys: TokenizerMetadata) -> dict[str, str]:
     templates = {}
-    names = keys.get("tokenizer.chat_templates", object) or []
-    for name in [DEFAULT_TEMPLATE, *(str(name) for name in names)]:
+    for name in [DEFAULT_TEMPLATE, *(keys.strings("chat_templates", "tokenizer.") or ())]:
         key = "tokenizer.chat_template" if name == DEFAULT_TEMPLATE else f"tokenizer.chat_template.{name}"
-        template = keys.get(key, str)
+        template = keys.optional_text(key)
         if template is not None:
             templates[name] = template
     return templates

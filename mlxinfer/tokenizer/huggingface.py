@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
-from .backend import DEFAULT_TEMPLATE, LibraryBackend, TokenizerParts, tokenizer_errors
+from .backend import DEFAULT_TEMPLATE, TokenizerParts, TokenizersBackend, tokenizer_errors
 from .sentencepiece import read_sentencepiece_model
 
 
@@ -38,10 +38,10 @@ def save_tokenizer(parts: TokenizerParts, directory: Path) -> None:
 
 
 def _template_file(directory: Path, name: str) -> Path:
-    """A template's name comes from the model: it must not lead elsewhere."""
+    """The name comes from the model, so it must not lead out of the directory."""
     folder = directory / "additional_chat_templates"
     if not name.replace("_", "").replace("-", "").isalnum():
-        raise TokenizerError(f"the chat template {name!r} has no name that can be a file's")
+        raise TokenizerError(f"the chat template {name!r} has a name that cannot be a file name")
     folder.mkdir(exist_ok=True)
     return folder / f"{name}.jinja"
 
@@ -55,7 +55,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 
 def read_directory(path: Path) -> TokenizerParts:
-    """From `tokenizer.json`, else from a SentencePiece `tokenizer.model`, with the JSON files beside it. Raises `TokenizerError`."""
+    """From `tokenizer.json`, else from a SentencePiece `tokenizer.model`, and the JSON files next to it. Raises `TokenizerError`."""
     config = _config(path)
     special_tokens = _special_tokens(config)
     if (path / "tokenizer.json").is_file():
@@ -68,7 +68,7 @@ def read_directory(path: Path) -> TokenizerParts:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor a SentencePiece tokenizer.model is there")
     model_config, generation_config = read_json(path / "config.json"), read_json(path / "generation_config.json")
     return TokenizerParts(
-        LibraryBackend(tokenizer),
+        TokenizersBackend(tokenizer),
         max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         _bos(tokenizer, config, special_tokens, model_config),
         frozenset(_eos(tokenizer, special_tokens, (generation_config, model_config, model_config.get("text_config")))),
@@ -78,7 +78,7 @@ def read_directory(path: Path) -> TokenizerParts:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json with special_tokens_map.json, which wins only beside the older configs that list no tokens."""
+    """tokenizer_config.json with special_tokens_map.json, which wins only over older configs that list no tokens."""
     config, named = read_json(path / "tokenizer_config.json"), read_json(path / "special_tokens_map.json")
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
@@ -152,7 +152,7 @@ def _listed(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bos(backend: Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str], model_config: Mapping[str, Any]) -> int | None:
-    """A tokenizer_config that says null means it."""
+    """The id of BOS. A null in tokenizer_config.json means that there is none."""
     if "bos_token" in config:
         token = special_tokens.get("bos_token")
         return None if token is None else backend.token_to_id(token)
@@ -176,7 +176,7 @@ def _ids(value: object) -> Iterator[int]:
 
 
 def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Files beside the model win over tokenizer_config, as in transformers."""
+    """Template files win over tokenizer_config.json, as in transformers."""
     templates = {file.stem: _read_text(file) for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     if (path / "chat_template.jinja").is_file():
         return {**templates, DEFAULT_TEMPLATE: _read_text(path / "chat_template.jinja")}

@@ -14,12 +14,12 @@ _FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether there is any file that a tokenizer is made of."""
+    """Whether the directory holds any tokenizer file."""
     return any(next(directory.glob(pattern), None) for pattern in _FILES)
 
 
 class NoTokenizer(Tokenizer):
-    """Knows where a turn ends, and nothing else: text cannot be encoded (`TokenizerError`), and every token decodes to nothing."""
+    """Knows which ids end a turn, and nothing else: encoding raises `TokenizerError`, and every token decodes to an empty text."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         self._directory = directory

@@ -1,7 +1,8 @@
 """How byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`).
 
 The names are those of llama.cpp (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`,
-which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before.
+which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before. Only those
+are here that models of the supported architectures use (`loading/gguf/arch_configs.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,8 @@ _LLAMA3 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _OTHERS
 _QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _OTHERS
 _QWEN35 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 _MINICPM5 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+|" + _OTHERS
+_UFAKZEKA = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _OTHERS
 _SEED_CODER = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
-_EXAONE_MOE = (
-    _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-_JAIS2 = (
-    _CONTRACTION
-    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    + "".join(rf"\s{{{size}}}(?!\S)|" for size in (512, 256, 128, 64, 32, 16, 8, 4))
-    + r"\s{1,2}(?!\S)|\s{1}"
-)
 
 
 def _cased_words(suffix: str, numbers: str) -> str:
@@ -42,17 +34,8 @@ def _cased_words(suffix: str, numbers: str) -> str:
 
 _TEKKEN = _cased_words("", r"\p{N}")
 _O200K = _cased_words(_CONTRACTION + "?", r"\p{N}{1,3}")
-_YOUTU = _cased_words(_CONTRACTION + "?", r"\p{N}")
-_NOT_HAN = r"&&[^\p{Han}]]"
-_KIMI = (
-    r"[\p{Han}]+|"
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}+{_CONTRACTION}?|"
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}*{_CONTRACTION}?|"
-    r"\p{N}{1,3}|" + _OTHERS
-)
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3_WORDS = _ASCII_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
-_SPARK_WORDS = _ASCII_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"
 _CJK = "[一-龥぀-ゟ゠-ヿ]+"
 _DEEPSEEK_CJK = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK_LETTERS = (
@@ -68,118 +51,58 @@ _DEEPSEEK_LETTERS = (
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
     r"]+"
 )
-_AFMOE_ASIAN = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
-_DIGITS_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_VIKING = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _LLAMACPP_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-_LINES = r"[^\n]+|[\n]+"
 
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """`splits`: expressions. `nfc`: Unicode composed first. `ignore_merges`: a word that is a token is not built from merges.
-
-    `add_bos` holds where the file does not say.
-    """
+    """How one family of models cuts a text into words."""
 
     splits: tuple[str, ...]
+    """Regular expressions, applied in order; each match becomes a word."""
     nfc: bool = False
+    """Whether Unicode is normalized to NFC first."""
     ignore_merges: bool = False
+    """Whether a word that is itself a token is taken whole, even where the merges would not build it."""
     add_bos: bool = False
-    falcon: bool = False
+    """Whether texts begin with BOS where the file does not say."""
 
     def normalizer(self) -> normalizers.Normalizer | None:
         return normalizers.NFC() if self.nfc else None
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        if self.falcon:
-            return _falcon()
         splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in self.splits]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _falcon() -> pre_tokenizers.PreTokenizer:
-    """Falcon cuts digits after it has mapped bytes to characters, so some bytes of other scripts count as digits."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Punctuation("contiguous"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            pre_tokenizers.Digits(individual_digits=False),
-            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
-        ]
-    )
-
-
-_LLAMA3_LIKE = PreTokenization((_LLAMA3,))
-_LLAMA_BPE = PreTokenization((_LLAMA3,), ignore_merges=True, add_bos=True)
-_GPT2_LIKE = PreTokenization((_GPT2,))
-_DIGITS_GPT2 = PreTokenization((r"\p{N}", _GPT2))
-_QWEN2_LIKE = PreTokenization((_QWEN2,))
-_DEEPSEEK3 = PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3_WORDS))
-_O200K_LIKE = PreTokenization((_O200K,))
-_BAILING_LIKE = PreTokenization((_BAILING,))
-_BLOOM_LIKE = PreTokenization((_BLOOM,))
-_TINY_AYA = PreTokenization((_DIGITS_FROM_THE_RIGHT, _O200K))
-
 _BY_NAME: dict[str, PreTokenization] = {
     "default": PreTokenization(_LLAMACPP_DEFAULT),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"), _LLAMA_BPE),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3_LIKE),
-    **dict.fromkeys(("glm4", "glm5"), PreTokenization((_LLAMA3,), ignore_merges=True)),
-    "jais-2": PreTokenization((_JAIS2,)),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), PreTokenization((_LLAMA3,), ignore_merges=True, add_bos=True)
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((_LLAMA3,))),
     "minicpm5": PreTokenization((r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
     "deepseek-llm": PreTokenization((r"[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK, r"\p{N}")),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
-    "spark2_5": PreTokenization((r"\p{N}{1,3}", _CJK, _SPARK_WORDS, r"\p{N}")),
-    "youtu": PreTokenization(
-        ("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+", _YOUTU),
-        ignore_merges=True,
-    ),
-    "falcon": PreTokenization((), falcon=True),
-    **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_GPT2),
-    "command-r": PreTokenization((r"\p{N}", _GPT2), nfc=True),
-    **dict.fromkeys(
-        (
-            *("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "modern-bert", "exaone4", "jais", "trillion", "granite-docling"),
-            *("jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe"),
-        ),
-        _GPT2_LIKE,
-    ),
+    "deepseek-v3": PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3_WORDS)),
+    **dict.fromkeys(("starcoder", "refact", "smollm", "minerva-7b"), PreTokenization((r"\p{N}", _GPT2))),
+    **dict.fromkeys(("gpt-2", "a.x-4.0", "mellum", "trillion", "granite-docling"), PreTokenization((_GPT2,))),
     **dict.fromkeys(("mpt", "olmo"), PreTokenization((_GPT2,), nfc=True)),
-    **dict.fromkeys(("qwen2",), PreTokenization((_QWEN2,), nfc=True)),
-    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"), _QWEN2_LIKE),
+    "qwen2": PreTokenization((_QWEN2,), nfc=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), PreTokenization((_QWEN2,))),
     "qwen35": PreTokenization((_QWEN35,), nfc=True),
-    "ufakzeka": PreTokenization((r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _OTHERS,)),
-    "laguna": PreTokenization((_LINES, _QWEN2)),
-    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _BLOOM_LIKE),
-    "viking": PreTokenization((_BLOOM, r"\p{N}")),
+    "ufakzeka": PreTokenization((_UFAKZEKA,)),
+    "viking": PreTokenization((_VIKING, r"\p{N}")),
     "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "chameleon": PreTokenization(
-        (
-            r"<sentinel:[0-9]+>",
-            r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-            r"([\t\n]|    |  )",
-            r"\p{N}",
-            r"[\p{P}!-/:-@\[-`{-~]",
-            _GPT2,
-        ),
-        add_bos=True,
-    ),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _O200K_LIKE),
-    "granite-embed-multi-97m": PreTokenization((_O200K,), ignore_merges=True),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA),
-    "kimi-k2": PreTokenization((_KIMI,)),
+    "gpt-4o": PreTokenization((_O200K,)),
     "superbpe": PreTokenization((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING_LIKE),
     "seed-coder": PreTokenization((_SEED_CODER,)),
-    "exaone-moe": PreTokenization((_EXAONE_MOE,)),
-    "afmoe": PreTokenization((_DIGITS_FROM_THE_RIGHT, _AFMOE_ASIAN, _DEEPSEEK3_WORDS)),
 }
 
 
 def pre_tokenization(name: str) -> PreTokenization:
-    """Raises `TokenizerError` for a name that is not known."""
+    """The pre-tokenizer of this name. Raises `TokenizerError` for an unknown one."""
     try:
         return _BY_NAME[name]
     except KeyError:

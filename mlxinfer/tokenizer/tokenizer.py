@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import PromptError
 from .backend import TokenizerParts, tokenizer_errors
-from .chat_template import ChatTemplates, ControlTokens
-from .detokenizer import Detokenizer, Pieces
+from .chat_template import ChatTemplates, SpecialTokens
+from .detokenizer import Detokenizer, TokenBytes
 from .gguf import read_gguf
 from .huggingface import read_directory, save_tokenizer
 
@@ -18,17 +18,18 @@ class Tokenizer:
     """The tokenizer of one model. Safe to share between threads."""
 
     vocab_size: int
-    """Ids from 0 to here decode; a model may have more rows than that."""
+    """Number of token ids. The model's embedding may have more rows than that."""
     bos_token_id: int | None
+    """The id that begins a text, or None."""
     eos_token_ids: frozenset[int]
     """Every id that ends a turn."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         with tokenizer_errors("setting up the tokenizer"):
-            self._pieces = Pieces(parts.backend)
+            self._token_bytes = TokenBytes(parts.backend)
         self._parts = parts
         self._backend = parts.backend
-        self._control = ControlTokens(filter(None, map(parts.backend.token, parts.backend.special)))
+        self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special)))
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
@@ -52,21 +53,21 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Ids that the vocabulary has not are left out."""
-        detokenizer = Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
+        """The text of these ids. Ids outside the vocabulary are skipped."""
+        detokenizer = Detokenizer(self._token_bytes, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
-        return (self._pieces.piece(token_id) or b"").decode("utf-8", "replace")
+        return (self._token_bytes.token_bytes(token_id) or b"").decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What one token stands for inside a text; None for an id that the vocabulary has not."""
-        return self._pieces.piece(token_id)
+        """The bytes of one token inside a text; None for an id outside the vocabulary."""
+        return self._token_bytes.token_bytes(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
-        return Detokenizer(self._pieces)
+        return Detokenizer(self._token_bytes)
 
     def render_chat(
         self,
@@ -87,8 +88,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The token ids of a conversation, with the special tokens of the template and no others: one that a message spells is text."""
-        (messages, tools), mark = self._control.broken((messages, tools))
+        """The token ids of a conversation, with the template's special tokens only: one that a message spells is encoded as text."""
+        (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
         parts = text.split(mark) if mark else [text]
         return [token_id for part in parts for token_id in self.encode(part, add_special_tokens=False)]

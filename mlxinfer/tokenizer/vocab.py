@@ -27,21 +27,27 @@ def build_byte_level(vocabulary: Vocabulary, merges: Sequence[str], pre: PreToke
 
 
 def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """A merge's left side is never empty, so the space that parts the two is not the first character."""
-    halves = [merge.partition(" ")[::2] for merge in merges]
-    if all(map(all, halves)):
-        return halves
-    pairs = []
-    for merge in merges:
-        at = merge.find(" ", 1)
-        if at < 0 or at == len(merge) - 1:
-            raise TokenizerError(f"the vocabulary is corrupt: {merge!r} is not a merge of two tokens")
-        pairs.append((merge[:at], merge[at + 1 :]))
-    return pairs
+    """Each merge, two tokens with a space between them, as a pair. Raises `TokenizerError` for a text without two tokens."""
+    joined = "\0".join(merges)
+    halves = joined.replace(" ", "\0").split("\0")
+    # Splitting all at once takes less than half the time. It is right where spaces and zeros alternate: no token contains either.
+    separators = np.frombuffer(joined.encode(), np.uint8)
+    separators = separators[(separators == 0) | (separators == ord(" "))]
+    if len(halves) == 2 * len(merges) and all(halves) and not separators[1::2].any() and separators[::2].all():
+        return list(zip(halves[::2], halves[1::2], strict=True))
+    return list(map(_split_merge, merges))
+
+
+def _split_merge(merge: str) -> tuple[str, str]:
+    """The left side is never empty, so a space at the beginning belongs to it."""
+    at = merge.find(" ", 1)
+    if at < 0 or at == len(merge) - 1:
+        raise TokenizerError(f"the vocabulary is corrupt: {merge!r} is not a merge of two tokens")
+    return merge[:at], merge[at + 1 :]
 
 
 class TokenType(IntEnum):
-    """Kinds of tokens; SentencePiece and GGUF number them alike."""
+    """Types of tokens; SentencePiece and GGUF number them alike."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -52,19 +58,19 @@ class TokenType(IntEnum):
 
 
 CUT_OUT = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
-"""The kinds that are cut out of a text before anything else."""
+"""The types whose tokens are found in a text before it is cut into words."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`types` has one `TokenType` value per token, `scores` one number, or none at all where the model has merges.
-
-    Both are arrays, because going through a quarter of a million tokens in Python is what loading a tokenizer takes its time for.
-    """
+    """The tokens of a model. Columns are arrays, because a Python loop over a quarter of a million tokens would dominate the load time."""
 
     tokens: Sequence[str]
+    """The text of each token, by id."""
     types: np.ndarray
+    """Integers `[tokens]`: the `TokenType` of each."""
     scores: np.ndarray
+    """Numbers `[tokens]`: higher wins in SentencePiece; `[0]` where the model has merges instead."""
 
     def index(self) -> dict[str, int]:
         """Text to id. Raises `TokenizerError` where two ids have one text: the second could not be decoded."""
@@ -77,7 +83,7 @@ class Vocabulary:
         return index
 
     def ids(self, *kinds: TokenType) -> list[int]:
-        """The tokens of these kinds, in order."""
+        """Ids of the tokens of these types, in order."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, kinds)).tolist()
         return ids
 
@@ -85,7 +91,7 @@ class Vocabulary:
         return next(iter(self.ids(TokenType.UNKNOWN)), None)
 
     def added_tokens(self, rstrip: Collection[str] = ()) -> list[AddedToken]:
-        """The tokens that are cut out of a text before anything else. Those in `rstrip` swallow the spaces after them."""
+        """The tokens of the types `CUT_OUT`. Those in `rstrip` swallow the spaces after them."""
         return [
             AddedToken(token, special=self.types[token_id] != TokenType.USER_DEFINED, normalized=False, rstrip=token in rstrip)
             for token_id in self.ids(*CUT_OUT)

@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Detokenizer
-from mlxinfer.tokenizer.backend import LibraryBackend
-from mlxinfer.tokenizer.detokenizer import Pieces
+from mlxinfer.tokenizer.backend import TokenizersBackend
+from mlxinfer.tokenizer.detokenizer import TokenBytes
 
-NAMES = ("smollm2", "falcon", "llama-spm", "gemma-3", "gemma-4")
+NAMES = ("smollm2", "qwen35", "llama-spm", "gemma-3", "gemma-4")
 IDS = st.lists(st.integers(0, 700), max_size=12)
 
 
@@ -53,7 +53,7 @@ def test_decoding_undoes_encoding(name: str) -> None:
 @settings(max_examples=300, deadline=None)
 def test_byte_level_decoding_is_that_of_the_library(ids: list[int]) -> None:
     tokenizer = golden_tokenizer("smollm2")
-    assert isinstance(tokenizer._backend, LibraryBackend)
+    assert isinstance(tokenizer._backend, TokenizersBackend)
     library = tokenizer._backend.tokenizer
     for skip in (True, False):
         assert tokenizer.decode(ids, skip_special_tokens=skip) == library.decode(ids, skip_special_tokens=skip)
@@ -90,13 +90,13 @@ SPACES = decoders.Replace("▁", " ")
 def test_decoders_taken_apart_give_the_library_s_text(decoder: decoders.Decoder | None, ids: list[int]) -> None:
     tokenizer = word_tokenizer(decoder)
     for skip in (True, False):
-        text = "".join(stream(Detokenizer(Pieces(LibraryBackend(tokenizer)), skip_special_tokens=skip), ids))
+        text = "".join(stream(Detokenizer(TokenBytes(TokenizersBackend(tokenizer)), skip_special_tokens=skip), ids))
         assert text == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_bytes_wait_for_their_character() -> None:
     fallback = decoders.Sequence([SPACES, decoders.ByteFallback(), decoders.Fuse()])
-    pieces = Pieces(LibraryBackend(word_tokenizer(fallback)))
+    pieces = TokenBytes(TokenizersBackend(word_tokenizer(fallback)))
     assert stream(Detokenizer(pieces), [2, 4, 5, 6, 2]) == ["b", "", "", "€", "b", ""]
     assert stream(Detokenizer(pieces), [4, 2, 4, 9, 5]) == ["", "\ufffdb", "", "", "", "\ufffd"]
 
@@ -112,11 +112,11 @@ def test_bytes_wait_for_their_character() -> None:
 )
 def test_a_decoder_that_needs_the_whole_text_is_refused(decoder: decoders.Decoder) -> None:
     with pytest.raises(TokenizerError, match="decoder"):
-        Pieces(LibraryBackend(word_tokenizer(decoder)))
+        TokenBytes(TokenizersBackend(word_tokenizer(decoder)))
 
 
 def test_a_regular_expression_in_a_decoder_is_refused() -> None:
     tokenizer = json.loads(word_tokenizer(SPACES).to_str())
     tokenizer["decoder"]["pattern"] = {"Regex": "▁+"}
     with pytest.raises(TokenizerError, match="regular expression"):
-        Pieces(LibraryBackend(Tokenizer.from_str(json.dumps(tokenizer))))
+        TokenBytes(TokenizersBackend(Tokenizer.from_str(json.dumps(tokenizer))))

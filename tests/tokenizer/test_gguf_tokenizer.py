@@ -11,8 +11,9 @@ from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import MLXInferError, TokenizerError
 from mlxinfer.tokenizer import from_gguf
-from mlxinfer.tokenizer.backend import LibraryBackend
-from mlxinfer.tokenizer.sentencepiece_backend import SentencePieceBackend
+from mlxinfer.tokenizer.backend import TokenizersBackend
+from mlxinfer.tokenizer.sentencepiece import SentencePieceBackend
+from mlxinfer.tokenizer.vocab import _split_merge, split_merges
 
 CONTROL, USER_DEFINED = 3, 4
 
@@ -138,17 +139,13 @@ def test_numpy_arrays_do_as_well_as_lists() -> None:
         assert from_gguf(metadata).encode(golden()["texts"][-1]) == golden_tokenizer(name).encode(golden()["texts"][-1])
 
 
-def test_a_compiled_table_of_replacements_of_nothing_is_no_table() -> None:
-    metadata = sentencepiece(precompiled_charsmap=np.array([], np.int8))
-    assert from_gguf(metadata).encode("a") == [1, 5]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tokenizer.ggml.model": None}, "has no tokenizer"),
         ({"tokenizer.ggml.model": "rwkv"}, "'rwkv', which is not supported"),
-        ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model is int"),
+        ({"tokenizer.ggml.model": "t5"}, "'t5', which is not supported"),
+        ({"tokenizer.ggml.model": 3}, "tokenizer.ggml.model is 3, must be a string"),
         ({"tokenizer.ggml.pre": "nobody-knows"}, "unknown pre-tokenizer 'nobody-knows'"),
         ({"tokenizer.ggml.tokens": None}, "has no tokens"),
         ({"tokenizer.ggml.tokens": []}, "has no tokens"),
@@ -160,8 +157,8 @@ def test_a_compiled_table_of_replacements_of_nothing_is_no_table() -> None:
         ({"tokenizer.ggml.merges": None}, "has no merges"),
         ({"tokenizer.ggml.merges": ["ab"]}, "'ab' is not a merge"),
         ({"tokenizer.ggml.merges": ["a z"]}, "z"),
-        ({"tokenizer.ggml.bos_token_id": "<s>"}, "bos_token_id is str"),
-        ({"tokenizer.chat_template": 5}, "chat_template is int"),
+        ({"tokenizer.ggml.bos_token_id": "<s>"}, "bos_token_id is '<s>', must be a whole number"),
+        ({"tokenizer.chat_template": 5}, "chat_template is 5, must be a string"),
         ({"tokenizer.ggml.model": "llama"}, "has no scores"),
     ],
 )
@@ -188,28 +185,19 @@ def complaint(metadata: dict[str, Any]) -> str:
     return ""
 
 
-UNIGRAM = sentencepiece(model="t5", precompiled_charsmap=[0, 0, 0, 0, 0])
-
-
-@given(base=st.sampled_from([byte_level("<s>"), sentencepiece(), UNIGRAM]), data=st.data())
+@given(base=st.sampled_from([byte_level("<s>"), sentencepiece()]), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_metadata_makes_a_tokenizer_or_a_one_line_error(base: dict[str, Any], data: st.DataObject) -> None:
-    keys = [*base, "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.remove_extra_whitespaces"]
+    keys = [*base, "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"]
     changed = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3))
     assert "\n" not in complaint(base | {key: data.draw(VALUES) for key in changed})
 
 
-@given(table=st.lists(st.integers(-128, 255), max_size=40))
-@settings(max_examples=100, deadline=None)
-def test_any_table_of_replacements_makes_a_tokenizer_or_a_one_line_error(table: list[int]) -> None:
-    assert "\n" not in complaint(UNIGRAM | {"tokenizer.ggml.precompiled_charsmap": table})
-
-
 @cache
-def gemma_in_both_libraries() -> tuple[SentencePieceBackend, LibraryBackend]:
+def gemma_in_both_libraries() -> tuple[SentencePieceBackend, TokenizersBackend]:
     backend = golden_tokenizer("gemma-3")._backend
     assert isinstance(backend, SentencePieceBackend)
-    return backend, LibraryBackend(backend.in_tokenizers())
+    return backend, TokenizersBackend(backend.in_tokenizers())
 
 
 @given(
@@ -227,10 +215,25 @@ def test_both_libraries_cut_texts_alike(text: str) -> None:
 def test_what_sentencepiece_does_not_take_goes_to_the_other_library() -> None:
     metadata = sentencepiece(add_space_prefix=False)
     tokenizer = from_gguf(metadata)
-    assert isinstance(tokenizer._backend, LibraryBackend)  # one byte of 256
+    assert isinstance(tokenizer._backend, TokenizersBackend)  # one byte of 256
     assert tokenizer.encode("a b") == [1, 4, 3, 6]
     metadata["tokenizer.ggml.token_type"] = [2, 3, 3, 1, 1, 1, 1]
     assert isinstance(from_gguf(metadata)._backend, SentencePieceBackend)
     metadata["tokenizer.ggml.tokens"][5] = "a"
     with pytest.raises(TokenizerError, match="tokens 4 and 5 are both 'a'"):
         from_gguf(metadata)
+
+
+@given(merges=st.lists(st.text(" ab\0\n", min_size=1, max_size=4)))
+@example(["a b", "b"])
+@example(["ab", "c d e"])
+@example([" a b", "a  b"])
+@settings(max_examples=200, deadline=None)
+def test_merges_are_split_alike_one_by_one_and_all_at_once(merges: list[str]) -> None:
+    try:
+        expected = list(map(_split_merge, merges))
+    except TokenizerError:
+        with pytest.raises(TokenizerError):
+            split_merges(merges)
+    else:
+        assert split_merges(merges) == expected

@@ -23,7 +23,7 @@ def test_ids_are_those_of_llama_cpp(name: str) -> None:
         assert tokenizer.encode(text, add_special_tokens=False) == ids, repr(text)
 
 
-@pytest.mark.parametrize(("name", "other"), [("llama-bpe", "gpt-2"), ("qwen2", "gpt-2"), ("smollm2", "gpt-2"), ("falcon", "gpt-2")])
+@pytest.mark.parametrize(("name", "other"), [("llama-bpe", "gpt-2"), ("qwen2", "gpt-2"), ("smollm2", "gpt-2")])
 def test_the_ids_tell_pre_tokenizers_apart(name: str, other: str) -> None:
     tokenizer = from_gguf({**golden_metadata(name), "tokenizer.ggml.pre": other})
     cases = zip(golden()["texts"], golden()["vocabularies"][name]["ids"], strict=True)
@@ -45,22 +45,12 @@ def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
         ("tekken", "fooBar 123 don't", ["foo", "Bar", " ", "1", "2", "3", " don", "'t"]),
         ("deepseek-v3", "abc12345 日本語x, y", ["abc", "123", "45", " ", "日本語", "x", ",", " y"]),
         ("deepseek-llm", "ab 12\n中文", ["ab", " ", "1", "2", "\n", "中文"]),
-        ("kimi-k2", "漢字abc 1234", ["漢字", "abc", " ", "123", "4"]),
-        ("tiny_aya", "x1234567 12", ["x", "1", "234", "567", " ", "12"]),
-        ("afmoe", "1234567 12", ["1", "234", "567", " ", "12"]),
         ("superbpe", "a b 1234567", ["a b ", "1", "234", "567"]),
-        ("bloom", "a b, c", ["a", " b", ",", " c"]),
-        ("viking", "a12", ["a", "1", "2"]),
+        ("viking", "a b, c12", ["a", " b", ",", " c", "1", "2"]),
         ("seed-coder", "x!\n\ny", ["x", "!", "\n\n", "y"]),
         ("qwen35", "नमस्ते x", ["नमस्ते", " x"]),
         ("qwen2", "नमस्ते x", ["नमस", "्त", "े", " x"]),
-        ("exaone-moe", "a b 12", ["a b", " ", "1", "2"]),
-        ("laguna", "a\nb", ["a", "\n", "b"]),
-        ("jais-2", "a     b", ["a", "    ", " b"]),
         ("minicpm5", "a 12345", ["a", " ", "123", "45"]),
-        ("bailingmoe", "don't\n\nx", ["don", "'t", "\n\n", "x"]),
-        ("youtu", "한국abc 12", ["한국", "abc", " ", "1", "2"]),
-        ("chameleon", "a\tb  12!", ["a", "\t", "b", "  ", "1", "2", "!"]),
     ],
 )
 def test_known_splits(name: str, text: str, expected: list[str]) -> None:

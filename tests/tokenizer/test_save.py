@@ -15,7 +15,7 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\
 TALK = [{"role": "user", "content": "Hello <é>"}]
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama-bpe", "falcon", "llama-spm", "gemma-3", "gemma-4"])
+@pytest.mark.parametrize("name", ["smollm2", "llama-bpe", "qwen35", "llama-spm", "gemma-3", "gemma-4"])
 def test_a_saved_tokenizer_gives_the_same_ids(name: str, tmp_path: Path) -> None:
     original = golden_tokenizer(name)
     original.save(tmp_path)
@@ -54,7 +54,7 @@ def test_templates_are_saved_by_name(tmp_path: Path) -> None:
 
 def test_a_template_s_name_does_not_lead_elsewhere(tmp_path: Path) -> None:
     templates = {"tokenizer.chat_templates": ["../../x"], "tokenizer.chat_template.../../x": "x"}
-    with pytest.raises(TokenizerError, match="no name that can be a file's"):
+    with pytest.raises(TokenizerError, match="has a name that cannot be a file name"):
         from_gguf(golden_metadata("smollm2") | templates).save(tmp_path)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
+from ...typed_reader import shown
 from .files import GGUFFiles
-from .hparams import HParams, short_float, shown
+from .hparams import HParams, short_float
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"
 LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -19,13 +20,13 @@ ROPE_TENSORS = frozenset({FREQUENCY_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def read_rope(hyper: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
+def read_rope(hparams: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
     """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only."""
-    theta = hyper.positive("rope.freq_base", 10000.0)
-    rotated = hyper.integer("rope.dimension_count", head_dim)
+    theta = hparams.positive("rope.freq_base", 10000.0)
+    rotated = hparams.integer("rope.dimension_count", head_dim)
     if rotated != head_dim and not (partial and rotated < head_dim and rotated % 2 == 0):
-        raise hyper.unsupported("rope.dimension_count", f"is {rotated} of {head_dim} channels")
-    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hyper, files, theta, rotated, context)}
+        raise hparams.unsupported("rope.dimension_count", f"is {rotated} of {head_dim} channels")
+    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hparams, files, theta, rotated, context)}
     if partial:
         config["partial_rotary_factor"] = _share(rotated, head_dim)
     return config
@@ -37,13 +38,13 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
 
-def _scaling(hyper: HParams, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
-    factor = hyper.number("rope.scaling.factor", hyper.number("rope.scale_linear", 0.0)) or 1.0
-    kind = hyper.text("rope.scaling.type", "linear")
-    trained = hyper.integer("rope.scaling.original_context_length", context)
-    gain = hyper.positive("rope.scaling.attn_factor", 1.0)
+def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
+    factor = hparams.number("rope.scaling.factor", hparams.number("rope.scale_linear", 0.0)) or 1.0
+    kind = hparams.text("rope.scaling.type", "linear")
+    trained = hparams.integer("rope.scaling.original_context_length", context)
+    gain = hparams.positive("rope.scaling.attn_factor", 1.0)
     if kind not in ("none", "linear", "yarn", "longrope") or factor < 0:
-        raise hyper.unsupported("rope.scaling.type", f"is {shown(kind)} with the factor {factor}")
+        raise hparams.unsupported("rope.scaling.type", f"is {shown(kind)} with the factor {factor}")
     if kind == "none":
         factor = 1.0
     if FREQUENCY_DIVISORS in files.tensors and kind != "yarn":
@@ -53,27 +54,27 @@ def _scaling(hyper: HParams, files: GGUFFiles, theta: float, rotated: int, conte
         long, short = _divisors(files, LONG_DIVISORS, rotated), _divisors(files, SHORT_DIVISORS, rotated)
         return _longrope(long, short, trained, gain)
     if kind == "yarn":
-        return _yarn(hyper, factor, trained, gain)
+        return _yarn(hparams, factor, trained, gain)
     if gain != 1.0:
-        raise hyper.unsupported("rope.scaling.attn_factor", f"is {gain} without yarn or longrope")
+        raise hparams.unsupported("rope.scaling.attn_factor", f"is {gain} without yarn or longrope")
     return None if factor == 1.0 else {"rope_type": "linear", "type": "linear", "factor": factor}
 
 
-def _yarn(hyper: HParams, factor: float, trained: int, gain: float) -> dict[str, Any]:
-    if hyper.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
-        raise hyper.unsupported("rope.scaling.yarn_ext_factor", "is not 1")
-    if hyper.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
-        raise hyper.unsupported("rope.scaling.yarn_log_multiplier", "is not 0")
+def _yarn(hparams: HParams, factor: float, trained: int, gain: float) -> dict[str, Any]:
+    if hparams.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise hparams.unsupported("rope.scaling.yarn_ext_factor", "is not 1")
+    if hparams.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
+        raise hparams.unsupported("rope.scaling.yarn_log_multiplier", "is not 0")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": trained,
-        "beta_fast": hyper.positive("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": hyper.positive("rope.scaling.yarn_beta_slow", 1.0),
+        "beta_fast": hparams.positive("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": hparams.positive("rope.scaling.yarn_beta_slow", 1.0),
     }
-    if hyper.has("rope.scaling.yarn_attn_factor"):
-        scaling["attention_factor"] = hyper.positive("rope.scaling.yarn_attn_factor") * gain
+    if hparams.has("rope.scaling.yarn_attn_factor"):
+        scaling["attention_factor"] = hparams.positive("rope.scaling.yarn_attn_factor") * gain
     elif gain != 1.0:
         scaling["attention_factor"] = (0.1 * math.log(max(factor, 1.0)) + 1.0) * gain
     return scaling
@@ -123,9 +124,10 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The hyperparameters of one file under the name of its architecture, and its tensors."""
+    """What a config is rebuilt from."""
 
-    hyper: HParams
+    hparams: HParams
+    """The metadata keys under the name of the architecture."""
     files: GGUFFiles
 
     def has(self, tensor: str) -> bool:
@@ -134,43 +136,43 @@ class Source:
 
 def base_config(source: Source, model_type: str, *, partial_rope: bool = False) -> Config:
     """The keys that every decoder has."""
-    hyper = source.hyper
-    layers = hyper.integer("block_count") - hyper.integer("nextn_predict_layers", 0, low=0)
-    hidden, heads = hyper.integer("embedding_length"), hyper.integer("attention.head_count")
-    head_dim = hyper.integer("attention.key_length", hidden // heads)
-    context = hyper.integer("context_length")
+    hparams = source.hparams
+    layers = hparams.integer("block_count") - hparams.integer("nextn_predict_layers", 0, low=0)
+    hidden, heads = hparams.integer("embedding_length"), hparams.integer("attention.head_count")
+    head_dim = hparams.integer("attention.key_length", hidden // heads)
+    context = hparams.integer("context_length")
     if not 1 <= layers <= len(source.files.tensors):
-        raise hyper.bad("block_count", f"leaves {layers} layers for {len(source.files.tensors)} tensors")
-    if hyper.integer("attention.value_length", head_dim) != head_dim:
-        raise hyper.unsupported("attention.value_length", f"differs from key_length, {head_dim}")
+        raise hparams.error("block_count", f"leaves {layers} layers for {len(source.files.tensors)} tensors")
+    if hparams.integer("attention.value_length", head_dim) != head_dim:
+        raise hparams.unsupported("attention.value_length", f"differs from key_length, {head_dim}")
     return {
         "model_type": model_type,
         "vocab_size": _vocabulary(source),
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": hyper.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": hparams.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "rms_norm_eps": hyper.positive("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": hparams.positive("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": not source.has("output.weight"),
-        **read_rope(hyper, source.files, head_dim, context, partial=partial_rope),
+        **read_rope(hparams, source.files, head_dim, context, partial=partial_rope),
         **_special_tokens(source),
     }
 
 
 def dense_config(source: Source, model_type: str) -> Config:
-    return base_config(source, model_type) | {"intermediate_size": source.hyper.integer("feed_forward_length"), "hidden_act": "silu"}
+    return base_config(source, model_type) | {"intermediate_size": source.hparams.integer("feed_forward_length"), "hidden_act": "silu"}
 
 
 def windowed_layers(source: Source, layers: int, period: int) -> list[str]:
     """The layers that see a window only: those flagged in the file, or all but the last of every `period`."""
     key = "attention.sliding_window_pattern"
-    if isinstance(source.hyper.take(key), int):
-        period = source.hyper.integer(key)
+    if isinstance(source.hparams.take(key), int):
+        period = source.hparams.integer(key)
         flags = None
     else:
-        flags = source.hyper.flags(key, layers)
+        flags = source.hparams.flags(key, layers)
     if flags is None:
         flags = [(layer + 1) % period != 0 for layer in range(layers)]
     return ["sliding_attention" if windowed else "full_attention" for windowed in flags]

@@ -12,7 +12,7 @@ from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
-from .names import logical_tensors
+from .names import map_tensors
 
 
 class GGUFCheckpoint:
@@ -31,7 +31,7 @@ class GGUFCheckpoint:
             self.config: dict[str, Any] = rebuild_config(self._files)
             name = architecture(self._files)
             blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
-            self._tensors = logical_tensors(self._files.tensors, name, self.config, blocks)
+            self._tensors = map_tensors(self._files.tensors, name, self.config, blocks)
         except ValueError as error:
             self._files.close()
             raise CheckpointError(f"{self.path}: {error}; convert the model again") from None

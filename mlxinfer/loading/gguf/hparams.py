@@ -1,11 +1,10 @@
 """Typed access to a GGUF file's hyperparameters: the metadata keys under the name of its architecture.
 
-Every key that is asked for is remembered; `finish` refuses the ones that nobody asked for, as they may change the maths.
+`finish` refuses the keys that were not asked for, as they may change the maths.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...typed_reader import LARGEST, TypedReader, shown
 
 _ANY = object()
 _HARMLESS: Mapping[str, tuple[object, ...]] = {
@@ -29,65 +29,37 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "expert_weights_norm": (True,),
     "expert_gating_func": (1,),
 }
-"""Keys that change nothing, with the values of which that is true."""
+"""Keys that change nothing, with the values for which that is true."""
 
 
-class HParams:
+class HParams(TypedReader):
     """The keys `{arch}.*`. A value of the wrong type is a `CheckpointError`, a value without support an `UnsupportedModelError`."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:
         self.path = path
         self._prefix = architecture + "."
-        self._values = {key[len(self._prefix) :]: value for key, value in metadata.items() if key.startswith(self._prefix)}
-        self._taken: set[str] = set()
+        self._hparams = {key.removeprefix(self._prefix): value for key, value in metadata.items() if key.startswith(self._prefix)}
+        super().__init__(self._hparams)
 
-    def has(self, key: str) -> bool:
-        return key in self._values
+    def error(self, key: str, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {self._prefix}{key} {what}; convert the model again")
 
-    def take(self, key: str) -> Any:
-        """The raw value, or None."""
-        self._taken.add(key)
-        return self._values.get(key)
+    def unsupported(self, key: str, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported")
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number. A list with one per layer will do where they are all the same."""
+    def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
+        """A list with one number per layer is accepted where they are all the same."""
         value = self.take(key)
         if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
             if (value != value[0]).any():
                 raise self.unsupported(key, "differs from layer to layer")
-            value = value[0].item()
-        if value is None:
-            value = default
-        if value is None:
-            raise self.bad(key, "is missing")
-        if type(value) is not int or value < low:
-            raise self.bad(key, f"is {shown(value)}, must be a whole number of at least {low}")
-        return value
+            self._hparams[key] = value[0].item()
+        return super().optional_integer(key, default, low=low, high=high)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number, with the few digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
-        value = self.take(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.bad(key, "is missing")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.bad(key, f"is {shown(value)}, must be a finite number")
-        return short_float(value)
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.number(key, default)
-        if value <= 0:
-            raise self.bad(key, f"is {value}, must be above 0")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        value = self.take(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.bad(key, f"is {shown(value)}, must be text")
-        return value
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """With only the digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
+        value = super().optional_number(key, default)
+        return None if value is None else short_float(value)
 
     def flags(self, key: str, count: int) -> list[bool] | None:
         """One bool for each of `count` layers (more are given where layers are left out), or None where the key is not there."""
@@ -95,20 +67,12 @@ class HParams:
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size < count:
-            raise self.bad(key, f"must hold a flag for each of the {count} layers")
+            raise self.error(key, f"must hold a flag for each of the {count} layers")
         return [bool(flag) for flag in value[:count]]
-
-    def bad(self, key: str, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {self._prefix}{key} {what}; convert the model again")
-
-    def unsupported(self, key: str, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported")
 
     def finish(self) -> None:
         """Raise `UnsupportedModelError` for the first key that was not taken and may change the maths."""
-        for key, value in self._values.items():
-            if key in self._taken:
-                continue
+        for key, value in self.untaken():
             if key not in _HARMLESS:
                 raise UnsupportedModelError(f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood")
             allowed = _HARMLESS[key]
@@ -116,12 +80,7 @@ class HParams:
                 raise self.unsupported(key, f"is {shown(value)}")
 
 
-def shown(value: object) -> str:
-    """A value for a message: short, and in one line."""
-    return " ".join(repr(value)[:40].split())
-
-
 def short_float(value: float) -> float:
-    """The shortest decimal with the same float32; a float64 that is none stays as it is."""
+    """The shortest decimal with the same float32; a float64 that no float32 equals stays as it is."""
     narrow = np.float32(value)
     return float(str(narrow)) if float(narrow) == float(value) else float(value)

@@ -1,6 +1,6 @@
 """From llama.cpp's tensor names to those of mlx-lm's converted directories, per architecture.
 
-Sources: `gguf/constants.py` for the names, and the converter's classes for what they do to the tensors; `edits.py` undoes that.
+Sources: `gguf/constants.py` for the names, and the converter's classes for what they do to the tensors; `transforms.py` undoes that.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from .base_config import ROPE_TENSORS, Config
 from .reader import TensorInfo
 from .transforms import (
-    Edit,
-    Logical,
+    MappedTensor,
+    Transform,
     conv_kernel,
     decay,
     grouped_columns,
@@ -69,36 +69,37 @@ def _experts(router: str, experts: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """`layer` maps the names within a layer, without their suffix where both a weight and a bias may come; `edits` says, by the
-    names of llama.cpp, what is to be undone."""
+class TensorTable:
+    """Where the tensors of one architecture go, and what is done to them."""
 
     layer: Mapping[str, str]
-    edits: Mapping[str, Edit] = field(default_factory=dict)
+    """llama.cpp's names within a layer to the model's, without a suffix where both a weight and a bias may come."""
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
+    """By llama.cpp's names, what its converter did that has to be undone."""
 
 
 _ROTATED = {"attn_q": half_rotation("num_attention_heads"), "attn_k": half_rotation("num_key_value_heads")}
 _NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm")
 _SHIFTED = dict.fromkeys(_NORMS, without_one)
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(_LLAMA, _ROTATED),
-    "mixtral": Architecture(_LLAMA | _experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"), _ROTATED),
-    "qwen2": Architecture(_LLAMA),
-    "qwen3": Architecture(_LLAMA | _QK_NORMS),
-    "qwen3moe": Architecture(_LLAMA | _QK_NORMS | _experts("mlp.gate", "mlp.switch_mlp")),
-    "gemma2": Architecture(_SANDWICH, _SHIFTED),
-    "gemma3": Architecture(_SANDWICH, _SHIFTED),
-    "phi3": Architecture(_LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-    "granite": Architecture(_LLAMA, _ROTATED),
-    "olmo2": Architecture(_SANDWICH),
-    "smollm3": Architecture(_LLAMA, _ROTATED),
-    "gpt-oss": Architecture(
+_TABLES: dict[str, TensorTable] = {
+    "llama": TensorTable(_LLAMA, _ROTATED),
+    "mixtral": TensorTable(_LLAMA | _experts("block_sparse_moe.gate", "block_sparse_moe.switch_mlp"), _ROTATED),
+    "qwen2": TensorTable(_LLAMA),
+    "qwen3": TensorTable(_LLAMA | _QK_NORMS),
+    "qwen3moe": TensorTable(_LLAMA | _QK_NORMS | _experts("mlp.gate", "mlp.switch_mlp")),
+    "gemma2": TensorTable(_SANDWICH, _SHIFTED),
+    "gemma3": TensorTable(_SANDWICH, _SHIFTED),
+    "phi3": TensorTable(_LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "granite": TensorTable(_LLAMA, _ROTATED),
+    "olmo2": TensorTable(_SANDWICH),
+    "smollm3": TensorTable(_LLAMA, _ROTATED),
+    "gpt-oss": TensorTable(
         _ATTENTION
         | _experts("mlp.router", "mlp.experts")
         | {"attn_sinks.weight": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"}
     ),
-    "qwen3next": Architecture(
+    "qwen3next": TensorTable(
         _ATTENTION
         | _QK_NORMS
         | _experts("mlp.gate", "mlp.switch_mlp")
@@ -107,7 +108,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
         | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
         {"ssm_a": decay(grouped=False), "ssm_conv1d": conv_kernel(grouped=False), "ffn_gate_inp_shexp": one_row},
     ),
-    "qwen35": Architecture(
+    "qwen35": TensorTable(
         _ATTENTION
         | _QK_NORMS
         | _MLP
@@ -132,27 +133,27 @@ _ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def logical_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Config, blocks: int) -> dict[str, Logical]:
+def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Config, blocks: int) -> dict[str, MappedTensor]:
     """Every tensor of the file under the name of the model's; one without a place keeps its own, for the loader to refuse.
 
     `blocks` counts the layers of the file. Those beyond the config's predict further tokens and are left out. Raises `ValueError`
     for two tensors with one place.
     """
     key = "mixtral" if config["model_type"] == "mixtral" else architecture
-    placed: dict[str, Logical] = {}
-    for name, logical in _Mapper(_ARCHITECTURES[key], infos, config, blocks).all():
+    placed: dict[str, MappedTensor] = {}
+    for name, mapped in _Mapper(_TABLES[key], infos, config, blocks).all():
         if name in placed:
-            raise ValueError(f"{logical.sources[0]} and {placed[name].sources[0]} are both {name}")
-        placed[name] = logical
+            raise ValueError(f"{mapped.sources[0]} and {placed[name].sources[0]} are both {name}")
+        placed[name] = mapped
     return placed
 
 
 class _Mapper:
-    def __init__(self, table: Architecture, infos: Mapping[str, TensorInfo], config: Config, blocks: int) -> None:
+    def __init__(self, table: TensorTable, infos: Mapping[str, TensorInfo], config: Config, blocks: int) -> None:
         self._table, self._infos, self._config = table, infos, config
         self._skipped = range(config["num_hidden_layers"], blocks)
 
-    def all(self) -> Iterator[tuple[str, Logical]]:
+    def all(self) -> Iterator[tuple[str, MappedTensor]]:
         for info in self._infos.values():
             if info.name in ROPE_TENSORS or self._is_scale(info.name):
                 continue
@@ -175,7 +176,7 @@ class _Mapper:
         experts = weight.shape[0] if len(weight.shape) == 3 else 1
         return scale if math.prod(scale.shape) in (1, experts) else None
 
-    def _in_layer(self, info: TensorInfo, source: str, name: str, target: str) -> Iterator[tuple[str, Logical]]:
+    def _in_layer(self, info: TensorInfo, source: str, name: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
         stem, _, suffix = name.rpartition(".")
         expert = _OLD_EXPERT.fullmatch(name)
         if stem in ("attn_qkv", "attn_gate") and stem not in self._table.layer:
@@ -187,7 +188,7 @@ class _Mapper:
         else:
             yield self._placed(info, name, self._table.layer, target)
 
-    def _placed(self, info: TensorInfo, name: str, names: Mapping[str, str], target: str) -> tuple[str, Logical]:
+    def _placed(self, info: TensorInfo, name: str, names: Mapping[str, str], target: str) -> tuple[str, MappedTensor]:
         stem, _, suffix = name.rpartition(".")
         if name in names:
             place = names[name]
@@ -195,11 +196,11 @@ class _Mapper:
             place = f"{names[stem]}.{suffix}"
         else:
             return info.name, unchanged(info)
-        edit = self._table.edits.get(name) or self._table.edits.get(stem) or _keep
-        return target + place, self._scaled(info, edit(info, self._config))
+        transform = self._table.transforms.get(name) or self._table.transforms.get(stem) or _keep
+        return target + place, self._scaled(info, transform(info, self._config))
 
-    def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, Logical]]:
-        """Queries, keys and values in one tensor; with a gate beside it those of a recurrent layer."""
+    def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
+        """Queries, keys and values in one tensor; in a recurrent layer there is a gate tensor as well."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
         if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
             if self._scale_of(f"{source}attn_qkv") or self._scale_of(f"{source}attn_gate"):
@@ -212,7 +213,7 @@ class _Mapper:
         else:
             yield info.name, unchanged(info)
 
-    def _split(self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]) -> Iterator[tuple[str, Logical]]:
+    def _split(self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]) -> Iterator[tuple[str, MappedTensor]]:
         """Take the rows of a tensor apart in proportion to `parts`."""
         count = info.shape[-1 if len(info.shape) == 1 else -2] if info.shape else 1
         unit, rest = divmod(count, sum(parts.values()))
@@ -223,15 +224,15 @@ class _Mapper:
         for name, share in parts.items():
             stop = start + share * unit
             stem = next((stem for stem, place in self._table.layer.items() if place == name), "")
-            edit = self._table.edits.get(stem, _keep)
-            yield f"{target}{name}.{suffix}", self._scaled(info, piece(info, start, stop, edit, self._config))
+            transform = self._table.transforms.get(stem, _keep)
+            yield f"{target}{name}.{suffix}", self._scaled(info, piece(info, start, stop, transform, self._config))
             start = stop
 
-    def _scaled(self, info: TensorInfo, logical: Logical) -> Logical:
+    def _scaled(self, info: TensorInfo, mapped: MappedTensor) -> MappedTensor:
         stem, _, suffix = info.name.rpartition(".")
         scale = self._scale_of(stem) if suffix == "weight" else None
-        return logical if scale is None else scaled(logical, scale)
+        return mapped if scale is None else scaled(mapped, scale)
 
 
-def _keep(info: TensorInfo, config: Config) -> Logical:
+def _keep(info: TensorInfo, config: Config) -> MappedTensor:
     return unchanged(info)

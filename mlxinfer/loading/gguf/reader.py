@@ -29,7 +29,7 @@ _LEAST, _GUESS = 64, 24
 
 def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[str], int] | None:
     """The `count` strings from `at` on, and where they end. None for what is not this simple: strings that are empty, have 256 bytes or
-    a zero byte in them, are cut, or are no UTF-8.
+    a zero byte in them, are cut, or are not UTF-8.
 
     Seven zero bytes in a row are then the upper ones of a length. That each length leads to the next one is checked for all.
     """
@@ -63,7 +63,7 @@ def _lengths(window: np.ndarray) -> np.ndarray:
 
 
 def _joined(strings: np.ndarray, starts: np.ndarray) -> str | None:
-    """With a zero between them, which no character of several bytes goes across; None for what is no UTF-8."""
+    """The strings with a zero byte between them, which no multi-byte character crosses; None for what is not UTF-8."""
     keep = np.ones(len(strings), bool)
     for byte in range(_LENGTH - 1):
         keep[starts + byte] = False
@@ -112,17 +112,18 @@ _ARRAY_HEADER = struct.Struct("<IQ")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in its file. `shape` is row-major, as numpy and Hugging Face write it; `offset` is from the file's start.
-
-    `kept` is the format of one that is not decoded but given as `RawBlocks`.
-    """
+    """Where a tensor lies in its file."""
 
     name: str
+    """llama.cpp's name of the tensor."""
     shape: tuple[int, ...]
+    """Row-major, as numpy and Hugging Face write it."""
     type: TensorType
     offset: int
+    """Bytes from the start of the file."""
     nbytes: int
     kept: Format | None = None
+    """The format of a tensor that is not decoded but returned as `RawBlocks`."""
 
     @property
     def row_count(self) -> int:
@@ -156,7 +157,7 @@ class GGUFFile:
     def pieces(self, info: TensorInfo, rows: int) -> Iterator[np.ndarray]:
         """The tensor's bytes, uint8 `[up to rows, bytes of a row]`, views of the map that are good until the next one is asked for.
 
-        The system is told to forget the pages behind, so that reading a model does not hold the file in resident memory.
+        Pages already read are dropped from resident memory, so that reading a model does not keep the whole file there.
         """
         for first in range(0, info.row_count, rows):
             count = min(rows, info.row_count - first)
@@ -169,7 +170,7 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, count * width, info.offset + first * width).reshape(count, width)
 
     def forget(self, info: TensorInfo, first: int, count: int) -> None:
-        """Take these rows out of resident memory. They can be read again."""
+        """Drop these rows from resident memory. They can be read again."""
         width = info.nbytes // info.row_count
         start = (info.offset + first * width) // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(self._map, "madvise"):

@@ -15,7 +15,7 @@ from .types import TensorType
 
 
 def dequantize(kind: TensorType, blocks: np.ndarray) -> np.ndarray:
-    """uint8 `[n, block_bytes]` to float32 `[n, block]`. Raises `UnsupportedModelError` for a type that nobody here can decode."""
+    """uint8 `[n, block_bytes]` to float32 `[n, block]`. Raises `UnsupportedModelError` for a type without a decoder."""
     decode = _OWN.get(kind.name) or _of_gguf(kind)
     with np.errstate(over="ignore", invalid="ignore"):
         return decode(blocks)
@@ -114,7 +114,7 @@ FORMATS: dict[str, tuple[Format, Callable[[np.ndarray], Packed]]] = {
     "MXFP4": (Format(4, 32, "mxfp4"), _mxfp4),
     "NVFP4": (Format(4, 16, "nvfp4"), _nvfp4),
 }
-"""MLX's format, and what packs uint8 blocks `[rows, blocks, block_bytes]`. Raises ValueError for a scale that is no number."""
+"""MLX's format, and what packs uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
 
 
 def _interleave(codes: np.ndarray) -> np.ndarray:
@@ -178,7 +178,7 @@ def decode(info: TensorInfo, pieces: Iterable[np.ndarray]) -> Matrix:
     """`pieces` are the tensor's bytes, uint8 `[some rows, bytes of a row]`, in order.
 
     The result is written piece by piece into memory of its own, so the peak is the result and one piece. Raises `WeightsError` for
-    an MXFP4 or NVFP4 matrix with a scale that is no number.
+    an MXFP4 or NVFP4 matrix with a scale that is NaN.
     """
     form = stored(info)
     if isinstance(form, Format):

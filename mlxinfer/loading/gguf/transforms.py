@@ -20,32 +20,37 @@ Operation = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
-class Logical:
-    """A tensor of the model: which tensors of the file it is made from, how, and what comes out."""
+class MappedTensor:
+    """A tensor of the model, made from tensors of the file."""
 
     sources: tuple[str, ...]
+    """Names of the file's tensors that it is made from."""
     shape: tuple[int, ...]
+    """The shape of the result, unpacked."""
     stored: Format | mx.Dtype
+    """The format or dtype of the result."""
     nbytes: int
+    """Bytes of the sources in the file."""
     make: Callable[[list[Matrix]], Matrix]
+    """From the sources' matrices, in order, to the result."""
 
 
-def unchanged(info: TensorInfo) -> Logical:
-    return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: matrices[0])
+def unchanged(info: TensorInfo) -> MappedTensor:
+    return MappedTensor((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: matrices[0])
 
 
-def rows(info: TensorInfo, operation: Operation) -> Logical:
+def rows(info: TensorInfo, operation: Operation) -> MappedTensor:
     """Reorder rows (entries, of a vector), which is right for packed matrices as well."""
-    return Logical((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
+    return MappedTensor((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
 
 
-def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> Logical:
+def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> MappedTensor:
     """Compute on the numbers themselves, in float32."""
-    return Logical((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
+    return MappedTensor((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
 
 
-def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
-    """The rows of several matrices one below the other, then reordered; packed if they are packed alike."""
+def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
+    """Several matrices stacked by rows, then reordered; packed if all have the same packed format."""
     forms = [stored(info) for info in infos]
     alike = all(form == forms[0] for form in forms)
     count = sum(info.shape[-2] for info in infos)
@@ -55,10 +60,10 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> Logical:
         return map_rows(concat(same), operation)
 
     form = forms[0] if alike else mx.float32
-    return Logical(tuple(info.name for info in infos), (count, infos[0].shape[-1]), form, sum(info.nbytes for info in infos), make)
+    return MappedTensor(tuple(info.name for info in infos), (count, infos[0].shape[-1]), form, sum(info.nbytes for info in infos), make)
 
 
-def columns(info: TensorInfo, operation: Operation, run: int) -> Logical:
+def columns(info: TensorInfo, operation: Operation, run: int) -> MappedTensor:
     """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, whatever a run is packed into."""
     form = stored(info)
     packed = isinstance(form, Format) and not info.kept and run % form.group_size == 0
@@ -74,70 +79,70 @@ def columns(info: TensorInfo, operation: Operation, run: int) -> Logical:
         return matrix.each(reorder) if packed else Dense(reorder(numbers(matrix)))
 
     kept = form if packed or not isinstance(form, Format) else mx.float32
-    return Logical((info.name,), info.shape, kept, info.nbytes, make)
+    return MappedTensor((info.name,), info.shape, kept, info.nbytes, make)
 
 
-Edit = Callable[[TensorInfo, Config], Logical]
+Transform = Callable[[TensorInfo, Config], MappedTensor]
 
 
-def half_rotation(heads_key: str) -> Edit:
+def half_rotation(heads_key: str) -> Transform:
     """Rows of each head go from neighbouring pairs `(2i, 2i + 1)`, as Meta rotates them, to pairs `(i, i + half)`."""
 
-    def edit(info: TensorInfo, config: Config) -> Logical:
+    def transform(info: TensorInfo, config: Config) -> MappedTensor:
         heads = config[heads_key]
         count = info.shape[0] if info.shape else 1
         if count % (2 * heads):
             return unchanged(info)
         return rows(info, _swapped(0, heads, count // heads // 2, 2))
 
-    return edit
+    return transform
 
 
-def without_one(info: TensorInfo, config: Config) -> Logical:
+def without_one(info: TensorInfo, config: Config) -> MappedTensor:
     """Gemma's norms multiply by one more than their weight; llama.cpp stores the sum."""
     return values(info, lambda x: x - 1)
 
 
-def decay(*, grouped: bool) -> Edit:
+def decay(*, grouped: bool) -> Transform:
     """`A_log`, of which llama.cpp stores `-exp`."""
 
-    def edit(info: TensorInfo, config: Config) -> Logical:
+    def transform(info: TensorInfo, config: Config) -> MappedTensor:
         order = _value_heads(config, 0) if grouped and info.shape == (config["linear_num_value_heads"],) else _same
         return values(info, lambda x: order(mx.log(-x)))
 
-    return edit
+    return transform
 
 
-def conv_kernel(*, grouped: bool) -> Edit:
+def conv_kernel(*, grouped: bool) -> Transform:
     """`[channels, width]` to the `[channels, width, 1]` of an MLX convolution."""
 
-    def edit(info: TensorInfo, config: Config) -> Logical:
+    def transform(info: TensorInfo, config: Config) -> MappedTensor:
         if len(info.shape) != 2:
             return unchanged(info)
         order = _value_part(info, config) if grouped else _same
         return values(info, lambda x: order(x)[..., None], (*info.shape, 1))
 
-    return edit
+    return transform
 
 
-def one_row(info: TensorInfo, config: Config) -> Logical:
+def one_row(info: TensorInfo, config: Config) -> MappedTensor:
     """A matrix with one row, which some files keep as a vector."""
     return values(info, lambda x: x.reshape(1, -1), (1, math.prod(info.shape)))
 
 
-def grouped_rows(info: TensorInfo, config: Config) -> Logical:
+def grouped_rows(info: TensorInfo, config: Config) -> MappedTensor:
     """Rows by value head: from all first heads of the key heads, all second, ..., to those of one key head together."""
     heads = config["linear_num_value_heads"]
     fits = info.shape and info.shape[0] % heads == 0
     return rows(info, _value_heads(config, 0)) if fits else unchanged(info)
 
 
-def grouped_value_rows(info: TensorInfo, config: Config) -> Logical:
+def grouped_value_rows(info: TensorInfo, config: Config) -> MappedTensor:
     """As `grouped_rows`, for the rows below those of queries and keys."""
     return rows(info, _value_part(info, config))
 
 
-def grouped_columns(info: TensorInfo, config: Config) -> Logical:
+def grouped_columns(info: TensorInfo, config: Config) -> MappedTensor:
     """As `grouped_rows`, for the inputs of a projection."""
     heads = config["linear_num_value_heads"]
     if len(info.shape) != 2 or info.shape[-1] % heads:
@@ -145,8 +150,8 @@ def grouped_columns(info: TensorInfo, config: Config) -> Logical:
     return columns(info, _value_heads(config, -2), info.shape[-1] // heads)
 
 
-def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> Logical:
-    """From all queries, keys, values and gates one below the other, to those of one key head together."""
+def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> MappedTensor:
+    """From all queries, then all keys, values and gates, to rows grouped by key head."""
     keys, per_key = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"] * per_key
     sizes = [key_dim, key_dim, value_dim, value_dim]
@@ -162,27 +167,27 @@ def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> Logic
     return joined_rows([qkv, gate], interleave)
 
 
-def piece(info: TensorInfo, start: int, stop: int, edit: Edit, config: Config) -> Logical:
+def piece(info: TensorInfo, start: int, stop: int, transform: Transform, config: Config) -> MappedTensor:
     """Rows `start .. stop` of a fused tensor, edited as if they were a tensor."""
     vector = len(info.shape) == 1
     shape = (stop - start,) if vector else (*info.shape[:-2], stop - start, info.shape[-1])
     share = replace(info, shape=shape, nbytes=info.nbytes * math.prod(shape) // math.prod(info.shape))
-    logical = edit(share, config)
+    mapped = transform(share, config)
 
     def cut(x: mx.array) -> mx.array:
         return x[start:stop] if vector else x[..., start:stop, :]
 
-    return replace(logical, make=lambda matrices: logical.make([map_rows(matrices[0], cut)]))
+    return replace(mapped, make=lambda matrices: mapped.make([map_rows(matrices[0], cut)]))
 
 
-def scaled(logical: Logical, scale: TensorInfo) -> Logical:
+def scaled(mapped: MappedTensor, scale: TensorInfo) -> MappedTensor:
     """A weight times a number of its own, or one for each of its experts."""
 
     def make(matrices: list[Matrix]) -> Matrix:
-        factor = numbers(matrices[-1]).reshape(-1, *[1] * (len(logical.shape) - 1))
-        return Dense(numbers(logical.make(matrices[:-1])) * factor)
+        factor = numbers(matrices[-1]).reshape(-1, *[1] * (len(mapped.shape) - 1))
+        return Dense(numbers(mapped.make(matrices[:-1])) * factor)
 
-    return Logical((*logical.sources, scale.name), logical.shape, mx.float32, logical.nbytes + scale.nbytes, make)
+    return MappedTensor((*mapped.sources, scale.name), mapped.shape, mx.float32, mapped.nbytes + scale.nbytes, make)
 
 
 def _swapped(axis: int, outer: int, first: int, second: int) -> Operation:

@@ -10,12 +10,15 @@ from ...errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A storage type: `block` elements take `block_bytes` bytes. Plain types have blocks of one element."""
+    """A storage type of ggml."""
 
     id: int
+    """Its number in GGUF files."""
     name: str
     block: int
+    """Elements of a block; plain types have blocks of one."""
     block_bytes: int
+    """Bytes of a block."""
 
 
 _TABLE = (

@@ -88,7 +88,7 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
     gate = gated(sizes.activation)
     for key, allowed in _WITHOUT_EFFECT.items():
         reader.only(key, *allowed)
-    if reader.config.get("num_experts", 0) == 0:
+    if reader.values.get("num_experts", 0) == 0:
         reader.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
     reader.skip("mrope_interleaved", "mrope_section", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return _architecture(reader, sizes, lambda weights, layer: gated_mlp(weights, f"model.layers.{layer}", sizes, gate), _separate_inputs)

@@ -237,7 +237,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"embedding_length": "a\nb"}, r"embedding_length is 'a\\nb'"),
     "fraction": ({"context_length": 1.5}, "context_length is 1.5"),
     "flag": ({"block_count": True}, "block_count is True"),
-    "layers": ({"block_count": 2**31}, "leaves 2147483648 layers for 2 tensors"),
+    "layers": ({"block_count": 2**31 - 1}, "leaves 2147483647 layers for 2 tensors"),
     "no layers": ({"nextn_predict_layers": 2}, "leaves 0 layers"),
     "infinite": ({"rope.freq_base": float("inf")}, "freq_base is inf"),
     "negative": ({"attention.layer_norm_rms_epsilon": -1.0}, "must be above 0"),

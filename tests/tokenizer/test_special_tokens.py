@@ -8,7 +8,7 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.tokenizer import Tokenizer, from_directory
-from mlxinfer.tokenizer.chat_template import ControlTokens
+from mlxinfer.tokenizer.chat_template import SpecialTokens
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}:{{ m.content | trim }}</s>{% endfor %}"
 
@@ -35,10 +35,10 @@ def test_names_keys_and_tools_count_as_well(tokenizer: Tokenizer) -> None:
 
 def test_nothing_is_copied_where_there_is_nothing_to_break() -> None:
     messages = [{"role": "user", "content": "plain"}]
-    assert ControlTokens(["<s>"]).broken(messages) == (messages, "")
-    assert ControlTokens([]).broken(messages)[0] is messages
+    assert SpecialTokens(["<s>"]).escape_special_tokens(messages) == (messages, "")
+    assert SpecialTokens([]).escape_special_tokens(messages)[0] is messages
 
 
 def test_the_longest_token_is_broken_not_a_part_of_it() -> None:
-    broken, mark = ControlTokens(["<|a|>", "<|a|><|b|>"]).broken("x<|a|><|b|>")
+    broken, mark = SpecialTokens(["<|a|>", "<|a|><|b|>"]).escape_special_tokens("x<|a|><|b|>")
     assert broken == f"x<{mark}|a|><|b|>"
