@@ -6,18 +6,21 @@ import importlib
 import os
 import signal
 import sys
+from functools import partial
 from typing import NoReturn
 
 import click
 
 from .._version import __version__
 from ..errors import MLXInferError
+from .console import did_you_mean, tell_wrong_environment
 
 INTERRUPTED, BROKEN_PIPE = 130, 1
+_COMPLETE = "_MLXINFER_COMPLETE"
 
 
 class _Commands(click.Group):
-    """A group whose commands are the modules of this folder, each with a command of the same name."""
+    """Commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return ["run", "chat", "serve", "convert", "models", "bench", "doctor", "completion"]
@@ -28,6 +31,13 @@ class _Commands(click.Group):
         command = getattr(importlib.import_module(f".{cmd_name}", __name__), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = did_you_mean(args[0], names)
+            raise click.UsageError(f"there is no command {args[0]!r}{near}: {', '.join(names)}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -41,10 +51,21 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, 2 after a user's error (one line on standard error), 130 after Ctrl-C."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     _clean_up_when_ended()
+    if _COMPLETE in os.environ:
+        from . import completion  # noqa: F401  registers what completes the values of options
+    code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _end_at_once_from_now_on()
+    sys.exit(code)
+
+
+def _exit_code(arguments: list[str]) -> int:
+    code: object
     try:
+        if _COMPLETE not in os.environ:
+            tell_wrong_environment()
         code = cli(arguments or ["--help"], prog_name="mlxinfer", standalone_mode=False)
         sys.stdout.flush()
     except MLXInferError as error:
@@ -57,19 +78,28 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes standard output once more at exit, which must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_standard_output()
         code = BROKEN_PIPE
     except OSError as error:
-        code = _complain(str(error), MLXInferError.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+        _give_up_standard_output()
+        what = "cannot write to standard output" if error.filename is None else error.filename
+        code = _complain(f"{what}: {error.strerror or error}", MLXInferError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _give_up_standard_output() -> None:
+    """The interpreter flushes standard output once more at exit, which must not complain either."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _open_closed_streams() -> None:
-    """Python has None where a standard stream was closed before it started (`<&-`)."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Python has None where a standard stream was closed before it started (`<&-`). Writing to a closed standard output fails."""
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.open(os.devnull, flags), mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _clean_up_when_ended() -> None:
@@ -77,6 +107,17 @@ def _clean_up_when_ended() -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is signal.SIG_DFL:
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
+
+
+def _end_at_once_from_now_on() -> None:
+    """All is done and written. A signal while the interpreter waits for its threads ends the process, without a traceback."""
+    for ending, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)):
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, partial(_end, code))
+
+
+def _end(code: int, *_: object) -> NoReturn:
+    os._exit(code)
 
 
 def _complain(message: str, code: int) -> int:

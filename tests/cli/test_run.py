@@ -72,7 +72,9 @@ def test_several_answers(call, chat_model):
     choices = json.loads(call("run", chat_model, "hello", "--json", *sampled).out)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     assert len({choice["text"] for choice in choices}) > 1
-    assert call("run", chat_model, "hello", *sampled).out == "\n\n".join(choice["text"] for choice in choices) + "\n"
+    assert call("run", chat_model, "hello", *sampled).out == "".join(
+        f"--- {choice['index'] + 1} of 3 ---\n{choice['text']}\n" for choice in choices
+    )
 
 
 def test_logprobs(call, chat_model, llm):
@@ -169,7 +171,10 @@ def test_a_closed_pipe_ends_an_answer_quietly(endless, tmp_path: Path):
     assert err.read_bytes() == b""
 
 
-@pytest.mark.parametrize(("redirection", "code", "told"), [("<&-", 0, ""), (">&-", 0, ""), ("> /dev/full", 2, "No space left on device")])
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [("<&-", 0, ""), (">&-", 2, "cannot write to standard output"), ("> /dev/full", 2, "standard output: No space left on device")],
+)
 def test_odd_standard_streams(chat_model, redirection, code, told):
     if "full" in redirection and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")

@@ -14,7 +14,8 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
-PROMPT = "> "
+ANSWERING = r"\x1b\[2mreading…[^\x1b]*\x1b\[0m\r\x1b\[K"
+"""The note about reading gives way: there is a first token."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
         # A terminal that answers no questions about itself: the line editor must not wait for replies.
         variables = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | environment
         command = ["-m", "mlxinfer", "chat", endless, "--temperature", "0", *arguments]
-        child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(24, 80), timeout=60)
+        child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(24, 80), timeout=20)
         started.append(child)
         child.expect("/help lists the commands")
         return child
@@ -43,7 +44,7 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
     child = chat("--max-tokens", "90000")
     child.send("hello\r")
-    child.expect(r"\S{40}")
+    child.expect(ANSWERING)
     child.send(CTRL_C)
     child.expect("stopped")
     child.send("/set max_tokens 5\r")
@@ -111,7 +112,7 @@ def test_no_color_writes_no_colour_into_answers(chat):
 def test_impatient_ctrl_c_does_not_end_the_program(chat):
     child = chat("--max-tokens", "90000")
     child.send("hello\r")
-    child.expect(r"\S{40}")
+    child.expect(ANSWERING)
     child.send(CTRL_C * 3)
     child.send("/stats\r")
     child.expect("context [0-9]+ of 100000")

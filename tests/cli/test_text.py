@@ -31,12 +31,12 @@ def test_no_control_character_reaches_the_terminal(text):
 
 
 def test_usage_line_leaves_out_what_is_not_known():
-    assert usage_line(Usage(3, 1, ttft_s=0.5)) == "3 + 1 tokens · ttft 0.50 s"
+    assert usage_line(Usage(3, 1, ttft_s=0.5)) == "read 3 tokens · wrote 1 token · first token after 0.50 s"
     line = usage_line(Usage(3, 20, 0.5, 6.0, 5.26, 812_000_000))
-    assert line == "3 + 20 tokens · ttft 0.50 s · prefill 6.0 tok/s · decode 5.3 tok/s · peak 812 MB"
+    assert line == "read 3 tokens · wrote 20 tokens · first token after 0.50 s · prefill 6.0 tok/s · decode 5.3 tok/s · peak 812 MB"
 
 
 def test_usage_line_tells_what_was_reused_and_drafted():
     stats = RequestStats(reused_tokens=1500, drafted_tokens=20, accepted_tokens=15)
     line = usage_line(Usage(1532, 3, ttft_s=0.5, stats=stats))
-    assert line == "1532 + 3 tokens · ttft 0.50 s · 1500 of 1532 prompt tokens reused · 15 of 20 drafts right"
+    assert line == ("read 1532 tokens (1500 cached) · wrote 3 tokens · first token after 0.50 s · 15 of 20 drafted tokens accepted")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
+from bisect import bisect_left
 from collections.abc import Generator
-from contextlib import closing, suppress
-from dataclasses import asdict, fields, replace
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from contextlib import closing
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MLXInferError, PromptError, SamplingError
+from ...errors import PromptError, SamplingError
 from ...types import Chunk, FinishReason, SamplingParams, Usage
+from ..console import did_you_mean
+from .saved import Saved
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -20,20 +19,28 @@ if TYPE_CHECKING:
 FIXED = {"n", "logprobs"}
 """Sampling fields that have no meaning in a chat."""
 
+SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name not in FIXED)
+"""Sampling fields that /set changes."""
+
 
 class Conversation:
-    """`ask` streams the next answer. Whatever ends it, what was said so far stays, and a question without an answer does not."""
+    """`ask` streams the next answer. Whatever ends it, the text so far stays; a message without an answer becomes the `draft` again."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "") -> None:
         if llm.tokenizer.chat_template is None:
             raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
         self._llm = llm
+        self._source = source
+        self._cut: list[int] = []
+        """Prompt and answer of the last turn as token ids, where more of the answer could follow."""
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []
         self.usage: Usage | None = None
         self.finish_reason: FinishReason | None = None
         self.context_used = 0
+        self.draft = ""
+        """A message that has no answer, for the user to edit and send again."""
 
     @property
     def name(self) -> str:
@@ -49,80 +56,121 @@ class Conversation:
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
+        self.draft = text
+        ids = self._llm.tokenizer.encode_chat([*self.messages, {"role": "user", "content": text}])
+        yield from self._answer(ids, text)
+
+    def resume(self) -> Generator[Chunk, None, None]:
+        """More of the last answer, which was stopped or reached `max_tokens`. Raises `PromptError` if it ended by itself."""
+        if not self._cut:
+            raise PromptError("there is nothing to continue: the last answer ended by itself")
+        yield from self._answer(self._cut, None)
+
+    def _answer(self, ids: list[int], text: str | None) -> Generator[Chunk, None, None]:
+        if len(ids) >= self.context_size:
+            raise PromptError(
+                f"the conversation would take {len(ids)} tokens of a context of {self.context_size}: /trim drops its oldest messages, "
+                "/undo the last one, /reset begins anew"
+            )
         self.usage, self.finish_reason = None, "cancelled"
-        ids = self._prompt([*self.messages, {"role": "user", "content": text}])
         pieces: list[str] = []
-        count = 0
+        answer: list[int] = []
         try:
             with closing(self._llm.stream(ids, self.params)) as chunks:
                 for chunk in chunks:
                     pieces.append(chunk.text)
-                    count += len(chunk.token_ids)
+                    answer += chunk.token_ids
                     self.usage, self.finish_reason = chunk.usage, chunk.finish_reason or "cancelled"
                     yield chunk
         finally:
-            if pieces:
-                self.turns += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(pieces)}]
-                self.context_used = len(ids) + count
+            if answer:
+                self._append(text, "".join(pieces))
+                self.context_used = len(ids) + len(answer)
+                self._cut = [] if self.finish_reason == "stop" else [*ids, *answer]
 
-    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        ids = self._llm.tokenizer.encode_chat(messages)
-        if len(ids) >= self.context_size:
-            raise PromptError(
-                f"the conversation would take {len(ids)} tokens of a context of {self.context_size}: /reset begins anew, /save keeps it"
-            )
-        return ids
+    def _append(self, question: str | None, answer: str) -> None:
+        if question is None:
+            answer = self.turns.pop()["content"] + answer
+        else:
+            self.turns.append({"role": "user", "content": question})
+            self.draft = ""
+        self.turns.append({"role": "assistant", "content": answer})
+
+    def reading(self) -> tuple[int, int] | None:
+        """(tokens read, tokens in all) of the prompt that the engine is reading; None when it is not reading one."""
+        for sequence in self._llm.engine.scheduler.running:
+            if sequence.num_computed_tokens < len(sequence.prompt):
+                return sequence.num_computed_tokens, len(sequence.prompt)
+        return None
+
+    def why_stopped(self) -> str:
+        """Which limit ended the last answer, and what to do; empty where none did."""
+        if self.finish_reason != "length":
+            return ""
+        if self.context_used >= self.context_size:
+            return "stopped for length: the context is full (/trim drops the oldest messages)"
+        return f"stopped for length: max_tokens is {self.params.max_tokens} (/continue goes on)"
 
     def reset(self) -> None:
-        self.turns, self.usage, self.finish_reason, self.context_used = [], None, None, 0
+        self.turns, self._cut, self.usage, self.finish_reason, self.context_used = [], [], None, None, 0
+
+    def undo(self) -> str:
+        """Take the last message and its answer back; the message becomes the `draft`. Raises `PromptError` where there is none."""
+        last = max((i for i, turn in enumerate(self.turns) if turn["role"] == "user"), default=None)
+        if last is None:
+            raise PromptError("there is nothing to take back")
+        self.draft = self.turns[last]["content"]
+        self._replace_turns(self.turns[:last])
+        return self.draft
+
+    def trim(self, count: int | None = None) -> int:
+        """Drop the `count` oldest messages with their answers, or as many as leave half of the context free. Returns how many."""
+        starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user"]
+        if count is None:
+            half = self.context_size // 2
+            count = bisect_left(range(len(starts)), True, key=lambda n: self._count(self.turns[starts[n] :]) <= half)
+        count = min(count, len(starts))
+        self._replace_turns(self.turns[starts[count] :] if count < len(starts) else [])
+        return count
+
+    def _replace_turns(self, turns: list[dict[str, str]]) -> None:
+        self.reset()
+        self.turns, self.context_used = turns, self._count(turns)
+
+    def _count(self, turns: list[dict[str, str]]) -> int:
+        """Tokens that these turns take after the system message."""
+        return len(self._llm.tokenizer.encode_chat([*_system(self.system), *turns], add_generation_prompt=False)) if turns else 0
 
     def set(self, name: str, value: Any) -> None:
         """Change one field of the sampling parameters. Raises `SamplingError`."""
-        names = [field.name for field in fields(SamplingParams) if field.name not in FIXED]
-        if name not in names:
-            raise SamplingError(f"there is no {name!r} to set: {', '.join(names)}")
+        name = self.setting(name)
         if name == "logit_bias" and isinstance(value, dict):
             value = {int(key) if str(key).isdecimal() else key: bias for key, bias in value.items()}
         self.params = replace(self.params, **{name: value})
 
-    def save(self, path: Path) -> None:
-        """Write the conversation as JSON: beside, then renamed. Raises `MLXInferError`."""
-        content = {"model": self.name, "system": self.system, "messages": self.turns, "params": asdict(self.params)}
-        beside = None
-        try:
-            with NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-                beside = Path(file.name)
-                json.dump(content, file, ensure_ascii=False, indent=1)
-            os.replace(beside, path)
-        except OSError as error:
-            if beside is not None:
-                with suppress(OSError):
-                    beside.unlink()
-            raise MLXInferError(f"cannot write {path}: {error.strerror}") from error
+    def setting(self, name: str) -> str:
+        """The field that a user means. Raises `SamplingError` that lists what there is."""
+        field = name.lower().replace("-", "_")
+        if field not in SETTABLE:
+            raise SamplingError(f"there is no {name!r} to set{did_you_mean(field, SETTABLE)}: {', '.join(SETTABLE)}")
+        return field
 
-    def load(self, path: Path) -> None:
-        """Go on with a saved conversation. Raises `MLXInferError`, and then changes nothing."""
+    def snapshot(self) -> Saved:
+        """What a file keeps of this conversation."""
+        return Saved(list(self.turns), self.system, self.params, self.name, self._source)
+
+    def restore(self, saved: Saved) -> None:
+        """Go on with a saved conversation. Raises `MLXInferError` where the model's template refuses it, and then changes nothing."""
+        before = self.system
+        self.system = saved.system
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            turns = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in content["messages"]]
-            system, params = content["system"], _params(dict(content["params"]))
-            if not isinstance(system, (str, type(None))):
-                raise TypeError("the system message is no text")
-        except OSError as error:
-            raise MLXInferError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise MLXInferError(f"{path} is not a saved conversation") from error
-        messages = [*_system(system), *turns]
-        used = len(self._llm.tokenizer.encode_chat(messages, add_generation_prompt=False)) if turns else 0
+            used = self._count(saved.turns)
+        except BaseException:
+            self.system = before
+            raise
         self.reset()
-        self.turns, self.system, self.params, self.context_used = turns, system, params, used
+        self.turns, self.context_used, self.params = list(saved.turns), used, saved.params or self.params
 
 
 def _system(text: str | None) -> list[dict[str, str]]:
     return [{"role": "system", "content": text}] if text else []
-
-
-def _params(saved: dict[str, Any]) -> SamplingParams:
-    if saved.get("logit_bias"):
-        saved["logit_bias"] = {int(key): bias for key, bias in saved["logit_bias"].items()}
-    return SamplingParams(**saved)

@@ -1,27 +1,32 @@
 """Markdown to terminal text while it is being written, append-only: what was returned once is never changed.
 
-Paragraphs, headings, lists and quotes come out word by word, wrapped to the width; an emphasis or an inline code once it is
+Paragraphs, headings, lists and quotes come out word by word, wrapped to the width; emphasis, inline code and links once they are
 closed; code line by line, highlighted; a table when it is complete. The result does not depend on how the text was cut.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass
 from io import StringIO
+from typing import Literal
 
 from pygments.formatters import TerminalFormatter
 from pygments.lexers import TextLexer, get_lexer_by_name
 from pygments.util import ClassNotFound
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 
 
 class Highlighter:
-    """Colours lines as they come. The lexer sees all lines so far, so a string or a comment may go over several."""
+    """Colours lines as they come. The lexer sees all lines so far, so strings and comments may span several."""
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, language: str, *, colours: bool = True) -> None:
+        self._colours = colours
         try:
             self._lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else TextLexer(ensurenl=False)
         except ClassNotFound:
@@ -31,6 +36,8 @@ class Highlighter:
 
     def line(self, line: str) -> str:
         """The line with ANSI colours, without a line break."""
+        if not self._colours:
+            return line
         code = self._before + line
         tokens = []
         for start, kind, value in self._lexer.get_tokens_unprocessed(code):
@@ -43,9 +50,14 @@ class Highlighter:
         return out.getvalue().rstrip("\n")
 
 
-_ESCAPABLE = set("\\`*_{}[]()#+-.!~|>")
+_ESCAPABLE = set("\\`*_{}#+-.!~|>")
+"""Without brackets: `\\(` and `\\[` begin a formula, which could not be told from prose without its backslashes."""
+
 _STYLES = {"***": ("bold", "italic"), "**": ("bold",), "__": ("bold",), "*": ("italic",), "_": ("italic",), "~~": ("strike",)}
 _OPENING = re.compile(r"`+|\*{1,3}|_{1,2}|~~")
+_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\(<?([^()\s]*(?:\([^()\s]*\)[^()\s]*)*?)>?(?:\s+[\"'][^\"'\n]*[\"'])?\)")
+_OPEN_LINK = re.compile(r"!?\[[^\[\]\n]*(?:\](?:\([^()\n]*(?:\([^()\n]*\)?[^()\n]*)*)?)?")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 
 LONGEST_SPAN = 400
 """Characters after which an emphasis that was not closed is taken for plain text."""
@@ -62,25 +74,52 @@ def pieces(text: str, *, final: bool, styles: frozenset[str] = frozenset()) -> t
     found: list[Piece] = []
     plain, at = "", 0
     while at < len(text):
-        if text[at] == "\\" and at + 1 < len(text) and text[at + 1] in _ESCAPABLE:
-            plain, at = plain + text[at + 1], at + 2
-            continue
-        opening = _OPENING.match(text, at)
-        if not opening or not _opens(text, at, opening.group()):
-            step = opening.group() if opening else text[at]
-            plain, at = plain + step, at + len(step)
-            continue
-        mark = opening.group()
-        end = _closing(text, opening.end(), mark)
-        if end is None:
-            if not final and len(text) - at < LONGEST_SPAN:
-                return _with_plain(found, plain, styles), text[at:]
-            plain, at = plain + mark, opening.end()
-            continue
-        found = _with_plain(found, plain, styles)
-        found += _inside(mark, text[opening.end() : end], styles)
-        plain, at = "", end + len(mark)
+        span = _span(text, at, styles)
+        if span is None and not final and _unfinished(text, at) and len(text) - at < LONGEST_SPAN:
+            return _with_plain(found, plain, styles), text[at:]
+        if span:
+            length, inside = span
+            found, plain = [*_with_plain(found, plain, styles), *inside], ""
+        else:
+            length, shown = _plain_at(text, at)
+            plain += shown
+        at += length
     return _with_plain(found, plain, styles), ""
+
+
+def _span(text: str, at: int, styles: frozenset[str]) -> tuple[int, list[Piece]] | None:
+    """(length, pieces) of the emphasis, inline code or link that begins here and is closed; None where there is none."""
+    if link := _LINK.match(text, at):
+        label, address = link.groups()
+        shown = pieces(label, final=True, styles=styles | {"underline"})[0]
+        return len(link.group()), shown + ([Piece(f" ({address})", styles | {"dim"})] if address and address != label else [])
+    opening = _OPENING.match(text, at)
+    if not opening or not _opens(text, at, opening.group()):
+        return None
+    mark = opening.group()
+    end = _closing(text, opening.end(), mark)
+    return None if end is None else (end + len(mark) - at, _inside(mark, text[opening.end() : end], styles))
+
+
+def _unfinished(text: str, at: int) -> bool:
+    """Whether what begins here may be closed by text that is still to come."""
+    opening = _OPENING.match(text, at)
+    if opening:
+        return _opens(text, at, opening.group())
+    link = _OPEN_LINK.match(text, at)
+    return link is not None and link.end() == len(text)
+
+
+def _plain_at(text: str, at: int) -> tuple[int, str]:
+    """(length, what is shown) of the next bit of plain text: an escaped character, an entity, a mark that is none, a character."""
+    if text[at] == "\\" and at + 1 < len(text):
+        return 2, text[at + 1] if text[at + 1] in _ESCAPABLE else text[at : at + 2]
+    if entity := _ENTITY.match(text, at):
+        shown = html.unescape(entity.group()).replace("\xa0", " ")
+        # An entity may name a control character, and what a model writes must not steer the terminal.
+        return len(entity.group()), shown if shown.isprintable() else entity.group()
+    step = opening.group() if (opening := _OPENING.match(text, at)) else text[at]
+    return len(step), step
 
 
 def _with_plain(found: list[Piece], text: str, styles: frozenset[str]) -> list[Piece]:
@@ -95,7 +134,7 @@ def _inside(mark: str, text: str, styles: frozenset[str]) -> list[Piece]:
 
 
 def _opens(text: str, at: int, mark: str) -> bool:
-    """A mark opens before something that is no space; emphasis does not open inside a word (snake_case, 2*3)."""
+    """A mark opens before anything but a space; emphasis does not open inside a word (snake_case, 2*3)."""
     if mark[0] == "`":
         return True
     after = text[at + len(mark) : at + len(mark) + 1]
@@ -115,24 +154,30 @@ def _closing(text: str, start: int, mark: str) -> int | None:
 
 
 _CODES = {"bold": "1", "dim": "2", "italic": "3", "underline": "4", "strike": "9", "code": "36"}
+_CODES_WITHOUT_COLOUR = _CODES | {"code": "1"}
 _INDENT = "  "
 
-_UNDECIDED = re.compile(r"\s*(#{1,6}|[-*_=+ ]*|\d{1,9}[.)]?|>|`{1,2}|~{1,2}|(```|~~~).*|\|.*)", re.DOTALL)
+_UNDECIDED = re.compile(
+    r"\s*(#{1,6}|(?:[-*+]|\d{1,9}[.)])\s+\[?[ xX]?\]?|[-*_=+ ]*|\d{1,9}[.)]?|[>\s]+|`{1,2}|~{1,2}|(```|~~~).*|\|.*)", re.DOTALL
+)
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})([^`]*)")
-_RULE = re.compile(r"\s*([-*_])(\s*\1){2,}\s*")
+_RULE = re.compile(r"\s*([-*_=])(\s*\1){2,}\s*")
 _HEADING = re.compile(r"\s{0,3}(#{1,6})\s+")
-_QUOTE = re.compile(r"\s{0,3}> ?")
+_QUOTE = re.compile(r"(?:\s{0,3}> ?)+")
 _WORD = re.compile(
     r"\s+|[{0}]|[^\s{0}]+".format("\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6")
 )
-_ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+")
+_ITEM = re.compile(r"(\s*)([-*+]|\d{1,9}[.)])\s+(?:\[([ xX])\]\s+)?")
+_TABLE_RULE = re.compile(r"\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
+_CELL_END = re.compile(r"(?<!\\)\|")
 
 
 class MarkdownStream:
     """Feed it text, write what it returns; `close` returns the rest, and ends the stream."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, colours: bool = True) -> None:
         self._width = max(width, 20)
+        self._colours = colours
         self._line = ""
         """The current line as long as its kind is open, and all of it in code and tables."""
         self._kind = "open"
@@ -144,6 +189,11 @@ class MarkdownStream:
         self._table: list[str] = []
         self._fence = ""
         self._highlighter: Highlighter | None = None
+
+    @property
+    def table_rows(self) -> int:
+        """Lines of a table that are held until it is complete."""
+        return len(self._table)
 
     def feed(self, text: str) -> str:
         return "".join(map(self._character, text))
@@ -179,10 +229,10 @@ class MarkdownStream:
         self._blank = False
         fence = _FENCE.fullmatch(line)
         if fence:
-            self._kind, self._fence, self._highlighter = "code", fence.group(1), Highlighter(fence.group(2).strip())
+            self._kind, self._fence, self._highlighter = "code", fence.group(1), Highlighter(fence.group(2).strip(), colours=self._colours)
             return out
         if _RULE.fullmatch(line):
-            return out + _styled("─" * min(self._width, 40), {"dim"}) + "\n"
+            return out + self._styled(("═" if "=" in line else "─") * min(self._width, 40), {"dim"}) + "\n"
         self._line = line
         return out + self._begin_text() + self._end_line()
 
@@ -202,10 +252,11 @@ class MarkdownStream:
             self._base = frozenset({"bold", "underline"} if len(heading.group(1)) <= 2 else {"bold"})
             line = line[heading.end() :]
         elif quote := _QUOTE.match(line):
-            marker = self._margin = _styled("▌ ", {"dim"})
+            marker = self._margin = self._styled("▌ " * quote.group().count(">"), {"dim"})
             line = line[quote.end() :]
         elif item := _ITEM.match(line):
-            marker = item.group(1) + ("•" if item.group(2) in "-*+" else item.group(2)) + " "
+            box_ = {None: "", " ": "☐ "}.get(item.group(3), "☑ ")
+            marker = item.group(1) + ("•" if item.group(2) in "-*+" else item.group(2)) + " " + box_
             self._margin = " " * len(marker)
             line = line[item.end() :]
         self._column = _visible(marker)
@@ -230,7 +281,7 @@ class MarkdownStream:
                 if word.isspace():
                     continue
             self._column += width
-            out += _styled(word, styles)
+            out += self._styled(word, styles)
         return out
 
     def _end_code_line(self) -> str:
@@ -244,18 +295,52 @@ class MarkdownStream:
     def _end_table(self) -> str:
         if not self._table:
             return ""
-        table, self._table, self._blank = "\n".join(self._table), [], False
-        console = Console(file=StringIO(), width=self._width, force_terminal=True, color_system="standard", legacy_windows=False)
+        rows, self._table, self._blank = [_cells(line) for line in self._table], [], False
+        headed = len(rows) > 1 and bool(_TABLE_RULE.fullmatch("|".join(rows[1])))
+        table = Table(box=box.SIMPLE_HEAD, show_header=headed, show_edge=False, pad_edge=False)
+        for i in range(max(map(len, rows))):
+            title = self._cell(rows[0][i]) if headed and i < len(rows[0]) else Text()
+            table.add_column(title, justify=_alignment(rows[1], i) if headed else "left", overflow="fold")
+        for row in rows[2:] if headed else rows:
+            table.add_row(*map(self._cell, row))
+        console = Console(
+            file=StringIO(),
+            width=self._width,
+            force_terminal=True,
+            color_system="standard",
+            no_color=not self._colours,
+            legacy_windows=False,
+        )
         with console.capture() as capture:
-            console.print(Markdown(table))
-        return capture.get().strip("\n") + "\n"
+            console.print(table)
+        return "".join(line.rstrip() + "\n" for line in capture.get().strip("\n").split("\n"))
+
+    def _cell(self, text: str) -> Text:
+        names = {"code": "cyan" if self._colours else "bold"}
+        cell = Text()
+        for piece in pieces(re.sub(r"<br\s*/?>", "\n", text), final=True)[0]:
+            cell.append(piece.text, " ".join(names.get(style, style) for style in sorted(piece.styles)))
+        return cell
+
+    def _styled(self, text: str, styles: set[str] | frozenset[str]) -> str:
+        if not styles or not text:
+            return text
+        codes = _CODES if self._colours else _CODES_WITHOUT_COLOUR
+        return f"\x1b[{';'.join(code for name, code in codes.items() if name in styles)}m{text}\x1b[0m"
 
 
-def _styled(text: str, styles: set[str] | frozenset[str]) -> str:
-    if not styles or not text:
-        return text
-    codes = ";".join(code for name, code in _CODES.items() if name in styles)
-    return f"\x1b[{codes}m{text}\x1b[0m"
+def _cells(line: str) -> list[str]:
+    inner = line.strip().removeprefix("|")
+    if inner.endswith("|") and not inner.endswith("\\|"):
+        inner = inner[:-1]
+    return [cell.strip() for cell in _CELL_END.split(inner)]
+
+
+def _alignment(rule: list[str], column: int) -> Literal["left", "center", "right"]:
+    dashes = rule[column] if column < len(rule) else ""
+    if dashes.endswith(":"):
+        return "center" if dashes.startswith(":") else "right"
+    return "left"
 
 
 def _visible(text: str) -> int:

@@ -1,0 +1,222 @@
+"""Conversations in files: the ones that /save writes, and the ones that a chat keeps in the state folder after every turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from ...errors import MLXInferError
+from ...types import SamplingParams
+
+MOST_KEPT = 200
+"""Conversations in the state folder; the least recently used ones beyond this number are deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file holds of a conversation."""
+
+    turns: list[dict[str, str]]
+    """Messages as `{"role": ..., "content": ...}`, without the system message."""
+    system: str | None = None
+    """The system message."""
+    params: SamplingParams | None = None
+    """Sampling parameters; None where the file has none."""
+    model: str = ""
+    """Name of the model that answered; empty where the file does not say."""
+    source: str = ""
+    """What that model can be loaded from: an absolute path, an alias or a hub id."""
+
+
+def state_folder() -> Path:
+    """Where programs of this user keep what is not worth a backup. Not created."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "mlxinfer"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mlxinfer"
+
+
+def read(path: Path) -> Saved:
+    """Read a saved conversation, or any JSON object with `messages`. Raises `MLXInferError` that says what is missing."""
+    try:
+        return _parsed(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise MLXInferError(f"cannot read {path}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise MLXInferError(f"{path} is not a saved conversation: no valid JSON in line {error.lineno}") from error
+    except UnicodeDecodeError as error:
+        raise MLXInferError(f"{path} is not a saved conversation: it is not UTF-8 text") from error
+    except (ValueError, RecursionError, MLXInferError) as error:
+        raise MLXInferError(f"{path} is not a saved conversation: {error}") from error
+
+
+def _parsed(content: Any) -> Saved:
+    if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
+        raise ValueError('it needs an object with a list "messages"')
+    turns = [_turn(number, message) for number, message in enumerate(content["messages"], 1)]
+    system = content.get("system")
+    if system is None and turns and turns[0]["role"] == "system":
+        system = turns.pop(0)["content"]
+    if not isinstance(system, (str, type(None))):
+        raise ValueError('"system" must be a text or null')
+    params = content.get("params")
+    names = (content.get(name) for name in ("model", "source"))
+    model, source = (name if isinstance(name, str) else "" for name in names)
+    return Saved(turns, system, None if params is None else _params(params), model, source)
+
+
+def _turn(number: int, message: Any) -> dict[str, str]:
+    turn = {}
+    for name in ("role", "content"):
+        text = message.get(name) if isinstance(message, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f'message {number} has no text as its "{name}"')
+        turn[name] = text
+    return turn
+
+
+def _params(saved: Any) -> SamplingParams:
+    if not isinstance(saved, dict):
+        raise ValueError('"params" must be an object')
+    try:
+        if saved.get("logit_bias"):
+            saved = saved | {"logit_bias": {int(key): bias for key, bias in saved["logit_bias"].items()}}
+        return SamplingParams(**saved)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f'"params" are not sampling parameters ({error})') from error
+
+
+def save(path: Path, saved: Saved, *, replace: bool = False) -> None:
+    """Write a conversation to a file the user named. Raises `MLXInferError` rather than lose what is there.
+
+    Anything but a saved conversation is never replaced, and a saved conversation only if `replace`. A link stays a link, and the file it
+    points to keeps its permissions.
+    """
+    if not saved.turns:
+        raise MLXInferError("nothing has been said yet, so there is nothing to save")
+    path = Path(os.path.realpath(path))
+    mode = 0o600
+    if path.exists():
+        mode = stat.S_IMODE(path.stat().st_mode)
+        try:
+            kept = read(path)
+        except MLXInferError as error:
+            raise MLXInferError(f"{path} exists and is not a saved conversation: choose another name") from error
+        if not replace:
+            raise MLXInferError(f"{path} holds {messages(kept.turns)} already: /save! replaces them")
+    _write(path, saved, mode)
+
+
+def _write(path: Path, saved: Saved, mode: int = 0o600) -> None:
+    """Write a temporary file in the same folder, then rename it. Raises `MLXInferError`."""
+    temporary = None
+    params = asdict(saved.params) if saved.params else None
+    content = {"model": saved.model, "source": saved.source, "system": saved.system, "messages": saved.turns, "params": params}
+    try:
+        with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
+            temporary = Path(file.name)
+            json.dump(content, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+        raise MLXInferError(f"cannot write {path}: {error.strerror}") from error
+
+
+def messages(turns: list[dict[str, str]]) -> str:
+    """ "1 message", "2 messages"."""
+    return f"{len(turns)} message{'' if len(turns) == 1 else 's'}"
+
+
+class Archive:
+    """The file in the state folder that holds the running conversation. Nothing is written before there is a turn."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or state_folder() / "conversations"
+        self._path: Path | None = None
+        self._seen: tuple[int, int] | None = None
+
+    def keep(self, saved: Saved) -> None:
+        """Write the conversation as it is now. Raises `MLXInferError`."""
+        if not saved.turns:
+            return
+        # Another chat may have continued the same conversation: neither replaces what the other one wrote.
+        if self._path is None or _identity(self._path) != self._seen:
+            self._path = self._new_path()
+        _write(self._path, saved)
+        self._seen = _identity(self._path)
+
+    def follow(self, path: Path) -> None:
+        """Go on in a file of this folder."""
+        self._path, self._seen = path, _identity(path)
+
+    def renew(self) -> None:
+        """The next conversation gets a file of its own."""
+        self._path = None
+
+    def files(self) -> list[Path]:
+        """All kept conversations, the most recently used one first."""
+        found = []
+        for path in self._folder.glob("*.json"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path))
+        return [path for _, path in sorted(found, reverse=True)]
+
+    def latest(self) -> Path:
+        """Raises `MLXInferError` where there is none."""
+        files = self.files()
+        if not files:
+            raise MLXInferError("there is no conversation to continue yet")
+        return files[0]
+
+    def lines(self, most: int = 20) -> list[str]:
+        """The kept conversations, one a line, numbered from the most recently used one."""
+        return [f"{number:>3}  {_line(path)}" for number, path in enumerate(self.files()[:most], 1)] or [
+            "no conversations are kept here yet"
+        ]
+
+    def _new_path(self) -> Path:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise MLXInferError(f"cannot write {self._folder}: {error.strerror}") from error
+        for old in self.files()[MOST_KEPT - 1 :]:
+            with suppress(OSError):
+                old.unlink()
+        return self._folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.json"
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _line(path: Path) -> str:
+    try:
+        saved = read(path)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+    except (MLXInferError, OSError):
+        return f"{path.name} cannot be read"
+    first = next((turn["content"] for turn in saved.turns if turn["role"] == "user"), "")
+    return f"{when}  {saved.model}, {messages(saved.turns)}: {shortened(first, 50)}"
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
