@@ -40,10 +40,10 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run the command line in this process: `call("run", model, "hello", stdin="...")`."""
 
-    def run(*arguments: str, stdin: str = "") -> Result:
+    def run(*arguments: str, stdin: str | bytes = "") -> Result:
         streams = {name: io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for name in ("stdout", "stderr")}
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), "utf-8"))
             for name, stream in streams.items():
                 patch.setattr(sys, name, stream)
             with pytest.raises(SystemExit) as ended:

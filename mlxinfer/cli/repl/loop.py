@@ -74,7 +74,7 @@ class Command:
 
 
 def _help(session: Session, argument: str) -> str:
-    lines = [f"{name + ' ' + command.argument:<19} {command.help}" for name, command in COMMANDS.items()]
+    lines = [f"{name + ' ' + command.argument:<20} {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             *lines,
@@ -248,8 +248,7 @@ def _reader(session: Session, interactive: bool) -> Reader:
         return PipeReader()
     if dumb_terminal():
         return PipeReader("> ")
-    names = [*COMMANDS, *_OTHER_NAMES, "/save!"]
-    return TerminalReader(names, lambda: bar(session.conversation, shutil.get_terminal_size().columns), state_folder() / "history")
+    return TerminalReader(COMMANDS, lambda: bar(session.conversation, shutil.get_terminal_size().columns), state_folder() / "history")
 
 
 class Chat:
