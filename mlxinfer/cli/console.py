@@ -58,7 +58,8 @@ def _wrapped_line(line: str, width: int) -> str:
 def did_you_mean(typed: str, names: Iterable[str]) -> str:
     """ " (did you mean NAME?)", or nothing where no name is near."""
     by_lower = {name.lower(): name for name in names}
-    near = get_close_matches(typed.lower(), by_lower, 1, 0.6)
+    typed = typed.lower()
+    near = [name for name in by_lower if len(typed) > 2 and name.startswith(typed)] or get_close_matches(typed, by_lower, 1, 0.6)
     return f" (did you mean {by_lower[near[0]]}?)" if near else ""
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from mlxinfer.cli.repl.markdown import LONGEST_SPAN, MarkdownStream, Piece, pieces
 
@@ -15,6 +16,60 @@ def rendered(text: str, width: int = 60, cut: int | None = None) -> str:
     stream = MarkdownStream(width)
     size = cut or len(text) or 1
     return "".join(stream.feed(text[i : i + size]) for i in range(0, len(text), size)) + stream.close()
+
+
+def test_links_show_their_address() -> None:
+    assert (
+        plain('see [the *docs*](https://x.y/a_(b)) and ![a cat](cat.png "title").')
+        == "see the docs (https://x.y/a_(b)) and a cat (cat.png).\n"
+    )
+    assert plain("[https://x.y](https://x.y) [1] [a] (b) x[i](j") == "https://x.y [1] [a] (b) x[i](j\n"
+    stream = MarkdownStream(60)
+    assert stream.feed("see [the ") == "see "
+    assert stream.feed("docs](a) ").endswith("(a)\x1b[0m ")
+
+
+def test_formulas_keep_their_backslashes() -> None:
+    assert plain(r"\(a+b\) \[x_1 * y_1\] \_") == r"\(a+b\) \[x_1 * y_1\] _" + "\n"
+
+
+def test_entities_are_text_unless_they_are_control_characters() -> None:
+    assert plain("&lt;b&gt; &amp; &eacute; &#27;[31m &nosuch; a&b") == "<b> & é &#27;[31m &nosuch; a&b\n"
+
+
+def test_task_lists_nested_quotes_and_underlined_headings() -> None:
+    assert plain("- [ ] a\n- [x] b\n- [c] d\n") == "• ☐ a\n• ☑ b\n• [c] d\n"
+    assert plain("> a\n> > b\n") == "▌ a\n▌ ▌ b\n"
+    assert plain("Title\n=====\n") == "Title\n" + "═" * 40 + "\n"
+
+
+def test_nothing_in_a_table_is_cut_off() -> None:
+    text = "一二三四五六七八九十" * 3
+    shown = plain(f"| a | b |\n|---|--:|\n| {text} | {'x' * 50} |\n| c<br>d | e \\| f |\n", 40)
+    assert "".join(c for c in shown if c in "一二三四五六七八九十") == text
+    assert shown.count("x") == 50
+    assert "e | f" in shown
+    assert "…" not in shown
+    assert all(cell_len(line) <= 40 for line in shown.split("\n"))
+
+
+def test_tables_without_a_head_and_with_rows_of_different_lengths() -> None:
+    assert plain("| a | b |\n| c |\n").split() == ["a", "b", "c"]
+    assert plain("|a|\n").split() == ["a"]
+    assert plain("|\n|\n").strip() == ""
+
+
+def test_without_colours_the_layout_stays() -> None:
+    stream = MarkdownStream(60, colours=False)
+    out = stream.feed("**b** `code`\n```python\nx = 1\n```\n| a |\n|---|\n| `c` |\n") + stream.close()
+    assert BOLD in out
+    assert "```" not in out
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", out)
+
+
+def test_what_is_too_long_for_a_word_comes_out() -> None:
+    stream = MarkdownStream(60)
+    assert stream.feed("x" * 1000)
 
 
 def plain(text: str, width: int = 60) -> str:
@@ -91,7 +146,7 @@ def test_a_table_comes_out_whole_when_it_is_complete() -> None:
     assert out.endswith("\n\n")
 
 
-MARKUP = st.text(st.sampled_from("ab *_`~#-|>1. \n\\語\t"), max_size=80)
+MARKUP = st.text(st.sampled_from("ab *_`~#-|>1. \n\\語\t[]()!&;="), max_size=80)
 
 
 @given(MARKUP, st.integers(1, 9))

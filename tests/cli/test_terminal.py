@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+BRACKETED_PASTE = "\x1b[200~{}\x1b[201~"
 ANSWERING = r"\x1b\[2mreading…[^\x1b]*\x1b\[0m\r\x1b\[K"
 """The note about reading gives way: there is a first token."""
 
@@ -27,11 +31,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
 def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]:
     started = []
 
-    def start(*arguments: str, **environment: str) -> pexpect.spawn:
+    def start(*arguments: str, rows: int = 24, **environment: str) -> pexpect.spawn:
         # A terminal that answers no questions about itself: the line editor must not wait for replies.
         variables = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | environment
         command = ["-m", "mlxinfer", "chat", endless, "--temperature", "0", *arguments]
-        child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(24, 80), timeout=20)
+        child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(rows, 80), timeout=60)
         started.append(child)
         child.expect("/help lists the commands")
         return child
@@ -79,8 +83,6 @@ def test_lines_can_be_continued(chat, tmp_path):
     child.expect("saved to")
     child.send("/exit\r")
     child.expect(pexpect.EOF)
-    import json
-
     said = [turn["content"] for turn in json.loads((tmp_path / "talk.json").read_text())["messages"] if turn["role"] == "user"]
     assert said == ["a\nb", "c\nd", "e\nf"]
 
@@ -102,11 +104,94 @@ def test_commands_are_completed(chat):
     child.expect("context 0 of 100000")
 
 
-def test_no_color_writes_no_colour_into_answers(chat):
+def colours_in(text: str) -> list[str]:
+    return re.findall(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d)(?:;\d+)*m", text)
+
+
+def test_no_color_keeps_the_layout_and_drops_the_colours(chat):
     child = chat("--max-tokens", "12", NO_COLOR="1")
     child.send("hello\r")
-    child.expect("reading|\\S{12}")
-    assert child.after != "reading"
+    child.expect(ANSWERING)
+    child.send("/fly\r")
+    child.expect("there is no /fly")
+    child.send(CTRL_D)
+    child.expect(pexpect.EOF)
+    assert colours_in(child.before) == []
+
+
+def test_a_dumb_terminal_gets_no_escape_sequences(chat):
+    child = chat("--max-tokens", "12", TERM="dumb")
+    child.sendline("hello")
+    child.expect("stopped for length")
+    child.sendline("/fly")
+    child.expect("there is no /fly")
+    child.sendline("/exit")
+    child.expect(pexpect.EOF)
+    assert "\x1b" not in child.before
+
+
+def test_keys_are_not_echoed_into_an_answer_and_come_next(chat):
+    child = chat("--max-tokens", "90000")
+    child.send("hello\r")
+    child.expect(ANSWERING)
+    child.send("/set max_tokens 7\r")
+    child.send(CTRL_C)
+    child.expect("stopped")
+    assert "/set" not in child.before
+    child.expect("max_tokens +7")
+
+
+def test_a_message_that_was_never_answered_comes_back(chat, tmp_path):
+    child = chat("--max-tokens", "5")
+    child.send(BRACKETED_PASTE.format("hello " * 9000) + "\r")
+    child.expect("reading…")
+    child.send(CTRL_C)
+    child.expect("the message is back at the prompt")
+    child.send("\x15")  # Ctrl-U empties the line
+    child.send("/stats\r")
+    child.expect("context 0 of 100000")
+
+
+@pytest.mark.parametrize("rows", [6, 8, 9])
+def test_small_terminals_show_answers_and_have_no_room_for_suggestions(chat, rows):
+    child = chat("--max-tokens", "5", rows=rows)
+    child.send("hello\r")
+    child.expect("stopped for length")
+    child.send("/sta\t")
+    child.expect("ts")
+    child.send("\r")
+    child.expect("of 100000 tokens")
+    assert "too small" not in child.before
+
+
+def test_ctrl_z_at_the_prompt_is_no_text(chat):
+    child = chat()
+    child.send("hel\x1a")
+    deadline = time.monotonic() + 10
+    while state(child.pid) != "T" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert state(child.pid) == "T"
+    os.kill(child.pid, signal.SIGCONT)
+    child.send("\x15/stats\r")
+    child.expect("context 0 of 100000")
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_conversations_on_a_terminal_are_kept(chat, own_home):
+    child = chat("--max-tokens", "90000")
+    child.send("hello\r")
+    child.expect(ANSWERING)
+    child.kill(signal.SIGHUP)
+    child.expect(pexpect.EOF)
+    (path,) = (own_home / "mlxinfer" / "conversations").iterdir()
+    turns = json.loads(path.read_text())["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant"]
+    child = chat("--continue")
+    child.send("/history\r")
+    child.expect("2 messages: hello")
 
 
 def test_impatient_ctrl_c_does_not_end_the_program(chat):

@@ -117,7 +117,7 @@ def _plain_at(text: str, at: int) -> tuple[int, str]:
     if entity := _ENTITY.match(text, at):
         shown = html.unescape(entity.group()).replace("\xa0", " ")
         # An entity may name a control character, and what a model writes must not steer the terminal.
-        return len(entity.group()), shown if shown.isprintable() else entity.group()
+        return len(entity.group()), shown if shown and shown.isprintable() else entity.group()
     step = opening.group() if (opening := _OPENING.match(text, at)) else text[at]
     return len(step), step
 
@@ -263,9 +263,9 @@ class MarkdownStream:
         return out + marker + "".join(map(self._add_inline, line))
 
     def _add_inline(self, character: str) -> str:
-        """Text is let out at the end of a word; scripts without spaces at any wide character."""
+        """Text is let out at the end of a word, or of what is too long for one; in scripts without spaces at any wide character."""
         self._held += character
-        return self._flush(final=False) if character == " " or cell_len(character) > 1 else ""
+        return self._flush(final=False) if character == " " or cell_len(character) > 1 or len(self._held) > LONGEST_SPAN else ""
 
     def _flush(self, *, final: bool) -> str:
         found, self._held = pieces(self._held, final=final, styles=self._base)
