@@ -43,7 +43,7 @@ def logprobs_picture(completion: Completion) -> Picture:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MLXInferError("pictures need matplotlib: pip install 'mlxinfer[notebook]'") from error
+        raise MLXInferError("pictures need matplotlib: pip install '.[notebook]' in a clone of mlxinfer") from error
     if not completion.logprobs:
         raise MLXInferError("this completion has no log-probabilities: generate it with SamplingParams(logprobs=2)")
     tokens = completion.logprobs[:MOST_TOKENS]

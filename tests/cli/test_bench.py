@@ -110,3 +110,15 @@ def test_signals_leave_what_is_done_on_a_terminal(sent, code, tmp_path: Path):
     child.close()
     assert child.exitstatus == code
     assert "Traceback" not in child.before
+
+
+def test_shares_above_one_are_explained():
+    from mlxinfer.cli.bench import _legend
+
+    def found(bandwidth: float, operations: float) -> dict[str, object]:
+        rows = [{"shares": {"bandwidth": bandwidth, "operations": operations}}, {"shares": None}]
+        return {"rows": rows, "machine": {"operations_dtype": "float32"}}
+
+    assert len(_legend(found(0.9, 0.9))) == 2
+    assert "integers" in _legend(found(0.9, 2.06))[2]
+    assert "cache" in _legend(found(1.2, 0.9))[2]

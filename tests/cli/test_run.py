@@ -191,3 +191,36 @@ def test_options_of_the_engine_change_no_answer(call, chat_model):
     assert plain.code == 0
     for options in ([], ["--deterministic"], ["--draft", chat_model], ["--memory", "1"]):
         assert call(*greedy, *options).out == plain.out
+
+
+def test_several_answers_have_their_statistics_together(call, chat_model):
+    err = call("run", chat_model, "hello", "--n", "3", "--temperature", "0", "--max-tokens", "6", "--ignore-eos").err
+    assert "wrote 18 tokens" in err
+    assert "stopped for length: --max-tokens is 6" in err
+
+
+def test_a_full_context_is_told_from_max_tokens(call, chat_model):
+    assert "the context of 256 tokens is full" in call("run", chat_model, "hello", "--temperature", "0", "--max-tokens", "1000").err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--max-tokens", "0"), ("--top-k", "-5"), ("--repetition-penalty", "0")])
+def test_errors_of_sampling_name_the_option(call, chat_model, option, value):
+    assert call("run", chat_model, "hello", option, value).err.startswith(f"mlxinfer: {option} must be")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\x7fELF\x02\0\0", "standard input is not text"),
+        ("hello".encode("utf-16"), "standard input is UTF-16"),
+        (b"caf\xe9", "standard input is not UTF-8 text: byte 4 is 0xe9"),
+    ],
+)
+def test_what_is_no_text_is_refused(call, chat_model, data, told):
+    result = call("run", chat_model, *GREEDY, stdin=data)
+    assert (result.code, result.out) == (2, "")
+    assert told in result.err
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt(call, chat_model, llm, greedy):
+    assert call("run", chat_model, *GREEDY, stdin=b"\xef\xbb\xbfhello\r\n").out == llm.chat(HELLO, greedy).text + "\n"

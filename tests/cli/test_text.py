@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.console import human_bytes, printable, usage_line
+from mlxinfer.cli.console import did_you_mean, human_bytes, printable, usage_line, wrapped
 from mlxinfer.types import RequestStats, Usage
 
 
@@ -40,3 +40,16 @@ def test_usage_line_tells_what_was_reused_and_drafted():
     stats = RequestStats(reused_tokens=1500, drafted_tokens=20, accepted_tokens=15)
     line = usage_line(Usage(1532, 3, ttft_s=0.5, stats=stats))
     assert line == ("read 1532 tokens (1500 cached) · wrote 3 tokens · first token after 0.50 s · 15 of 20 drafted tokens accepted")
+
+
+def test_lines_of_the_interface_break_between_words():
+    assert wrapped("read 3 tokens · wrote 20 tokens", 20) == "read 3 tokens ·\nwrote 20 tokens"
+    assert wrapped("/trim [N]  drop the oldest messages", 30) == "/trim [N]  drop the oldest\n           messages"
+    assert wrapped("a\n\nb", 20) == "a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("rnu", " (did you mean run?)"), ("RUN", " (did you mean run?)"), ("xyz", ""), ("con", " (did you mean convert?)")]
+)
+def test_did_you_mean(typed, meant):
+    assert did_you_mean(typed, ["run", "convert"]) == meant
