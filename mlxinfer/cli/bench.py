@@ -1,4 +1,4 @@
-"""Measure how fast a model runs here, and how near that is to what the machine can do."""
+"""Measure how fast a model runs here, and how close that is to what the machine can do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHORT_PROMPT = 8
 
 
 def _counts(least: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
-    """Reads `128,512` as (128, 512), sorted and each once, and "none" as ()."""
+    """A callback that reads `128,512` as (128, 512), sorted and without duplicates, and "none" as ()."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
         words = [] if value == "none" else [word.strip() for word in value.split(",")]
@@ -50,15 +50,18 @@ def _counts(least: int) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, help="Samples of each row.")
 @click.option("--steps", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Tokens in a sample of decoding.")
 @click.option(
-    "--max-seconds", type=click.IntRange(0, 10**6), default=60, show_default=True, help="Leave out rows that take longer; 0: none."
+    "--max-seconds",
+    type=click.IntRange(0, 10**6),
+    default=60,
+    show_default=True,
+    help="Leave out rows that take longer; 0 leaves none out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @model_options
 def bench(model: str, as_json: bool, **options: Any) -> None:
     """Measure prefill, decode, load time and memory of MODEL, with prompts of random tokens.
 
-    Every speed is set against the bytes it has to move and the operations it has to do, and those against what this machine can do,
-    which is measured as well.
+    Every speed is compared with what this machine can do: how fast it reads the bytes and does the operations that the work needs.
     """
     settings, plan = split(options)
     found = _measure(model, settings, plan)
@@ -111,7 +114,7 @@ def _as_object(row: Row, machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
-    """On standard error, if it is a terminal: what is being measured, and the rows that are done (they stay there after Ctrl-C)."""
+    """If standard error is a terminal, show what is being measured and the finished rows, which stay after Ctrl-C."""
     if not sys.stderr.isatty():
         yield lambda _: None, lambda _: None
         return
@@ -188,7 +191,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Three digits or more."""
+    """A number with at least three digits."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="SRC", shell_complete=complete_model)
 @click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
-@click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode has]")
+@click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
 @click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
-@click.option("--dtype", help="What is not quantized is stored in this: float32, bfloat16 or float16.  [default: as it is]")
+@click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:
     """Write SRC (a directory, a GGUF file, a hub id or an alias) as an MLX directory DST, which mlx-lm loads as well.
 
-    Tensor by tensor: memory is bounded by the largest one. DST appears when all of it is written and verified.
+    Tensors are converted one by one, so memory is bounded by the largest one. DST appears when all of it is written and verified.
     """
     from ..convert import convert as convert_checkpoint
 

@@ -1,4 +1,4 @@
-"""The findings behind `mlxinfer doctor`."""
+"""What `mlxinfer doctor` finds out."""
 
 from __future__ import annotations
 
@@ -30,28 +30,37 @@ from .console import human_bytes
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
 _BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
 _CACHE_SHARE = 0.15
-"""Of the usable memory, left for the cache and the activations when saying how large a model may be."""
+"""Share of the usable memory that is left to cache and activations when the largest model is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
+    """This machine."""
+
     device: str
+    """Name of the processor, and whether it is a GPU or a CPU."""
     cpu_kernels: str
-    """What is in use where MLX computes on the CPU, or why not."""
+    """Which CPU kernels are in use, or why none are; empty on a GPU."""
     gpu_kernels: str
-    """The same where it computes on a GPU."""
+    """Which GPU kernels are in use, or why none are; empty on a CPU."""
     compute_dtype: str
+    """The default of `--dtype` here."""
     memory_bytes: int
+    """All memory that the process may be given."""
     memory_source: str
-    """What that is the limit of."""
+    """What sets that limit: the device, a container."""
     usable_bytes: int
+    """Memory for weights, cache and activations."""
     largest_model: dict[str, int]
-    """Parameters, by how the weights are stored."""
+    """Parameters of the largest model that fits, by how its weights are stored."""
     versions: dict[str, str | None]
+    """Package to version; None where it is not installed."""
     models: dict[str, str | None]
+    """Model to path; None for an alias that is not installed."""
     missing: list[str]
+    """What is not here, with the command that gets it."""
     packed_copies: str = ""
-    """Where packed matrices are kept, and how much; empty where they are not."""
+    """Where packed matrices are kept, and their size; empty where none are."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels, self.gpu_kernels]
@@ -61,7 +70,7 @@ class Diagnosis:
             "memory",
             [
                 f"{human_bytes(self.memory_bytes)} in all ({self.memory_source}), {human_bytes(self.usable_bytes)} for weights and cache",
-                f"parameters that fit beside a cache: {sizes}",
+                f"parameters that fit next to a cache: {sizes}",
                 *([self.packed_copies] if self.packed_copies else []),
             ],
         )
@@ -116,7 +125,7 @@ def _version(package: str) -> str | None:
 
 
 def _missing(models_here: set[str]) -> list[str]:
-    """What is not here, and what that costs."""
+    """What is not here, and what that costs or which command gets it."""
     lines = []
     if not mx.metal.is_available():
         lines.append("no Apple GPU: models run on the CPU")
@@ -138,20 +147,28 @@ _WIDTHS = ("16", "8", "4")
 
 @dataclass(frozen=True, slots=True)
 class ModelDiagnosis:
+    """A model, from the headers of its checkpoint."""
+
     name: str
+    """Its name as typed, or that of its file."""
     model_type: str
+    """Architecture, as its config names it."""
     dtype: str
+    """What it computes in."""
     kv: str
+    """Format of the cache."""
     token_bytes: float
-    """Of cache, for each further token of context; 0 where it is not known."""
+    """Bytes of cache for each further token of context; 0 where that is not known."""
     layers: list[str]
+    """What each group of layers keeps in the cache."""
     attention: list[str]
+    """What computes the attention of each group of layers."""
     plan: dict[str, Any] | None = None
-    """A `MemoryPlan`, in bytes; None where the model does not fit, or nothing is known of its sizes."""
+    """A `MemoryPlan`, in bytes; None where the model does not fit, or its sizes are not known."""
     problem: str = ""
     """Why there is no plan."""
     context_tokens: dict[str, int] | None = None
-    """Tokens that fit, of one sequence, by the bits of the cache, whatever the model allows."""
+    """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}"]
@@ -162,7 +179,7 @@ class ModelDiagnosis:
 
 
 def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None = None, draft: str | None = None) -> ModelDiagnosis:
-    """From the headers of its checkpoint. Raises `MLXInferError`."""
+    """Describe a model from the headers of its checkpoint. Raises `MLXInferError`."""
     form = KVFormat.parse(kv, first16=first16)
     found = meta_model(model)
     name = str(found.dtype).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What this machine has for running models, and what it lacks."""
+"""Describe this machine, or how a model would run on it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from .diagnosis import Diagnosis, ModelDiagnosis
 
 
-@click.command(short_help="What this machine has, and what it lacks.")
+@click.command(short_help="Describe this machine, or how a model runs on it.")
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--kv", default="16", show_default=True, help="With MODEL: the format of its cache to describe.")
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
-@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most so much.")
-@click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: a draft model beside it.")
+@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most this much.")
+@click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool) -> None:
-    """Show the device, how its memory will be used, versions, models, and what is missing; with MODEL, what each of its layers keeps
-    in the cache, and what the memory is used for."""
+    """Show the device, its memory, versions, models, and what is missing. With MODEL: what each layer keeps in the cache, and how the
+    memory is used.
+    """
     found = _diagnose(model, kv, kv_first16, memory_gb, draft)
     if as_json:
         click.echo(json.dumps(asdict(found)))

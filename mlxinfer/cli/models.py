@@ -1,4 +1,4 @@
-"""List, show, pull and remove models."""
+"""Manage the models on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve models over HTTP: on a Unix socket of the user's own, and on TCP if asked for."""
+"""Serve models over HTTP: on the user's own Unix socket, and on TCP if asked to."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def serve(models: tuple[str, ...], install: bool, aliases: tuple[str, ...], **options: Any) -> None:
     """Serve MODELs to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
-    A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. The socket can be opened by you alone and
+    A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. Only you can open the socket, so it
     needs no key; TCP beyond this machine needs one.
     """
     model_settings, given = split(options)
@@ -86,7 +86,7 @@ def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSetti
     loads = {}
     for name, target in map(public_name, models):
         if name in loads:
-            raise ServerError(f"two models are called {name!r}: name one of them otherwise, with NAME=MODEL")
+            raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
         loads[name] = partial(AsyncLLM, target, **options)
     run(loads, settings, aliases=aliases, tell=click.echo)
 
@@ -101,14 +101,14 @@ def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: Se
 
 
 def _absolute(model: str) -> str:
-    """A path, as it is from anywhere; anything else as it is."""
+    """The absolute path of a model that is a path; anything else unchanged."""
     name, separator, target = model.rpartition("=")
     path = Path(target).expanduser()
     return f"{name}{separator}{path.absolute()}" if path.exists() else model
 
 
 def _spelled(options: dict[str, Any]) -> list[str]:
-    """Those of these options that were typed, as they are typed."""
+    """The options that the user typed, spelled as on the command line."""
     context = click.get_current_context()
     spelled = []
     for parameter in context.command.params:
