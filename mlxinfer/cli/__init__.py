@@ -75,6 +75,8 @@ def _exit_code(arguments: list[str]) -> int:
         code = _complain(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)
     except click.ClickException as error:
         code = _complain(error.format_message(), error.exit_code)
+    except SystemExit as ended:  # a signal
+        code = ended.code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     except BrokenPipeError:

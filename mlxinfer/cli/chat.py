@@ -64,7 +64,8 @@ def _talk(model: str | None, archive: Archive, *, system: str | None, resume: bo
             params = replace(saved.params, **chosen) if saved.params else session.conversation.params
             told = session.restore(replace(saved, params=params), archived=path)
             session.conversation.system = system if system is not None else saved.system
-            tell(told)
+            if told:
+                tell(told)
         return converse(session)
 
 
