@@ -53,7 +53,7 @@ def test_bad_input(call, arguments):
 
 
 def test_remove_looks_before_it_asks(call, converted):
-    result = call("models", "rm", "nime", stdin="y\n")
+    result = call("models", "rm", "mime", stdin="y\n")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "did you mean mine?" in result.err
     assert str(converted) in call("models", "rm", "mine", stdin="n\n").err
