@@ -13,7 +13,7 @@ import click
 
 from .._version import __version__
 from ..errors import MLXInferError
-from .console import did_you_mean, tell_wrong_environment
+from .console import did_you_mean, fitted, tell_wrong_environment
 
 INTERRUPTED, BROKEN_PIPE = 130, 1
 _COMPLETE = "_MLXINFER_COMPLETE"
@@ -123,5 +123,5 @@ def _end(code: int, *_: object) -> NoReturn:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"mlxinfer: {' '.join(message.split())}", err=True)
+    click.echo(fitted(f"mlxinfer: {' '.join(message.split())}", sys.stderr), err=True)
     return code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ModelNotFoundError
-from .console import opened, tell
+from .console import fitted, opened, tell
 from .options import complete_model, engine_options, model_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def chat(model: str | None, listed: bool, **options: Any) -> None:
     from .repl.saved import Archive
 
     if listed:
-        click.echo("\n".join(Archive().lines(200)))
+        click.echo(fitted("\n".join(Archive().lines(200)), sys.stdout))
     else:
         click.get_current_context().exit(_talk(model, Archive(), **options))
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -37,10 +37,14 @@ def colours() -> bool:
 
 def tell(text: str, *, problem: bool = False) -> None:
     """Say something on standard error: dim, or red if it is a problem. On a terminal, lines are wrapped between words."""
-    if sys.stderr.isatty():
-        text = wrapped(text, shutil.get_terminal_size().columns)
+    text = fitted(text, sys.stderr)
     style = {"fg": "red"} if problem and colours() else {"bold": True} if problem else {"dim": True}
     click.secho(text, err=True, color=False if dumb_terminal() else None, **style)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text wrapped between words if the stream is a terminal."""
+    return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def wrapped(text: str, width: int) -> str:
