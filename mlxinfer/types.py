@@ -207,6 +207,8 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     index: int = 0
     stop_string: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """For each token of the prompt from the second on, where the request asked for that instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +223,5 @@ class Chunk:
     usage: Usage | None = None
     index: int = 0
     stop_string: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """As in `Completion`, for the tokens that were read since the last chunk."""

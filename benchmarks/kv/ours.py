@@ -20,7 +20,7 @@ SCALE_BITS = 32 / 64
 def logits(model: Path, ids: list[int], *, kv: str, first16: bool = False) -> Iterator[Rows]:
     """Of all tokens in order, some rows at a time."""
     with LLM(str(model), kv=kv, kv_first16=first16, max_context=len(ids) + 64) as llm:
-        llm.engine.add(Sequence(ids, SamplingParams(), seed=0, limit=len(ids), wants_logits=True))
+        llm.engine.add(Sequence(ids, SamplingParams(), seed=0, max_length=len(ids), wants_logits=True))
         while not llm.engine.idle:
             for event in llm.engine.step():
                 if isinstance(event, Logits):

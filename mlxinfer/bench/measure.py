@@ -66,7 +66,7 @@ class Bench:
 
     def _sequence(self, tokens: int, limit: int) -> Sequence:
         vocabulary = self.engine.model.vocab_size
-        return Sequence(self._random.integers(0, vocabulary, tokens).tolist(), _GREEDY, seed=0, limit=limit)
+        return Sequence(self._random.integers(0, vocabulary, tokens).tolist(), _GREEDY, seed=0, max_length=limit)
 
     def _hold(self, sequence: Sequence) -> Sequence:
         """Compute what it knows, and take it off the schedule with its past in the cache."""
@@ -78,11 +78,11 @@ class Bench:
 
     def _copy(self, held: Sequence) -> Sequence:
         """One that runs on from there; computed anew where the model's past cannot be shared."""
-        copy = Sequence(list(held.tokens), _GREEDY, seed=0, limit=held.limit)
+        copy = Sequence(list(held.tokens), _GREEDY, seed=0, max_length=held.max_length)
         if not self.engine.cache.can_fork:
             return self._hold(copy)
         assert held.slot is not None
-        copy.slot, copy.num_computed_tokens = self.engine.cache.fork(held.slot), held.num_computed_tokens
+        copy.attach_fork(held, self.engine.cache.fork(held.slot))
         return copy
 
     def _advance(self, sequences: list[Sequence], count: int) -> None:

@@ -158,7 +158,7 @@ class AsyncLLM:
         async with aclosing(self._bursts(scored)) as bursts:
             async for burst in bursts:
                 for chunk in burst:
-                    found += chunk.logprobs or ()
+                    found += chunk.prompt_logprobs or ()
                     reason = chunk.finish_reason
         if reason == "timeout":
             raise DeadlineError(f"the prompt was not read within {timeout_s:g} s")

@@ -1,37 +1,40 @@
-"""The loop: schedule, run, read. One step is always submitted before the one before it is read."""
+"""The loop: collect, admit, schedule, submit, collect. A step is submitted before the one before it is collected, so that the device always
+has work while the host looks at results."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.base import PAGE
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError
 from ..models.decoder import Model
 from ..types import EngineStats, FinishReason
-from .events import Ended, Event, Logits, token_of
+from .chunk_policy import ChunkPolicy, DeterministicChunks
+from .events import Ended, Event, Logits
 from .kv_cache_manager import KVCacheManager
 from .model_runner import ModelRunner, PendingStep, SequenceOutput
-from .prefill_budget import PrefillBudget, StepTimeModel
+from .prefill_budget import PrefillBudget
 from .request_queue import RequestQueue
+from .rope_regime import RopeRegime
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence, ended_stats
 from .spec_decode.draft_model import Drafter
 from .spec_decode.proposer import Proposer
+from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from ..cache.disk.storage import DiskStorage
 
 _DISK_WAIT_S = 0.005
-_OBSERVED = 4
+"""Seconds to wait for the disk, where nothing else can be done."""
+_PREPARATION_S = 0.002
+"""Seconds before its submission that belong to a step; more than that was spent by whoever reads the answers."""
 
 
 class Engine:
@@ -48,8 +51,9 @@ class Engine:
         drafter: Drafter | None = None,
         disk: DiskStorage | None = None,
     ) -> None:
-        """`fingerprint` names the weights, so that what is cached of one model is never used for another. `drafter` writes ahead of it.
-        `disk`, of which no other engine makes use, keeps what is cached beyond this process."""
+        """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
+        cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process; no
+        other engine may use it."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -63,10 +67,9 @@ class Engine:
 
     def _start(self) -> None:
         config = self.config
-        # Chunks of whole pages must have room beside an answer's row for everyone else.
-        rows = (
-            max(config.max_num_batched_tokens, config.max_sequences + PAGE - 1) if config.deterministic else config.max_num_batched_tokens
-        )
+        rope = RopeRegime(self.model)
+        chunks = (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)
+        rows = chunks.step_rows(config.max_num_batched_tokens, config.max_sequences)
         self.cache = PagedCache(
             self.model.layers,
             dtype=self._dtype,
@@ -78,33 +81,36 @@ class Engine:
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
             disk=self._disk,
         )
-        self.runner = ModelRunner(self.model, self.cache, deterministic=config.deterministic)
-        self.times = StepTimeModel()
+        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart)
+        self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
-            max_sequences=config.max_sequences,
-            room=self.cache,
-            pace=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
+            max_num_seqs=config.max_sequences,
+            pages=self.cache,
+            budget=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
             waiting=RequestQueue(config.max_waiting),
-            deterministic=config.deterministic,
+            chunks=chunks,
         )
-        drafts = config.max_draft if self.cache.can_fork and not config.deterministic else 0
-        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and drafts else None
-        self.speculator = Proposer(drafts, boundary=self.model.recompute_at, draft=draft, ngrams=config.ngrams)
-        self.seats = KVCacheManager(self.model, config, self.cache, self.scheduler, self.speculator)
-        self._flights: deque[PendingStep] = deque()
-        self._landed_at = 0.0
+        max_draft = config.max_draft if self.cache.can_fork and chunks.drafts else 0
+        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and max_draft else None
+        self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)
+        self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache)
+        self._chunks = chunks
+        self._pending: PendingStep | None = None
+        self._collected_at = 0.0
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and not self._flights
+        """Whether no sequence runs or waits, and no step is pending."""
+        return self.scheduler.idle and self._pending is None
 
     @property
     def reads_prompt(self) -> bool:
         """Whether the step that was submitted last does, and may take long."""
-        return bool(self._flights) and self._flights[-1].rows > self._flights[-1].decode_rows
+        return self._pending is not None and self._pending.schedule.prefill_rows > 0
 
     def stats(self) -> EngineStats:
+        """What all sequences that have ended took, and what there is now."""
         usage = self.cache.usage()
         return replace(
             self._ended,
@@ -117,172 +123,163 @@ class Engine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence, and its followers, on the waiting list. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`."""
-        forks = self.cache.can_fork and len(sequence.prompt) > 1
-        samples_to_fork = sequence.samples_to_fork
-        if not forks:
-            sequence.samples_to_fork = []
-        for s in (sequence, *samples_to_fork):
-            s.no_chunked_recompute = self.model.recompute_at is None and self.model.rotation(s.limit) != self.model.rotation(s.total)
-        if not self.cache.fits(sequence.limit):
+        """Let a sequence wait, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`; then
+        nothing has changed."""
+        if not self.cache.fits(sequence.max_length):
             raise MemoryPlanError(
-                f"a sequence of up to {sequence.limit} tokens does not fit in the cache's memory: lower max_tokens or the context length"
+                f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory: "
+                "lower max_tokens or the context length"
             )
-        for s in (sequence, *([] if forks else samples_to_fork)):
-            self.scheduler.add(s)
+        apart = [] if self.cache.can_fork and len(sequence.prompt) > 1 else sequence.samples_to_fork
+        self.scheduler.waiting.check(1 + len(apart))
+        if apart:
+            sequence.lead([])
+        for each in (sequence, *apart):
+            self.scheduler.add(each)
 
     def tidy(self) -> bool:
-        """To be called while there is nothing to do: True while that is of use."""
+        """Do some work that can wait. To be called while there is nothing to do, as long as it returns True."""
         return self.cache.tidy()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End all sequences, and write what is kept to disk, as far as that is done in this time."""
-        self._end_all()
+        """End all sequences, and write cached prefixes to disk as far as that is done in this time."""
+        self._collect_pending()
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(sequence)
         self.cache.close(timeout_s)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
-        """End a sequence now; what it holds goes back as soon as no step in flight uses it."""
-        for s in (sequence, *sequence.samples_to_fork):
-            if s.finish_reason is None:
-                self._finish(s, reason)
-            self.scheduler.remove(s)
-            self._release_if_landed(s)
+        """End a sequence now; its slot is free as soon as no pending step uses it."""
+        for each in (sequence, *sequence.samples_to_fork):
+            if each.finish_reason is None:
+                each.finish(reason)
+                self._ended += ended_stats(each)
+            self.scheduler.remove(each)
+            self._free_if_unused(each)
 
     def step(self) -> list[Event]:
-        """Submit the next step and read the one before it. After any exception, all sequences are cancelled and the engine is fresh."""
+        """Bring all sequences on. After any exception they are cancelled, and the engine is as new."""
         try:
-            events = self._land_if(self._must_land)
-            events += self._expire()
-            self.seats.admit(flying=bool(self._flights))
-            self.cache.tidy(idle=False)
-            self.speculator.propose(self.scheduler.running)
-            schedule = self._scheduled(events)
-            if schedule.work:
-                self._flights.append(self.runner.launch(schedule.work))
-            elif not self._flights and not events:
-                self.cache.wait(_DISK_WAIT_S)
-            return events + self._land_if(lambda: len(self._flights) > (1 if schedule.work else 0))
+            events = self._collect_pending() if self._must_collect() else []
+            events += self._admit()
+            schedule = self._schedule(events)
+            before = self._submit(schedule, idle=not events)
+            return events + self._collect(before)
         except BaseException:
             self._cancel_all()
             raise
 
-    def _scheduled(self, events: list[Event]) -> Schedule:
-        """The next step's work. Where pages run out, the sequences that have to give theirs back do so first."""
-        while True:
-            schedule = self.scheduler.schedule()
-            if not schedule.preempt:
-                return schedule
-            events += self._land_if(lambda: bool(self._flights))
-            for sequence in schedule.preempt:
-                if sequence in self.scheduler.running:
-                    self.seats.preempt(sequence)
-
-    def _must_land(self) -> bool:
-        """Whether the step in flight has to be finished first: it fills pages, verifies drafts or should be followed by some, or a
-        sequence has to be computed anew, or pages have come from disk."""
-        if not self._flights:
+    def _must_collect(self) -> bool:
+        """Whether the pending step has to be collected before the next one is scheduled: it fills pages or verifies drafts, its tokens
+        should be followed by drafts, a sequence has to be computed again, or pages have come from disk."""
+        pending, running = self._pending, self.scheduler.running
+        if pending is None:
             return False
-        flight, running = self._flights[-1], self.scheduler.running
-        if self.cache.arrived:
+        if pending.needs_commit or pending.schedule.drafts or self.cache.arrived:
             return True
-        return flight.needs_commit or flight.drafted or any(map(self.seats.outgrown, running)) or self.speculator.promising(running)
+        if not self.kv_cache_manager.settled and any(map(self.kv_cache_manager.must_restart, running)):
+            return True
+        return self.proposer.wants_tokens(running)
 
-    def _land_if(self, condition: Callable[[], bool]) -> list[Event]:
-        events: list[Event] = []
-        while condition():
-            events += self._land(self._flights.popleft())
-        return events
-
-    def _expire(self) -> list[Event]:
+    def _admit(self) -> list[Event]:
+        """End what is out of time, and let those begin that are first in line."""
         expired = self.scheduler.expired(perf_counter())
         for sequence in expired:
             self.abort(sequence, "timeout")
+        if not self.kv_cache_manager.settled:
+            self.kv_cache_manager.admit(between_steps=self._pending is None)
+        self.cache.tidy(idle=False)
         return [Ended(sequence) for sequence in expired]
 
-    def _land(self, flight: PendingStep) -> list[Event]:
-        drawn = flight.read()
+    def _schedule(self, events: list[Event]) -> Schedule:
+        """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that
+        have to give their pages back do so."""
+        self.proposer.propose(self.scheduler.running)
+        while (schedule := self.scheduler.schedule()).preempt:
+            events += self._collect_pending()
+            for sequence in schedule.preempt:
+                if sequence in self.scheduler.running:
+                    self.kv_cache_manager.preempt(sequence)
+                    self.proposer.forget(sequence)
+        return schedule
+
+    def _submit(self, schedule: Schedule, *, idle: bool) -> PendingStep | None:
+        """Start the next step, if there is one, and return the one that was pending. If there is neither, and `idle`, wait for the disk."""
+        before, self._pending = self._pending, None
+        if schedule.work:
+            self._pending = self.runner.submit(schedule)
+        elif before is None and idle:
+            self.cache.wait(_DISK_WAIT_S)
+        return before
+
+    def _collect_pending(self) -> list[Event]:
+        pending, self._pending = self._pending, None
+        return self._collect(pending)
+
+    def _collect(self, step: PendingStep | None) -> list[Event]:
+        """Wait for a step, and learn from it; then its pages are full, and its sequences get their tokens."""
+        if step is None:
+            return []
+        outputs = step.collect()
         now = perf_counter()
-        self._observe(flight, now)
-        self.speculator.landed(flight, drawn, now)
-        if flight.needs_commit:
-            mx.eval(flight.state)
-            self._commit(flight)
-        for step in flight.steps:
-            step.close()
-        events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in flight.logits.items() if s.finish_reason is None]
-        for one in drawn:
-            events += self._take(one, now)
-        for sequence in flight.logits:
-            if sequence.num_computed_tokens == sequence.num_tokens and not self._flying(sequence):
-                self.abort(sequence, "stop")
-        for work in flight.work:
-            if work.sequence.finish_reason:
-                self._release_if_landed(work.sequence)
-            elif work.sequence.num_computed_tokens in work.sequence.snapshot_points and not self._flying(work.sequence):
-                self.seats.keep(work.sequence)
-        return events
+        self._learn(step, outputs, now)
+        if step.needs_commit:
+            mx.eval(step.arrays)
+            self._seal(step)
+        step.close()
+        return self._emit(step, outputs, now)
 
-    def _observe(self, flight: PendingStep, now: float) -> None:
-        """A step takes from the landing of the one before it, or from its own launch if the device was idle. Of steps with nothing but
-        answers a few tell as much as all."""
-        prefill_rows = flight.rows - flight.decode_rows
-        if prefill_rows or not self._steps % _OBSERVED or not self.times.alone.knows(flight.decode_rows):
-            self.scheduler.pace.observe(flight.decode_rows, prefill_rows, now - max(flight.launched, self._landed_at))
-        self._landed_at = now
+    def _learn(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> None:
+        """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""
+        waited = step.submitted >= self._collected_at
+        seconds = now - max(self._collected_at, step.submitted - _PREPARATION_S)
+        self._collected_at = now
         self._steps += 1
+        schedule = step.schedule
+        turns = self.proposer.learn(step, outputs, seconds)
+        self.times.observe(schedule.decode_rows, schedule.prefill_rows, seconds, waited=waited, turns=turns)
+        if schedule.prefill_rows:
+            self.scheduler.budget.observe(schedule.decode_rows, schedule.prefill_rows, seconds)
 
-    def _commit(self, flight: PendingStep) -> None:
-        tokens = {s.slot: s.tokens for s in (w.sequence for w in flight.work) if s.slot is not None and self._may_share(s)}
-        for step in flight.steps:
-            self.cache.commit(step, tokens)
+    def _seal(self, step: PendingStep) -> None:
+        sequences = [w.sequence for w in step.schedule.work]
+        tokens = {s.slot: s.tokens for s in sequences if s.slot is not None and self._chunks.may_share(s)}
+        for each in step.steps:
+            self.cache.commit(each, tokens)
 
-    def _may_share(self, sequence: Sequence) -> bool:
-        """Whether the pages that it has just filled are those that any other would have computed. To the bit that goes only for pages of a
-        prompt, without its last token."""
-        return not self.config.deterministic or sequence.num_computed_tokens < len(sequence.prompt)
-
-    def _take(self, drawn: SequenceOutput, now: float) -> list[Event]:
-        """Append what a sequence got, and end it where one of the tokens is its last."""
-        sequence = drawn.draw.sequence
-        times = sequence.times
-        times.first_token = times.first_token or now
-        times.last_token = now
-        events: list[Event] = []
-        for i, token in enumerate(drawn.tokens):
-            if sequence.finish_reason:
-                break
-            sequence.tokens.append(token)
-            events.append(token_of(drawn, i))
-            if token in sequence.stop_ids:
-                self._finish(sequence, "stop")
-            elif len(sequence.tokens) >= sequence.limit:
-                self._finish(sequence, "length")
-        if sequence.finish_reason:
-            self.scheduler.remove(sequence)
-        self.runner.settle(drawn, len(events))
-        if len(sequence.tokens) == sequence.num_tokens:
-            sequence.pending_token = None
+    def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> list[Event]:
+        """Hand on what the sequences got, and end those that have all they get."""
+        events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
+        for output in outputs:
+            s = output.row.sequence
+            taken = s.append(output.tokens, now)
+            self.runner.commit(output, taken)
+            events += output.events(taken)
+            if taken and s.finish_reason:
+                self._ended += ended_stats(s)
+                self.scheduler.remove(s)
+        for s in step.logits:
+            if s.num_computed_tokens == s.num_tokens and not self._is_pending(s):
+                self.abort(s, "stop")
+        for w in step.schedule.work:
+            s = w.sequence
+            if s.finish_reason:
+                self._free_if_unused(s)
+            elif s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
+                self.kv_cache_manager.cache_prefix(s)
         return events
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.finish_reason = reason
-        self._ended += ended_stats(sequence)
+    def _free_if_unused(self, sequence: Sequence) -> None:
+        if sequence.slot is not None and not self._is_pending(sequence):
+            self.kv_cache_manager.free(sequence)
+            self.proposer.forget(sequence)
 
-    def _release_if_landed(self, sequence: Sequence) -> None:
-        if sequence.slot is not None and not self._flying(sequence):
-            self.seats.release(sequence)
-
-    def _flying(self, sequence: Sequence) -> bool:
-        return any(w.sequence is sequence for f in self._flights for w in f.work)
-
-    def _end_all(self) -> None:
-        self._land_if(lambda: bool(self._flights))
-        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            self.abort(sequence)
+    def _is_pending(self, sequence: Sequence) -> bool:
+        return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            for s in (sequence, *sequence.samples_to_fork):
-                s.finish_reason = s.finish_reason or "cancelled"
-                s.slot = None
+            for each in (sequence, *sequence.samples_to_fork):
+                each.finish("cancelled")
+                each.detach()
         self._start()

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
-from .output_processor import OutputProcessor, RequestOutput
+from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
 from .settings import OpenModel
 
@@ -41,7 +41,7 @@ class Request:
         self.loop = asyncio.get_running_loop()
         self.sequences = sequences
         self.streams = streams
-        self.answers: list[RequestOutput] = []
+        self.answers: list[Output] = []
         self.cancelled = False
         self.begun = False
         """Whether a piece of it has been handed over. The thread's."""

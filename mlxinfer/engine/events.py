@@ -1,4 +1,4 @@
-"""What a step of the engine tells."""
+"""What a step of the engine reports."""
 
 from __future__ import annotations
 
@@ -10,43 +10,39 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from .model_runner import SequenceOutput
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that a sequence got: its id, and if asked for its log-probability and the likeliest ones as (id, logprob)."""
+    """A token that a sequence got."""
 
     sequence: Sequence
+    """Whose token it is."""
     token_id: int
+    """The token."""
     logprob: float | None = None
+    """Its log-probability (natural), if the sequence asked for it."""
     top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens as (id, log-probability), likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits `[rows, vocab]` float32 of the rows from `past` on of a sequence that wants them; the same again if it had to start anew."""
+    """Logits of a sequence that wants them; the same come again if it had to give its pages back and start anew."""
 
     sequence: Sequence
+    """Whose they are."""
     rows: mx.array
+    """float32 `[rows, vocab]`."""
     past: int = 0
+    """The position of the first row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence that ended without a token: its time was up."""
+    """A sequence ended without a token: its time was up."""
 
     sequence: Sequence
+    """Which one."""
 
 
 Event = Union[Token, Logits, Ended]
-
-
-def token_of(drawn: SequenceOutput, i: int) -> Token:
-    """The i-th token that a sequence got from a step."""
-    sequence = drawn.draw.sequence
-    wanted = sequence.params.logprobs
-    if wanted is None or drawn.logprobs is None:
-        return Token(sequence, drawn.tokens[i])
-    chosen, top = drawn.logprobs[i]
-    return Token(sequence, drawn.tokens[i], chosen, top[:wanted])

@@ -112,14 +112,13 @@ class InputProcessor:
             )
             for i in range(params.n)
         ]
-        sequences[0].samples_to_fork = sequences[1:]
+        sequences[0].lead(sequences[1:])
         return sequences
 
     def scored(self, ids: list[int], top: int, terms: RequestOptions) -> Sequence:
         """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
-        sequence = Sequence(ids, SamplingParams(logprobs=top), seed=0, limit=len(ids), wants_logits=True, client_id=terms.client_id)
-        sequence.priority, sequence.deadline = terms.priority, terms.deadline
-        return sequence
+        served = {"client_id": terms.client_id, "priority": terms.priority, "deadline": terms.deadline}
+        return Sequence(ids, SamplingParams(logprobs=top), seed=0, max_length=len(ids), wants_logits=True, **served)
 
 
 def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:

@@ -19,7 +19,7 @@ from ..loading.memory_plan import plan_engine
 from ..types import Chunk, Completion, EngineStats, SamplingParams
 from .engine import Engine
 from .input_processor import Messages, Prompt, RequestOptions, as_prompts, one_answer
-from .output_processor import FEED, OutputProcessor, RequestOutput
+from .output_processor import FEED, Output, OutputProcessor
 from .sequence import Sequence
 from .settings import OpenModel, Settings
 
@@ -99,7 +99,7 @@ class LLM:
         token ids. Raises `PromptError`, before anything is computed."""
         terms = RequestOptions.of(client_id, priority, timeout_s)
         requests = deque(self._intake.sequences(self._intake.token_ids(p), params, terms) for p in as_prompts(prompts))
-        answers: list[RequestOutput] = []
+        answers: list[Output] = []
         try:
             while requests:
                 self._feed(requests, answers)
@@ -157,7 +157,7 @@ class LLM:
     def logits(self, token_ids: Many[int]) -> mx.array:
         """float32 `[T, vocab]`: after each token, the logits of the next, computed by the cache and step that generate."""
         desk, ids = self._open_desk, self._intake.check(token_ids)
-        sequence = Sequence(ids, SamplingParams(), seed=0, limit=len(ids), wants_logits=True)
+        sequence = Sequence(ids, SamplingParams(), seed=0, max_length=len(ids), wants_logits=True)
         rows = desk.rows[sequence] = []
         try:
             desk.engine.add(sequence)
@@ -182,7 +182,7 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _feed(self, requests: deque[list[Sequence]], answers: list[RequestOutput]) -> None:
+    def _feed(self, requests: deque[list[Sequence]], answers: list[Output]) -> None:
         """Submit requests while there is room for them on the waiting list, as many as keep the engine busy."""
         desk = self._open_desk
         while requests and len(desk.answers) < FEED * desk.engine.config.max_sequences:
@@ -203,7 +203,7 @@ class LLM:
             self._chunks.pop(sequences[0], None)
             self._cancel(answers)
 
-    def _drain(self, answer: RequestOutput, chunks: deque[Chunk]) -> Generator[Chunk, None, None]:
+    def _drain(self, answer: Output, chunks: deque[Chunk]) -> Generator[Chunk, None, None]:
         """An answer's chunks to its end; every step that this takes serves the other answers as well."""
         while True:
             while chunks:
@@ -220,6 +220,6 @@ class LLM:
             if answer.sequence in self._chunks:
                 self._chunks[answer.sequence].append(chunk)
 
-    def _cancel(self, answers: Many[RequestOutput]) -> None:
+    def _cancel(self, answers: Many[Output]) -> None:
         if self._desk is not None:
             self._desk.cancel(answers)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Union, cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -14,11 +13,12 @@ from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
 from ..models.decoder import Model
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
-from .scheduler import Work
+from .events import Token
+from .scheduler import Schedule, Work
 from .sequence import Sequence
 
-Proposed = Union[list[int], mx.array]
-"""Drafts of one sequence: on the host, or on the device only."""
+if TYPE_CHECKING:
+    from .sequence import Proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,183 +26,213 @@ class SampledRow:
     """The rows of a step's `Sampled` that belong to one sequence: one, and one more for each draft."""
 
     sequence: Sequence
+    """Whose they are."""
     row: int
+    """The first of them."""
     drafts: Proposed
+    """The drafts that the step verifies."""
     state: list[mx.array] = field(default_factory=list)
-    """Of its recurrent layers, as they were before the drafts."""
+    """Its recurrent layers' states before the drafts; empty without drafts or such layers."""
     past: int = 0
     """Tokens that were computed before the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What a sequence got from a step: the tokens that hold, the last of them not a draft; and log-probabilities if any row has them."""
+    """What a sequence got from a step."""
 
-    draw: SampledRow
+    row: SampledRow
+    """Where it comes from."""
     tokens: list[int]
+    """The tokens that hold: right drafts, and one that was sampled after them."""
     logprobs: list[TokenLogprobs] | None
+    """For each of `tokens`; None if no row of the step has any."""
     drafted: int
+    """How many drafts were verified."""
+
+    def events(self, count: int) -> list[Token]:
+        """The first `count` tokens, with the log-probabilities that the sequence asked for."""
+        sequence, wanted = self.row.sequence, self.row.sequence.params.logprobs
+        if wanted is None or self.logprobs is None:
+            return [Token(sequence, token) for token in self.tokens[:count]]
+        pairs = zip(self.tokens[:count], self.logprobs, strict=False)
+        return [Token(sequence, token, chosen, top[:wanted]) for token, (chosen, top) in pairs]
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that has been submitted and not yet read."""
+    """A step that has been submitted and not yet collected."""
 
-    work: list[Work]
+    schedule: Schedule
+    """What it computes."""
     steps: list[CacheStep]
-    draws: list[SampledRow]
+    """The same, seen from the cache: one for each pass through the model."""
+    rows: list[SampledRow]
+    """What is sampled."""
     sampled: Sampled | None
+    """The tokens, on the device; None if no row is sampled."""
     logits: dict[Sequence, tuple[int, mx.array]]
-    """Of the sequences that want them: the position of their first row, and all rows' logits, `[count, vocab]`."""
-    launched: float = field(default_factory=perf_counter)
-    rows: int = field(init=False)
-    decode_rows: int = field(init=False)
-    drafted: bool = field(init=False)
-    needs_commit: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rows = sum([w.count for w in self.work])
-        self.decode_rows = sum([w.count for w in self.work if w.decodes])
-        self.drafted = any(w.drafts for w in self.work)
-        self.needs_commit = any(step.needs_commit for step in self.steps)
+    """For sequences that want them: the position of their first row, and all rows' logits, float32 `[count, vocab]`."""
+    needs_commit: bool
+    """Whether it fills pages, so that it has to be collected before the next step is submitted."""
+    submitted: float = field(default_factory=perf_counter)
+    """When, in seconds of `perf_counter`."""
 
     @property
-    def state(self) -> list[mx.array]:
-        return [array for step in self.steps for array in step.state]
+    def arrays(self) -> list[mx.array]:
+        """All that it leaves behind."""
+        found = [array for step in self.steps for array in step.state]
+        if self.sampled is not None:
+            found += self.sampled.arrays
+        for _, rows in self.logits.values():
+            found.append(rows)
+        for row in self.rows:
+            found += row.state
+        return found
 
-    def read(self) -> list[SequenceOutput]:
+    def collect(self) -> list[SequenceOutput]:
         """Wait for the step, and bring over what it sampled, all at once."""
         if self.sampled is None:
             return []
         tokens, logprobs = self.sampled.read()
-        drawn = []
-        for draw in self.draws:
-            drafts = _on_host(draw.drafts)
-            first, last = draw.row, draw.row + len(drafts) + 1
-            held = accept(drafts, tokens[first:last])
-            drawn.append(SequenceOutput(draw, held, None if logprobs is None else logprobs[first : first + len(held)], len(drafts)))
-        return drawn
+        outputs = []
+        for row in self.rows:
+            first, drafted = row.row, len(row.drafts)
+            held = accept(row.drafts, tokens[first : first + drafted + 1]) if drafted else [tokens[first]]
+            outputs.append(SequenceOutput(row, held, None if logprobs is None else logprobs[first : first + len(held)], drafted))
+        return outputs
+
+    def close(self) -> None:
+        """Let go of the cache."""
+        for step in self.steps:
+            step.close()
 
 
-def accept(drafts: list[int], sampled: list[int]) -> list[int]:
-    """The tokens that hold: those sampled up to the first that is not what was drafted. Each of them was sampled behind tokens that hold,
+def accept(drafts: Proposed, sampled: list[int]) -> list[int]:
+    """The tokens that hold: those sampled up to the first that is not what was drafted. Each of them was sampled after tokens that hold,
     with the noise of its own position: what was drafted decides how many there are, never which."""
+    proposed = drafts if isinstance(drafts, list) else cast("list[int]", drafts.tolist())
     right = 0
-    while right < len(drafts) and drafts[right] == sampled[right]:
+    while right < len(proposed) and proposed[right] == sampled[right]:
         right += 1
     return sampled[: right + 1]
 
 
 class ModelRunner:
-    """Owns the cache's steps; the sequences' counters are advanced here, as a step is submitted and as it is read."""
+    """Owns the steps of the cache, and tells the sequences how far they have been computed."""
 
-    def __init__(self, model: Model, cache: PagedCache, *, deterministic: bool = False) -> None:
-        """`deterministic`: each sequence goes through the model by itself, so that its rows are computed in the same shapes whatever else
-        runs."""
-        self._deterministic = deterministic
+    def __init__(self, model: Model, cache: PagedCache, *, apart: bool = False) -> None:
+        """`apart`: each sequence goes through the model by itself (`ChunkPolicy.apart`)."""
         self.model = model
         self.cache = cache
+        self._apart = apart
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
+        """The sequences of the last step, if each of them got one token and nothing was drafted, and the tokens."""
 
-    def launch(self, work: list[Work]) -> PendingStep:
-        """Submit a step without waiting for it."""
-        tokens = self._tokens(work)
-        draws = list(self._draws(work))
+    def submit(self, schedule: Schedule) -> PendingStep:
+        """Start a step without waiting for it."""
+        work = schedule.work
+        tokens = self._tokens(schedule)
+        rows = self._sampled_rows(work)
         steps: list[CacheStep] = []
         logits: dict[Sequence, tuple[int, mx.array]] = {}
         sampled_rows: list[mx.array] = []
         start = 0
-        for part in [[w] for w in work] if self._deterministic else [work]:
-            count = sum(w.count for w in part)
-            step = self.cache.begin(_segments(part))
-            hidden = self.model.hidden(tokens[start : start + count] if count < tokens.shape[0] else tokens, step)
-            logits.update(self._wanted_logits(part, step, hidden))
-            sampled_rows += self._rows_to_sample(part, step, hidden)
+        for part in [[w] for w in work] if self._apart else [work]:
+            segments = _segments(part)
+            step = self.cache.begin(segments)
+            count = segments[-1].start + segments[-1].count
+            hidden = self.model.hidden(tokens[start : start + count] if self._apart else tokens, step)
+            sampled_rows += self._logits(part, segments, hidden, logits)
             steps.append(step)
             start += count
-        sampled = self._sample(draws, sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)) if draws else None
-        _advance(work, draws, sampled)
-        plain = sampled is not None and not any(len(d.drafts) for d in draws)
-        self._last = ([d.sequence for d in draws], sampled.tokens) if sampled is not None and plain else None
-        flight = PendingStep(work, steps, draws, sampled, logits)
-        mx.async_eval(  # type: ignore[no-untyped-call]
-            flight.state, [rows for _, rows in logits.values()], [] if sampled is None else sampled.arrays, [d.state for d in draws]
-        )
-        return flight
+        sampled = None
+        if rows:
+            sampled = self._sample(rows, sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows), schedule.drafts)
+        _advance(work, rows, sampled)
+        self._last = ([row.sequence for row in rows], sampled.tokens) if sampled is not None and not schedule.drafts else None
+        pending = PendingStep(schedule, steps, rows, sampled, logits, any(step.needs_commit for step in steps))
+        mx.async_eval(pending.arrays)  # type: ignore[no-untyped-call]
+        return pending
 
-    def _wanted_logits(self, work: list[Work], step: CacheStep, hidden: mx.array) -> dict[Sequence, tuple[int, mx.array]]:
-        return {
-            w.sequence: (segment.past, self.model.logits(hidden[segment.start : segment.start + segment.count]))
-            for w, segment in zip(work, step.segments, strict=True)
-            if w.sequence.wants_logits
-        }
-
-    def _rows_to_sample(self, work: list[Work], step: CacheStep, hidden: mx.array) -> list[mx.array]:
-        """Logits of the rows that are sampled from, or nothing."""
-        rows = [r for s, w in zip(step.segments, work, strict=True) if w.samples for r in range(s.start + s.count)[-1 - w.drafts :]]
-        if not rows:
-            return []
-        return [self.model.logits(hidden if len(rows) == hidden.shape[0] else hidden[mx.array(rows)])]
-
-    def settle(self, drawn: SequenceOutput, taken: int) -> None:
-        """Set the counters of a sequence whose drafts have been verified, and of whose tokens so many were taken. Where its layers keep
-        states, these go back to where the step began, unless all of it holds, and what holds is computed again."""
-        s = drawn.draw.sequence
-        if not drawn.drafted or s.slot is None:
+    def commit(self, output: SequenceOutput, taken: int) -> None:
+        """Tell a sequence whose drafts were verified how far it is computed, if `taken` of its tokens were taken. Where its layers keep
+        states, these go back to where the step began, unless all drafts hold, and what holds is computed again."""
+        row, s = output.row, output.row.sequence
+        if not output.drafted or s.slot is None:
             return
-        s.num_tokens += taken
-        if drawn.draw.state and taken <= drawn.drafted:
-            self.cache.restore(s.slot, drawn.draw.state)
-            s.num_computed_tokens = drawn.draw.past
-        else:
-            s.num_computed_tokens += max(taken - 1, 0)
+        computed = row.past + max(taken, 1)
+        if row.state and taken <= output.drafted:
+            self.cache.restore(s.slot, row.state)
+            computed = row.past
+        s.verify(output.drafted, len(output.tokens) - 1, computed)
 
-    def _draws(self, work: list[Work]) -> Iterator[SampledRow]:
+    def _sampled_rows(self, work: list[Work]) -> list[SampledRow]:
+        rows: list[SampledRow] = []
         row = 0
         for w in work:
-            if w.samples:
-                s = w.sequence
+            if not w.samples:
+                continue
+            s = w.sequence
+            if w.drafts:
                 assert s.slot is not None
-                yield SampledRow(s, row, s.drafts[: w.drafts], self.cache.state(s.slot) if w.drafts else [], s.num_computed_tokens)
-                row += 1 + w.drafts
+                rows.append(SampledRow(s, row, s.drafts[: w.drafts], self.cache.state(s.slot), s.num_computed_tokens))
+            else:
+                rows.append(SampledRow(s, row, []))
+            row += 1 + w.drafts
+        return rows
 
-    def _tokens(self, work: list[Work]) -> mx.array:
+    def _logits(
+        self, work: list[Work], segments: list[Segment], hidden: mx.array, wanted: dict[Sequence, tuple[int, mx.array]]
+    ) -> list[mx.array]:
+        """Logits of the rows that are sampled, or nothing; all logits of the sequences that want them go to `wanted`."""
+        sampled: list[int] = []
+        for w, segment in zip(work, segments, strict=True):
+            end = segment.start + segment.count
+            if w.samples:
+                sampled += range(end - 1 - w.drafts, end)
+            elif w.sequence.wants_logits:
+                wanted[w.sequence] = segment.past, self.model.logits(hidden[segment.start : end])
+        if not sampled:
+            return []
+        return [self.model.logits(hidden if len(sampled) == hidden.shape[0] else hidden[mx.array(sampled)])]
+
+    def _tokens(self, schedule: Schedule) -> mx.array:
         """int32 `[T]`. A token that only the device knows yet is taken from there."""
-        if self._last is not None and [w.sequence for w in work] == self._last[0] and all(_is_next_token(w) for w in work):
-            return self._last[1].astype(mx.int32)
+        work = schedule.work
+        if self._last is not None and not schedule.drafts:
+            sampled, tokens = self._last
+            follow = [w.sequence for w in work if w.sequence.pending_token is not None]
+            if len(follow) == len(work) and follow == sampled:
+                return tokens.astype(mx.int32)
         pieces: list[mx.array] = []
         known: list[int] = []
         for w in work:
             s = w.sequence
-            parts: list[Proposed] = [s.tokens[s.num_computed_tokens : s.num_computed_tokens + w.count - w.drafts]]
-            if s.pending_token is not None:
-                parts.append(s.pending_token)
-            if w.drafts:
-                parts.append(s.drafts[: w.drafts])
-            for part in parts:
+            known += s.tokens[s.num_computed_tokens : s.num_computed_tokens + w.count - w.drafts]
+            for part in (s.pending_token, s.drafts[: w.drafts] if w.drafts else None):
                 if isinstance(part, list):
                     known += part
-                    continue
-                if known:
-                    pieces.append(mx.array(known, dtype=mx.int32))
+                elif part is not None:
+                    pieces += [mx.array(known, dtype=mx.int32)] if known else []
+                    pieces.append(part.astype(mx.int32))
                     known = []
-                pieces.append(part.astype(mx.int32))
         if known:
             pieces.append(mx.array(known, dtype=mx.int32))
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
-    def _sample(self, draws: list[SampledRow], logits: mx.array) -> Sampled:
-        rows = [d.sequence for d in draws]
-        if self._batch is None or rows != self._batch_rows:
-            described = [Row(s.params, s.seed, s.prompt, s.answer, s.pending_token) for s in rows]
+    def _sample(self, rows: list[SampledRow], logits: mx.array, drafts: int) -> Sampled:
+        sequences = [row.sequence for row in rows]
+        if self._batch is None or sequences != self._batch_rows:
+            described = [Row(s.params, s.seed, s.prompt, s.answer, s.pending_token) for s in sequences]
             self._batch = SamplingBatch(described, logits.shape[-1])
-            self._batch_rows = rows
-        self._batch.catch_up([s.tokens for s in rows])
-        counts = [len(d.drafts) for d in draws]
-        drafts = Drafts(counts, _joined([d.drafts for d in draws])) if any(counts) else None
-        return self._batch.sample(logits, [s.num_tokens for s in rows], drafts)
+            self._batch_rows = sequences
+        if self._batch.counts_tokens:
+            self._batch.catch_up([s.tokens for s in sequences])
+        ragged = Drafts([len(row.drafts) for row in rows], _joined([row.drafts for row in rows])) if drafts else None
+        return self._batch.sample(logits, [s.num_tokens for s in sequences], ragged)
 
 
 def _segments(work: list[Work]) -> list[Segment]:
@@ -211,31 +241,17 @@ def _segments(work: list[Work]) -> list[Segment]:
     for w in work:
         s = w.sequence
         assert s.slot is not None
-        end = s.num_computed_tokens + w.count
-        segments.append(Segment(s.slot, start, w.count, s.num_computed_tokens, max(s.total, end)))
+        past = s.num_computed_tokens
+        segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count)))
         start += w.count
     return segments
 
 
-def _advance(work: list[Work], draws: list[SampledRow], sampled: Sampled | None) -> None:
-    """A sequence whose drafts are being verified stands still until they are: `ModelRunner.settle`."""
+def _advance(work: list[Work], rows: list[SampledRow], sampled: Sampled | None) -> None:
+    """A sequence whose drafts are being verified stands still until they are: `ModelRunner.commit`."""
+    tokens = {} if sampled is None else {row.sequence: sampled.tokens[row.row : row.row + 1] for row in rows if not len(row.drafts)}
     for w in work:
-        w.sequence.num_computed_tokens += w.count - w.drafts
-        w.sequence.pending_token = None
-        w.sequence.drafts = []
-    for draw in draws:
-        if not len(draw.drafts):
-            assert sampled is not None
-            draw.sequence.num_tokens += 1
-            draw.sequence.pending_token = sampled.tokens[draw.row : draw.row + 1]
-
-
-def _is_next_token(work: Work) -> bool:
-    return work.sequence.pending_token is not None and not work.drafts
-
-
-def _on_host(drafts: Proposed) -> list[int]:
-    return drafts if isinstance(drafts, list) else cast("list[int]", drafts.tolist())
+        w.sequence.advance(w.count - w.drafts, tokens.get(w.sequence))
 
 
 def _joined(drafts: list[Proposed]) -> mx.array:

@@ -1,15 +1,15 @@
-"""An engine with the answers that it is writing: requests go in, pieces of text come out."""
+"""An engine with the outputs that its sequences become: requests go in, pieces of text come out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import mlx.core as mx
 
 from ..device import peak_memory
-from ..errors import MLXInferError
 from ..sampling.logprobs import logprobs_of
 from ..tokenizer.detokenizer import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
@@ -20,8 +20,27 @@ from .input_processor import with_message
 from .sequence import Sequence, request_stats
 
 
+class Output(Protocol):
+    """What one sequence becomes."""
+
+    sequence: Sequence
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, once all of it has been taken; None before."""
+        ...
+
+    def take(self, event: Event) -> Chunk:
+        """The sequence's next event. The last chunk carries the reason."""
+        ...
+
+    def completion(self) -> Completion:
+        """What there is so far; "cancelled" if it has not ended by itself."""
+        ...
+
+
 class RequestOutput:
-    """Collects one sequence's tokens. Text is held back while it may be half a character or the start of a stop string."""
+    """An answer, collected token by token. Text is held back while it may be half a character or the start of a stop string."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         assert not isinstance(sequence.params.stop, str)
@@ -36,17 +55,22 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
+        """See `Output`. A stop string ends the answer before the sequence knows of it."""
         if self._stopped:
             return "stop"
         # A step can give a sequence several tokens and end it, before the first of them arrives here.
         arrived = len(self.sequence.prompt) + len(self._token_ids)
         return self.sequence.finish_reason if arrived >= len(self.sequence.tokens) else None
 
-    def add(self, token: Token) -> Chunk:
-        """The next token, and the text that became certain with it; the last chunk carries the reason and the usage."""
+    def take(self, event: Event) -> Chunk:
+        """The next token with the text that became certain, or the end without one. The last chunk carries the reason and the usage."""
+        if not isinstance(event, Token):
+            return self._end()
+        token = event
         self._token_ids.append(token.token_id)
-        logprob = self._logprob(token)
-        if self._logprobs is not None and logprob is not None:
+        logprob = None
+        if self._logprobs is not None and token.logprob is not None:
+            logprob = _logprob(self._tokenizer, token.token_id, token.logprob, token.top)
             self._logprobs.append(logprob)
         is_end = token.token_id in self.sequence.stop_ids
         text = ""
@@ -63,8 +87,7 @@ class RequestOutput:
         logprobs = None if logprob is None else [logprob]
         return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index, self._stops.met)
 
-    def end(self) -> Chunk:
-        """The last chunk of an answer that ended without a further token."""
+    def _end(self) -> Chunk:
         text = self._rest()
         self._pieces.append(text)
         logprobs: list[TokenLogprob] | None = None if self._logprobs is None else []
@@ -74,15 +97,9 @@ class RequestOutput:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
         return text if self._stopped else text + self._stops.finish()
 
-    def _logprob(self, token: Token) -> TokenLogprob | None:
-        if token.logprob is None:
-            return None
-        text_of = self._tokenizer.token_text
-        top = tuple((i, text_of(i), value) for i, value in token.top)
-        return TokenLogprob(token.token_id, text_of(token.token_id), token.logprob, top)
-
     @property
     def usage(self) -> Usage:
+        """What the request has taken so far."""
         times, stats = self.sequence.times, request_stats(self.sequence)
         prompt, answer = len(self.sequence.prompt), len(self._token_ids)
         computed = prompt - stats.reused_tokens
@@ -97,47 +114,60 @@ class RequestOutput:
         )
 
     def completion(self) -> Completion:
-        """What there is so far; "cancelled" if it has not ended by itself."""
+        """See `Output`."""
         reason = self.finish_reason or "cancelled"
         text, index = "".join(self._pieces), self.sequence.index
         return Completion(text, self._token_ids, reason, self.usage, self._logprobs, index, self._stops.met)
 
 
-class PromptScore(RequestOutput):
-    """In place of an answer: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on."""
+class PromptOutput:
+    """A prompt that is only read: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        super().__init__(sequence, tokenizer)
-        self._row = 0
+        self.sequence = sequence
+        self._tokenizer = tokenizer
+        self._logprobs: list[TokenLogprob] = []
+        self._rows = 0
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The sequence is known to end before the last rows have been looked at."""
-        done = self._row >= len(self.sequence.prompt)
-        return "stop" if done else self.sequence.finish_reason if self.sequence.finish_reason != "stop" else None
+        """See `Output`. The sequence ends as soon as its last rows are computed, which is before they arrive here."""
+        if self._rows >= len(self.sequence.prompt):
+            return "stop"
+        reason = self.sequence.finish_reason
+        return None if reason == "stop" else reason
 
-    def add_rows(self, past: int, rows: mx.array) -> Chunk:
-        """Rows of logits `[R, vocab]` from position `past` on. A sequence that gave up its place begins again: what is known is left out.
-        The last row of all is for a token that is not in the prompt."""
-        rows = rows[max(self._row - past, 0) :]
-        ids = self.sequence.prompt[self._row + 1 : self._row + 1 + rows.shape[0]]
-        self._row += rows.shape[0]
-        found = logprobs_of(rows[: len(ids)], mx.array(ids, dtype=mx.uint32), self.sequence.params.logprobs or 0).read() if ids else []
-        text_of = self._tokenizer.token_text
-        logprobs = [
-            TokenLogprob(i, text_of(i), own, tuple((j, text_of(j), value) for j, value in top))
-            for i, (own, top) in zip(ids, found, strict=True)
-        ]
+    def take(self, event: Event) -> Chunk:
+        """The next rows of logits, or the end. A sequence that gave its pages back begins again: what is known already is left out. The
+        last row of all is for a token that is not in the prompt."""
+        found: list[TokenLogprob] = []
+        if isinstance(event, Logits):
+            rows = event.rows[max(self._rows - event.past, 0) :]
+            ids = self.sequence.prompt[self._rows + 1 : self._rows + 1 + rows.shape[0]]
+            self._rows += rows.shape[0]
+            if ids:
+                read = logprobs_of(rows[: len(ids)], mx.array(ids, dtype=mx.uint32), self.sequence.params.logprobs or 0).read()
+                found = [_logprob(self._tokenizer, i, own, top) for i, (own, top) in zip(ids, read, strict=True)]
+        self._logprobs += found
         reason = self.finish_reason
-        return Chunk("", [], logprobs, reason, self.usage if reason else None)
+        return Chunk("", prompt_logprobs=found, finish_reason=reason, usage=self._usage if reason else None)
+
+    def completion(self) -> Completion:
+        """See `Output`."""
+        return Completion("", [], self.finish_reason or "cancelled", self._usage, prompt_logprobs=self._logprobs)
 
     @property
-    def usage(self) -> Usage:
+    def _usage(self) -> Usage:
         return Usage(len(self.sequence.prompt), 0)
 
 
+def _logprob(tokenizer: Tokenizer, token_id: int, logprob: float, top: Iterable[tuple[int, float]]) -> TokenLogprob:
+    text_of = tokenizer.token_text
+    return TokenLogprob(token_id, text_of(token_id), logprob, tuple((i, text_of(i), value) for i, value in top))
+
+
 FEED = 4
-"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so the waiting list keeps room for others."""
+"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so there is room for others to wait."""
 
 
 @dataclass(slots=True)
@@ -145,37 +175,38 @@ class OutputProcessor:
     """Belongs to the thread that owns the engine."""
 
     engine: Engine
+    """What computes."""
     tokenizer: Tokenizer
-    answers: dict[Sequence, RequestOutput] = field(default_factory=dict)
+    """What makes text of it."""
+    answers: dict[Sequence, Output] = field(default_factory=dict)
     """Those that have not ended."""
     rows: dict[Sequence, list[mx.array]] = field(default_factory=dict)
-    """Logits of the sequences that are in here, as they come."""
+    """Logits of the sequences that are in here, as they come: float32 `[rows, vocab]`."""
 
-    def submit(self, sequences: Many[Sequence]) -> list[RequestOutput]:
-        """Put a request on the engine's waiting list. Raises `QueueFullError` and `MemoryPlanError`; nothing of it is left then, and it may
-        be tried again."""
-        samples_to_fork = sequences[0].samples_to_fork
-        try:
-            self.engine.add(sequences[0])
-        except MLXInferError:
-            for sequence in sequences:
-                self.engine.scheduler.remove(sequence)
-            sequences[0].samples_to_fork = samples_to_fork
-            raise
-        answers = [(PromptScore if s.wants_logits else RequestOutput)(s, self.tokenizer) for s in sequences]
+    def submit(self, sequences: Many[Sequence]) -> list[Output]:
+        """Let a request wait for its turn. Raises `QueueFullError` and `MemoryPlanError`; nothing has changed then, and it may be tried
+        again."""
+        self.engine.add(sequences[0])
+        answers: list[Output] = [(PromptOutput if s.wants_logits else RequestOutput)(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)
         return answers
 
-    def step(self) -> list[tuple[RequestOutput, Chunk]]:
+    def step(self) -> list[tuple[Output, Chunk]]:
         """One step of the engine, and what the answers got from it."""
+        try:
+            events = self.engine.step()
+        except BaseException:  # the engine has ended all of them
+            self.answers.clear()
+            self.rows.clear()
+            raise
         pieces = []
-        for event in self._events():
-            if isinstance(event, Logits) and event.sequence in self.rows:
+        for event in events:
+            if self.rows and isinstance(event, Logits) and event.sequence in self.rows:
                 self.rows[event.sequence].append(event.rows)
             answer = self.answers.get(event.sequence)
             if answer is None:
                 continue
-            chunk = _chunk(answer, event)
+            chunk = answer.take(event)
             pieces.append((answer, chunk))
             if chunk.finish_reason:
                 del self.answers[answer.sequence]
@@ -183,25 +214,8 @@ class OutputProcessor:
                     self.engine.abort(answer.sequence, "stop")
         return pieces
 
-    def _events(self) -> list[Event]:
-        try:
-            return self.engine.step()
-        except BaseException:  # the engine has ended all of them
-            self.answers.clear()
-            self.rows.clear()
-            raise
-
-    def cancel(self, answers: Iterable[RequestOutput]) -> None:
-        """Answers that have ended are left as they are."""
+    def cancel(self, answers: Iterable[Output]) -> None:
+        """End them. Answers that have ended are left as they are."""
         for answer in answers:
             if self.answers.pop(answer.sequence, None) is not None:
                 self.engine.abort(answer.sequence)
-
-
-def _chunk(answer: RequestOutput, event: Event) -> Chunk:
-    if isinstance(event, Token):
-        return answer.add(event)
-    if isinstance(event, Logits):
-        assert isinstance(answer, PromptScore)
-        return answer.add_rows(event.past, event.rows)
-    return answer.end()

@@ -1,4 +1,4 @@
-"""The waiting list: bounded, by priority, fair between clients, first come first served for each."""
+"""The requests that wait: bounded, by priority, fair between clients, first come first served for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class VirtualTokenCounter:
-    """Tokens computed for each client, read and written ones alike, on a common scale.
+    """Tokens computed for each client, of prompts and answers alike, on a common scale.
 
     A client that joins starts at the least served of those that are active, or where it was when it left if that is more: being away
     earns no credit, and leaving for a moment pays no debt. These are the start tags of start-time fair queueing (Goyal, Vin and Cheng,
@@ -23,13 +23,14 @@ class VirtualTokenCounter:
     """
 
     def __init__(self) -> None:
-        self._served: dict[str, float] = {}
+        self.served: dict[str, float] = {}
+        """Tokens by client. Whoever computes some for an active client adds them here."""
         self._active: dict[str, int] = {}
         self._least: list[tuple[float, str]] = []
         self._floor = 0.0
 
     def of(self, client: str) -> float:
-        return self._served.get(client, 0.0)
+        return self.served.get(client, 0.0)
 
     def join(self, client: str) -> None:
         """One more sequence of this client is waiting or running."""
@@ -39,7 +40,7 @@ class VirtualTokenCounter:
         self._active[client] = count + 1
         if count:
             return
-        served = self._served[client] = max(self._served.get(client, 0.0), self._floor)
+        served = self.served[client] = max(self.served.get(client, 0.0), self._floor)
         heapq.heappush(self._least, (served, client))
 
     def leave(self, client: str) -> None:
@@ -51,18 +52,14 @@ class VirtualTokenCounter:
             del self._active[client]
             self._forget()
 
-    def serve(self, client: str, tokens: int) -> None:
-        if client in self._active:
-            self._served[client] += tokens
-
     def _least_active(self) -> float:
         """Entries of the heap may be too low, as clients are served, but never too high: the first that is right is the least."""
         while self._least:
             served, client = self._least[0]
-            if client not in self._active or client not in self._served:
+            if client not in self._active or client not in self.served:
                 heapq.heappop(self._least)
-            elif served < self._served[client]:
-                heapq.heapreplace(self._least, (self._served[client], client))
+            elif served < self.served[client]:
+                heapq.heapreplace(self._least, (self.served[client], client))
             else:
                 return served
         return self._floor
@@ -70,17 +67,17 @@ class VirtualTokenCounter:
     def _forget(self) -> None:
         """Drop what no longer matters: everything when nobody is active, else those whom a new start would place no lower."""
         if not self._active:
-            self._served.clear()
+            self.served.clear()
             self._least.clear()
             self._floor = 0.0
-        elif len(self._served) > 2 * len(self._active) + 64:
+        elif len(self.served) > 2 * len(self._active) + 64:
             self._floor = max(self._floor, self._least_active())
-            away = sorted((served, client) for client, served in self._served.items() if client not in self._active)
+            away = sorted((served, client) for client, served in self.served.items() if client not in self._active)
             # At the latest half of them go, so that the names of clients never pile up.
             for place, (served, client) in enumerate(away):
                 if served <= self._floor or place < len(away) // 2:
-                    del self._served[client]
-            self._least = [(self._served[client], client) for client in self._active]
+                    del self.served[client]
+            self._least = [(self.served[client], client) for client in self._active]
             heapq.heapify(self._least)
 
 
@@ -111,19 +108,20 @@ class RequestQueue:
         self.service = service or VirtualTokenCounter()
         self._lines: dict[tuple[int, str | None], _Line] = {}
         self._heap: list[tuple[Key, int, _Line]] = []
-        self._line_of: dict[Sequence, _Line] = {}
+        self.sequences: dict[Sequence, _Line] = {}
+        """Those that wait, each with its line. Only read from outside."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._ticket = 0
 
     def __len__(self) -> int:
-        return len(self._line_of)
+        return len(self.sequences)
 
     def __contains__(self, sequence: object) -> bool:
-        return sequence in self._line_of
+        return sequence in self.sequences
 
     def __iter__(self) -> Iterator[Sequence]:
         """All of them, line by line; the order of service is only known one at a time (`peek`)."""
-        return iter(list(self._line_of))
+        return iter(list(self.sequences))
 
     def check(self, count: int = 1) -> None:
         """Raises `QueueFullError` unless `count` more may wait."""
@@ -165,15 +163,9 @@ class RequestQueue:
                 return next(iter(line.members))
         return None
 
-    def pop(self) -> Sequence | None:
-        sequence = self.peek()
-        if sequence is not None:
-            self.remove(sequence)
-        return sequence
-
     def remove(self, sequence: Sequence) -> bool:
         """Whether it was there."""
-        line = self._line_of.pop(sequence, None)
+        line = self.sequences.pop(sequence, None)
         if line is None:
             return False
         del line.members[sequence]
@@ -190,7 +182,7 @@ class RequestQueue:
         passed = []
         while self._deadlines and self._deadlines[0][0] <= now:
             entry = heapq.heappop(self._deadlines)
-            if entry[2] in self._line_of:
+            if entry[2] in self.sequences:
                 passed.append(entry)
         for entry in passed:
             heapq.heappush(self._deadlines, entry)
@@ -203,8 +195,8 @@ class RequestQueue:
         return line
 
     def _entered(self, sequence: Sequence, line: _Line) -> None:
-        assert sequence not in self._line_of, "it is waiting already"
-        self._line_of[sequence] = line
+        assert sequence not in self.sequences, "it is waiting already"
+        self.sequences[sequence] = line
         key = self._key(line)
         if line.entered is None or key < line.entered:
             line.entered = key
@@ -223,8 +215,8 @@ class RequestQueue:
         if len(self._heap) > 2 * len(self._lines) + 64:
             self._heap = [entry for entry in self._heap if entry[0] == entry[2].entered]
             heapq.heapify(self._heap)
-        if len(self._deadlines) > 2 * len(self._line_of) + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._line_of]
+        if len(self._deadlines) > 2 * len(self.sequences) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self.sequences]
             heapq.heapify(self._deadlines)
 
     def _next_ticket(self) -> int:

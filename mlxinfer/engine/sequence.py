@@ -1,97 +1,201 @@
-"""One sequence being generated: how far it is known, and how far it is computed. There are no phases."""
+"""One sequence being generated: how far it is known, and how far it is computed. There are no phases.
+
+Only this module assigns the fields; every other one calls the verbs (tests/test_architecture.py holds it to that).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 from ..types import EngineStats, FinishReason, RequestStats, SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    Proposed = Union[list[int], mx.array]
+    """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens `0 .. num_computed_tokens` have their keys and values in the cache (or in a step under way); tokens up to `num_tokens` are
-    known, of which the host has read `tokens` and the device holds at most one more, `pending_token`.
+    """Tokens `0 .. num_computed_tokens` have their keys and values in the cache, or in a step that was submitted. Tokens up to
+    `num_tokens` are known: the host has read `tokens`, and at most one more, `pending_token`, is on the device only.
     """
 
     prompt: list[int]
+    """Token ids."""
     params: SamplingParams
+    """How its tokens are chosen; the engine does not look at `n`, `seed`, `stop` and `max_tokens`."""
     seed: int
-    limit: int
+    """64 bits; with a token's position it makes that token's noise."""
+    max_length: int
     """Tokens at which it ends: prompt plus `max_tokens`, within the context."""
     stop_ids: frozenset[int] = frozenset()
+    """Tokens that end it."""
     index: int = 0
+    """Which of a request's samples it is."""
     wants_logits: bool = False
+    """Logits of all its tokens are reported, and none is sampled."""
     samples_to_fork: list[Sequence] = field(default_factory=list)
     """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
     client_id: str = ""
+    """Clients get their turns evenly."""
     priority: int = 0
     """Lower is served first."""
     deadline: float | None = None
-    """In seconds of `perf_counter`."""
-    cache_salt: str = ""
+    """When it ends with what it has, in seconds of `perf_counter`."""
     snapshot_points: tuple[int, ...] = ()
-    """Lengths of the prompt at which a message ends: what is computed up to there is kept for reuse."""
+    """Lengths of the prompt, ascending, at which a message ends: what is computed up to there is kept for reuse."""
 
     tokens: list[int] = field(init=False)
+    """Prompt and answer, as far as the host has read them."""
     num_tokens: int = field(init=False)
-    num_computed_tokens: int = 0
-    total: int = field(init=False)
-    """Length that length-dependent rope variants go by: that of the prompt when it was admitted."""
-    pending_token: mx.array | None = None
-    drafts: list[int] | mx.array = field(default_factory=list)
-    """Tokens proposed behind the last known one, for the next step to verify; a draft model's are on the device, uint32 `[k]`."""
+    """Known tokens, with the one that is on the device only."""
+    num_computed_tokens: int = field(init=False, default=0)
+    """Tokens whose keys and values are in the cache, or in a step that was submitted."""
+    rope_length: int = field(init=False)
+    """Tokens of the sequence when its prompt was admitted; rope variants that depend on the length go by it."""
+    pending_token: mx.array | None = field(init=False, default=None)
+    """uint32 `[1]`: the last known token, if the host has not read it."""
+    drafts: Proposed = field(init=False, default_factory=list)
+    """Tokens proposed after the last known one, for the next step to verify."""
     arrival: int = 0
     """Its place in the order of arrival, which it keeps when it is preempted."""
-    slot: int | None = None
-    finish_reason: FinishReason | None = None
+    slot: int | None = field(init=False, default=None)
+    """Its place in the cache; None while it waits and after it has ended."""
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    """Why it ended; None while it has not."""
     times: Times = field(init=False)
-    no_chunked_recompute: bool = False
-    """Tokens of its answer have to be recomputed one at a time: their rotation depends on how long the sequence was."""
-    reused: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    preemptions: int = 0
-    miss: str = ""
+    """When what happened to it."""
+    reused_tokens: int = field(init=False, default=0)
+    """Tokens of the prompt that the cache had when the sequence was admitted."""
+    cache_miss_reason: str = field(init=False, default="")
+    """Why they were not more."""
+    drafted_tokens: int = field(init=False, default=0)
+    """Drafts that were verified."""
+    accepted_tokens: int = field(init=False, default=0)
+    """Drafts that held."""
+    preemptions: int = field(init=False, default=0)
+    """How often it gave its pages to others."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
-        self.num_tokens = self.total = len(self.prompt)
+        self.num_tokens = self.rope_length = len(self.prompt)
         self.times = Times()
 
     @property
     def answer(self) -> list[int]:
+        """The tokens after the prompt."""
         return self.tokens[len(self.prompt) :]
 
     @property
     def remaining(self) -> int:
-        """Tokens left to compute before the next one can be sampled; none when the last one is already on its way."""
-        if self.finish_reason or (self.num_tokens >= self.limit and not self.wants_logits):
+        """Tokens left to compute before the next one can be sampled; 0 when the last one is on its way."""
+        if self.finish_reason or (self.num_tokens >= self.max_length and not self.wants_logits):
             return 0
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def fork_point(self) -> int:
-        """Where a chunk has to end so that the followers can fork there; 0 if there is no such place."""
+        """Length at which a chunk has to end so that other samples can fork there; 0 if none will."""
         return len(self.prompt) - 1 if self.samples_to_fork else 0
+
+    def lead(self, samples: list[Sequence]) -> None:
+        """Have these samples fork from this one, or with an empty list none."""
+        self.samples_to_fork = samples
+
+    def arrive(self, arrival: int) -> None:
+        """Take a place in the order of arrival."""
+        self.arrival = arrival
+
+    def attach(self, slot: int, reused: int = 0, miss: str = "") -> None:
+        """Take a slot that holds the first `reused` tokens; `miss` says why not more."""
+        self.slot, self.num_computed_tokens = slot, reused
+        if not self.times.started:
+            self.times.started = perf_counter()
+            self.reused_tokens, self.cache_miss_reason = reused, miss
+
+    def attach_fork(self, leader: Sequence, slot: int) -> None:
+        """Take a slot that holds all that `leader` has computed."""
+        self.times.started = leader.times.started
+        self.slot = slot
+        self.num_computed_tokens = self.reused_tokens = leader.num_computed_tokens
+
+    def restart(self) -> None:
+        """Give the slot up, to compute everything again in another one, rotated for its present length."""
+        self.slot, self.num_computed_tokens = None, 0
+        self.rope_length, self.pending_token = self.num_tokens, None
+
+    def preempt(self) -> None:
+        """Give the slot up, to be attached again later."""
+        self.detach()
+        self.num_tokens, self.num_computed_tokens = len(self.tokens), 0
+        self.pending_token, self.drafts = None, []
+        self.preemptions += 1
+
+    def detach(self) -> None:
+        """Give the slot up."""
+        self.slot = None
+
+    def propose(self, drafts: Proposed) -> None:
+        """Set the drafts that the next step may verify."""
+        self.drafts = drafts
+
+    def advance(self, count: int, pending_token: mx.array | None = None) -> None:
+        """A step was submitted that computes `count` more tokens, drafts not counted, and samples `pending_token`. Where it verifies
+        drafts, the number of tokens stays open until `append` and `verify`."""
+        self.num_computed_tokens += count
+        self.pending_token, self.drafts = pending_token, []
+        if pending_token is not None:
+            self.num_tokens += 1
+
+    def append(self, tokens: Iterable[int], now: float) -> int:
+        """Take sampled tokens up to the one that ends the sequence, and return how many those were. `now`: seconds of `perf_counter`."""
+        self.times.first_token = self.times.first_token or now
+        self.times.last_token = now
+        before = len(self.tokens)
+        for token in tokens:
+            if self.finish_reason:
+                break
+            self.tokens.append(token)
+            if token in self.stop_ids:
+                self.finish_reason = "stop"
+            elif len(self.tokens) >= self.max_length:
+                self.finish_reason = "length"
+        if len(self.tokens) >= self.num_tokens:
+            self.num_tokens, self.pending_token = len(self.tokens), None
+        return len(self.tokens) - before
+
+    def verify(self, drafted: int, accepted: int, num_computed_tokens: int) -> None:
+        """Of `drafted` tokens `accepted` held, and this many tokens are computed now."""
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        self.num_computed_tokens = num_computed_tokens
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it, unless it has ended."""
+        self.finish_reason = self.finish_reason or reason
 
 
 @dataclass(slots=True)
 class Times:
-    """When what happened, in seconds of `perf_counter`."""
+    """When what happened, in seconds of `perf_counter`; 0 if it has not happened."""
 
     added: float = field(default_factory=perf_counter)
+    """The sequence was made."""
     started: float = 0.0
+    """It got a slot for the first time."""
     first_token: float = 0.0
+    """Its first token was read."""
     last_token: float = 0.0
+    """Its latest token was read."""
 
 
 def request_stats(sequence: Sequence) -> RequestStats:
-    """So far. Times that have not begun are zero."""
+    """What the sequence has taken so far. Times that have not begun are zero."""
     times = sequence.times
     started = times.started or times.added
     first = times.first_token or started
@@ -99,16 +203,16 @@ def request_stats(sequence: Sequence) -> RequestStats:
         queued_s=started - times.added,
         prefill_s=first - started,
         decode_s=max(times.last_token - first, 0.0),
-        reused_tokens=sequence.reused,
-        drafted_tokens=sequence.drafted,
-        accepted_tokens=sequence.accepted,
+        reused_tokens=sequence.reused_tokens,
+        drafted_tokens=sequence.drafted_tokens,
+        accepted_tokens=sequence.accepted_tokens,
         preemptions=sequence.preemptions,
-        miss=sequence.miss,
+        miss=sequence.cache_miss_reason,
     )
 
 
 def ended_stats(sequence: Sequence) -> EngineStats:
-    """Its part of its engine's."""
+    """What an ended sequence adds to its engine's sums."""
     stats = request_stats(sequence)
     return EngineStats(
         requests=1,

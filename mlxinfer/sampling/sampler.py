@@ -193,6 +193,9 @@ class SamplingBatch:
         self._settings = Settings.of(params, vocab_size)
         self._penalties = Penalties.of(rows, vocab_size)
         self.size = len(rows)
+        """Sequences."""
+        self.counts_tokens = self._penalties is not None
+        """Whether `catch_up` is of use."""
         self._counted = [
             len(row.prompt) + len(row.answer) + (0 if row.pending_token is None else row.pending_token.shape[0]) for row in rows
         ]

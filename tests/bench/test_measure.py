@@ -54,7 +54,7 @@ def test_sequences_are_held_still_and_decoded_from_the_same_place(depth: int, mo
     monkeypatch.setattr(bench, "_end", lambda sequences: (seen.append(sequences), Bench._end(bench, sequences)))
     with bench.filled(depth, 3, 10) as held:
         before = [list(s.tokens) for s in held]
-        assert all(max(depth, 1) <= s.num_computed <= max(depth, 1) + 2 for s in held)
+        assert all(max(depth, 1) <= s.num_computed_tokens <= max(depth, 1) + 2 for s in held)
         assert len({tuple(s.prompt) for s in held}) == 3 or depth <= 1
         assert all(bench.decode(held[:2], 10) > 0 for _ in range(2))
         assert bench.decode(held, 4) > 0

@@ -69,7 +69,7 @@ def test_logits_through_the_engine_are_those_of_transformers(name, chunk):
 def test_samples_of_one_prompt_fork_and_are_those_of_separate_requests():
     def group(n):
         leader, *rest = [request(PROMPTS[4], 8, index=i, temperature=1.0, seed=12) for i in range(n)]
-        leader.samples_to_fork = rest
+        leader.lead(rest)
         return leader, [leader, *rest]
 
     separate = [run(tiny_engine(), [request(PROMPTS[4], 8, index=i, temperature=1.0, seed=12)])[0] for i in range(5)]
@@ -83,8 +83,7 @@ def test_samples_of_one_prompt_fork_and_are_those_of_separate_requests():
 
 def test_stop_tokens_end_a_sequence_and_count():
     answer = greedy(PROMPTS[1], 12)
-    sequence = request(PROMPTS[1], 12)
-    sequence.stop_ids = frozenset({answer[4]})
+    sequence = request(PROMPTS[1], 12, stop_ids={answer[4]})
     run(tiny_engine(), [sequence])
     assert sequence.finish_reason == "stop"
     assert sequence.answer == answer[: answer.index(answer[4]) + 1]

@@ -36,7 +36,7 @@ def test_a_restart(name, kv, tmp_path):
     while not second.idle:
         second.step()
     assert [[s.answer] for s in sequences] == expected
-    assert all(s.reused >= 128 for s in sequences)
+    assert all(s.reused_tokens >= 128 for s in sequences)
     second.close(60)
 
 
@@ -51,5 +51,5 @@ def test_closing_ends_what_runs(tmp_path):
     again = engine("llama", tmp_path, KVFormat())
     sequence = request(TOKENS)
     run(again, [sequence])
-    assert sequence.reused >= 256
+    assert sequence.reused_tokens >= 256
     again.close(60)

@@ -13,11 +13,10 @@ from mlxinfer.types import SamplingParams
 def test_an_answer_that_ends_in_a_step_of_several_tokens_has_all_of_them() -> None:
     tokenizer = golden_tokenizer("smollm2")
     ids = tokenizer.encode(" one two three")
-    sequence = Sequence([1, 2], SamplingParams(), seed=0, limit=2 + len(ids))
+    sequence = Sequence([1, 2], SamplingParams(), seed=0, max_length=2 + len(ids))
     answer = RequestOutput(sequence, tokenizer)
-    sequence.tokens += ids
-    sequence.finish_reason = "length"
-    chunks = [answer.add(Token(sequence, token)) for token in ids]
+    assert sequence.append(ids, 0.0) == len(ids)
+    chunks = [answer.take(Token(sequence, token)) for token in ids]
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(ids) - 1) + ["length"]
     assert [chunk.usage is None for chunk in chunks] == [True] * (len(ids) - 1) + [False]
     assert "".join(chunk.text for chunk in chunks) == " one two three"

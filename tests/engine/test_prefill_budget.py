@@ -1,4 +1,4 @@
-"""The pace on devices that are made up: shares are kept, and prompts get what the shares leave."""
+"""The budget on devices that are made up: shares are kept, and prompts get what the shares leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxinfer.engine.prefill_budget import PrefillBudget, StepTimeModel
+from mlxinfer.engine.prefill_budget import PrefillBudget
+from mlxinfer.engine.step_times import StepTimes
 
 Device = Callable[[int, int, int], float]
 DEVICES: dict[str, Device] = {
@@ -22,20 +23,25 @@ DEVICES: dict[str, Device] = {
 STEPS = 400
 
 
-def simulate(device: Device, n: int, share: float, noise: Callable[[], float], pace: PrefillBudget) -> list[tuple[int, float, float]]:
+def observe(budget: PrefillBudget, decode_rows: int, prefill_rows: int, seconds: float) -> None:
+    budget.times.observe(decode_rows, prefill_rows, seconds)
+    budget.observe(decode_rows, prefill_rows, seconds)
+
+
+def simulate(device: Device, n: int, share: float, noise: Callable[[], float], budget: PrefillBudget) -> list[tuple[int, float, float]]:
     """(prompt rows, seconds, seconds alone) of each step while a prompt without end is read; one step is always in flight."""
-    flying: deque[tuple[int, int, float]] = deque()
+    pending: deque[tuple[int, int, float]] = deque()
     log, depth = [], 0
     for step in range(STEPS + 20):
-        rows = pace.allowance(n, 10**6, 512 - n, 10**6) if step >= 20 else 0
+        rows = budget.allowance(n, 10**6, 512 - n, 10**6) if step >= 20 else 0
         assert 0 <= rows <= 512 - n
-        pace.commit(n, rows)
+        budget.commit(n, rows)
         seconds = device(n, rows, depth) * noise()
         log.append((rows, seconds, device(n, 0, depth)))
-        flying.append((n, rows, seconds))
+        pending.append((n, rows, seconds))
         depth += rows
-        if len(flying) > 1:
-            pace.observe(*flying.popleft())
+        if len(pending) > 1:
+            observe(budget, *pending.popleft())
     return log[20:]
 
 
@@ -57,7 +63,7 @@ def ideal(device: Device, n: int, share: float, depth: int) -> float:
 @pytest.mark.parametrize("share", [0.75, 0.9])
 def test_answers_keep_their_share_and_prompts_get_the_rest(name: str, n: int, share: float) -> None:
     device = DEVICES[name]
-    log = simulate(device, n, share, lambda: 1.0, PrefillBudget(StepTimeModel(), share=share, max_step_s=0.1))
+    log = simulate(device, n, share, lambda: 1.0, PrefillBudget(StepTimes(), share=share, max_step_s=0.1))
     seconds = sum(s for _, s, _ in log)
     assert len(log) / sum(s / alone for _, s, alone in log) >= share * 0.97
     assert max(s for _, s, _ in log) <= max(0.1, 2 * log[0][2]) * 1.1
@@ -73,7 +79,7 @@ def test_with_noise_and_hiccups(name: str, n: int, seed: int) -> None:
     def noise() -> float:
         return (1 + abs(rng.gauss(0, 0.05))) * (3 if rng.random() < 0.01 else 1)
 
-    log = simulate(DEVICES[name], n, 0.75, noise, PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1))
+    log = simulate(DEVICES[name], n, 0.75, noise, PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1))
     alone = sum(a for _, _, a in log)
     usual = 1.06
     assert sum(s for _, s, _ in log) * 0.75 <= alone * usual * 1.1
@@ -82,7 +88,7 @@ def test_with_noise_and_hiccups(name: str, n: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["free rows", "slow"])
 def test_windows_of_twenty_steps_keep_their_share_but_for_one_chunk(name: str) -> None:
-    log = simulate(DEVICES[name], 1, 0.75, lambda: 1.0, PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1))
+    log = simulate(DEVICES[name], 1, 0.75, lambda: 1.0, PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1))
     for start in range(len(log) - 20):
         window = log[start : start + 20]
         chunk = max(s - alone for _, s, alone in window)
@@ -90,27 +96,27 @@ def test_windows_of_twenty_steps_keep_their_share_but_for_one_chunk(name: str) -
 
 
 def test_nothing_wild_before_anything_is_measured() -> None:
-    pace = PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1)
-    assert pace.allowance(1, 5000, 500) == 0
-    assert pace.allowance(0, 5000, 500) == 500
-    pace.commit(1, 0)
-    pace.observe(1, 0, 0.003)
-    assert 1 <= pace.allowance(1, 5000, 500) <= 16
+    budget = PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1)
+    assert budget.allowance(1, 5000, 500) == 0
+    assert budget.allowance(0, 5000, 500) == 500
+    budget.commit(1, 0)
+    observe(budget, 1, 0, 0.003)
+    assert 1 <= budget.allowance(1, 5000, 500) <= 16
 
 
 def test_a_short_prompt_is_read_at_once_and_paid_back() -> None:
-    device, pace = DEVICES["linear"], PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1)
-    simulate(device, 1, 0.75, lambda: 1.0, pace)
+    device, budget = DEVICES["linear"], PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1)
+    simulate(device, 1, 0.75, lambda: 1.0, budget)
     for _ in range(5):
-        pace.commit(1, 0)
-        pace.observe(1, 0, device(1, 0, 0))
-    assert pace.allowance(1, 20, 500, 20) == 20
-    pace.commit(1, 20)
-    pace.observe(1, 20, device(1, 20, 0))
-    assert pace.balance < 0
-    assert pace.allowance(1, 20, 500, 20) == 0
+        budget.commit(1, 0)
+        observe(budget, 1, 0, device(1, 0, 0))
+    assert budget.allowance(1, 20, 500, 20) == 20
+    budget.commit(1, 20)
+    observe(budget, 1, 20, device(1, 20, 0))
+    assert budget.balance < 0
+    assert budget.allowance(1, 20, 500, 20) == 0
 
 
 def test_a_share_has_to_be_a_share() -> None:
     with pytest.raises(ValueError, match="share"):
-        PrefillBudget(StepTimeModel(), share=1.5, max_step_s=0.1)
+        PrefillBudget(StepTimes(), share=1.5, max_step_s=0.1)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from support.counting_engine import CountingEngine, sequence
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.engine.prefill_budget import PrefillBudget, StepTimeModel
+from mlxinfer.engine.chunk_policy import ChunkPolicy, DeterministicChunks
+from mlxinfer.engine.prefill_budget import PrefillBudget
 from mlxinfer.engine.request_queue import RequestQueue
 from mlxinfer.engine.scheduler import Scheduler
+from mlxinfer.engine.step_times import StepTimes
 
 PAGES = 8
 REQUEST = st.fixed_dictionaries(
@@ -51,7 +53,7 @@ def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], determin
         stuck = stuck + 1 if state and state == last else 0
         last = state
         assert stuck < 200, "the oldest does not go on"
-        if step > 100 and engine.scheduler.idle and engine.flight is None:
+        if step > 100 and engine.scheduler.idle and engine.pending is None:
             break
     else:
         pytest.fail("it does not end")
@@ -59,7 +61,7 @@ def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], determin
         assert s.finish_reason
         assert s.slot is None
         if s.finish_reason == "length":
-            assert len(s.tokens) == s.limit
+            assert len(s.tokens) == s.max_length
         else:
             assert cancel is not None or s.deadline is not None
     assert engine.pool.usage().used == 0
@@ -79,7 +81,7 @@ def test_preempted_sequences_finish_with_all_their_tokens() -> None:
 
 
 def test_a_lower_priority_gives_up_its_seat() -> None:
-    engine = CountingEngine(pages=64, max_sequences=2)
+    engine = CountingEngine(pages=64, max_num_seqs=2)
     low = [sequence(10, 500, priority=1, start=9000 * i) for i in range(2)]
     for s in low:
         engine.scheduler.add(s)
@@ -122,10 +124,10 @@ def test_chunks_end_where_something_is_kept(deterministic: bool) -> None:
         assert {64, 128, 192, 256, 300} <= set(ends)
 
 
-def test_followers_fork_before_the_last_token_of_the_prompt() -> None:
+def test_samples_fork_before_the_last_token_of_the_prompt() -> None:
     engine = CountingEngine(pages=64)
     leader = sequence(90, 2)
-    leader.samples_to_fork = [sequence(90, 2)]
+    leader.lead([sequence(90, 2)])
     engine.scheduler.add(leader)
     engine.step()
     assert leader.num_computed_tokens in (64, 89)
@@ -149,31 +151,32 @@ def test_deterministic_chunks_are_the_same_in_any_company() -> None:
 
 
 def test_drafts_stay_within_the_budget_and_leave_room_for_prompts() -> None:
-    engine = CountingEngine(pages=64, max_num_batched_tokens=12, max_sequences=2)
+    engine = CountingEngine(pages=64, max_num_batched_tokens=12, max_num_seqs=2)
     s = sequence(4, 50)
     engine.scheduler.add(s)
     engine.step()
     engine.step()
-    s.drafts = list(range(30))
+    s.propose(list(range(30)))
     schedule = engine.scheduler.schedule()
-    assert [(w.count, w.drafts, w.decodes) for w in schedule.work] == [(12, 11, True)]
-    assert len(s.drafts) == 11
+    assert [(w.count, w.drafts) for w in schedule.work] == [(12, 11)]
+    assert (schedule.decode_rows, schedule.prefill_rows, schedule.drafts) == (12, 0, 11)
+    assert len(s.drafts) == 30
     engine.scheduler.add(sequence(40, 5, start=9000))
-    engine.scheduler.admit(engine.start)
-    s.drafts = list(range(30))
+    engine.scheduler.admit(engine.allocate)
+    s.propose(list(range(30)))
     assert engine.scheduler.schedule().work[0].drafts == 5
 
 
 def test_too_small_a_budget_is_refused() -> None:
     def make(tokens: int, deterministic: bool) -> Scheduler:
-        pace, engine = PrefillBudget(StepTimeModel(), share=0.75, max_step_s=0.1), CountingEngine(pages=4)
+        budget, engine = PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1), CountingEngine(pages=4)
         return Scheduler(
             max_num_batched_tokens=tokens,
-            max_sequences=8,
-            room=engine.pool,
-            pace=pace,
+            max_num_seqs=8,
+            pages=engine.pool,
+            budget=budget,
             waiting=RequestQueue(4),
-            deterministic=deterministic,
+            chunks=DeterministicChunks() if deterministic else ChunkPolicy(),
         )
 
     assert make(8, False)

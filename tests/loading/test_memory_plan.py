@@ -148,8 +148,8 @@ def measured_peak(planned, plan, *, prompt: int, streams: int) -> int:
     themselves, so that tokens are drafted."""
     engine = Engine(planned.model, engine_config(plan, max_draft=8), dtype=planned.dtype)
     same = replace(ALL_STAGES, logit_bias={5: 100.0})
-    worst = worst_step(engine, [Sequence([3 + i % 80 for i in range(prompt)], ALL_STAGES, seed=0, limit=prompt + 4)])
-    return max(worst, worst_step(engine, [Sequence([4 + i, 5, 5], same, seed=i, limit=40) for i in range(streams)]))
+    worst = worst_step(engine, [Sequence([3 + i % 80 for i in range(prompt)], ALL_STAGES, seed=0, max_length=prompt + 4)])
+    return max(worst, worst_step(engine, [Sequence([4 + i, 5, 5], same, seed=i, max_length=40) for i in range(streams)]))
 
 
 def worst_step(engine, sequences) -> int:

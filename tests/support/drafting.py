@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -13,9 +12,9 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.engine.spec_decode.acceptance import RoundTimes
 from mlxinfer.engine.spec_decode.draft_model import Drafter
 from mlxinfer.engine.spec_decode.proposer import Proposer
+from mlxinfer.engine.step_times import StepTimes
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
 
@@ -23,11 +22,10 @@ from .plain_weights import PlainWeights
 from .tiny_engine import GOLDEN, tiny_model
 
 
-@dataclass(slots=True)
-class Free(RoundTimes):
+class Free(StepTimes):
     """Every step takes a second, however many rows it has."""
 
-    def observe(self, rows: int, seconds: float, *, drained: bool) -> None: ...
+    def observe(self, rows: int, prefill_rows: int, seconds: float, *, waited: bool = False, turns: int = 0) -> None: ...
 
     def step(self, rows: int) -> float:
         return 1.0
@@ -41,9 +39,9 @@ def eager_engine(name: str = "llama", *, draft: Model | None = None, kv: KVForma
     values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_sequences": 8} | settings
     drafter = Drafter(draft, mx.float32, 0.0001, kv) if draft else None
     engine = Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv, drafter=drafter)
-    speculator = engine.speculator
-    speculator.times, speculator.account.share = Free(), 1e9
-    speculator.ngrams = draft is None
+    proposer = engine.proposer
+    proposer.times, proposer.account.share = Free(), 1e9
+    proposer.ngrams = draft is None
     return engine
 
 
@@ -61,19 +59,19 @@ def noisy_model(amount: float, name: str = "llama") -> Model:
 class Guesser:
     """Drafts for tests: what each sequence is going to say (by its prompt), wrong every few tokens."""
 
-    def __init__(self, speculator: Proposer, answers: Mapping[tuple[int, ...], list[int]], seed: int) -> None:
-        self.speculator = speculator
+    def __init__(self, proposer: Proposer, answers: Mapping[tuple[int, ...], list[int]], seed: int) -> None:
+        self.proposer = proposer
         self.answers = answers
         self.random = np.random.default_rng(seed)
-        speculator.promising = lambda running: True  # type: ignore[method-assign]
-        speculator.propose = self.propose  # type: ignore[method-assign]
+        proposer.wants_tokens = lambda running: True  # type: ignore[method-assign]
+        proposer.propose = self.propose  # type: ignore[method-assign]
 
     def propose(self, running: Iterable[Sequence]) -> None:
         for s in running:
-            s.drafts = []
-            room = self.speculator._room(s)
+            s.propose([])
+            room = self.proposer._room(s)
             if s.remaining and s.pending_token is None and len(s.tokens) > len(s.prompt) and room:
                 said = len(s.tokens) - len(s.prompt)
                 count = int(self.random.integers(0, room + 1))
                 future = self.answers[tuple(s.prompt)][said : said + count]
-                s.drafts = [t if self.random.random() < 0.7 else int(self.random.integers(0, 96)) for t in future]
+                s.propose([t if self.random.random() < 0.7 else int(self.random.integers(0, 96)) for t in future])

@@ -31,8 +31,9 @@ class Kind:
     limit: int
     way: int
 
-    def sequence(self) -> Sequence:
-        return request(list(self.prompt), self.limit, **WAYS[self.way])
+    def sequence(self, client_id: str = "", priority: int = 0) -> Sequence:
+        plain = request(list(self.prompt), self.limit, **WAYS[self.way])
+        return Sequence(plain.prompt, plain.params, plain.seed, plain.max_length, client_id=client_id, priority=priority)
 
 
 def kinds(seed: int, count: int, longest: int, vocabulary: int = 96) -> list[Kind]:
@@ -66,8 +67,7 @@ def play(engine: Engine, pool: list[Kind], rng: np.random.Generator, *, requests
 
     for _ in range(requests):
         kind = pool[int(rng.integers(len(pool)))]
-        sequence = kind.sequence()
-        sequence.client_id, sequence.priority = f"client {rng.integers(3)}", int(rng.integers(2))
+        sequence = kind.sequence(f"client {rng.integers(3)}", int(rng.integers(2)))
         seen[sequence] = Outcome(kind, sequence, [])
         engine.add(sequence)
         for _ in range(int(rng.integers(0, 6))):

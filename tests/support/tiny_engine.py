@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ def tiny_engine(name: str = "llama", kv: KVFormat | None = None, **settings: Any
     return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv)
 
 
-def request(prompt: list[int], limit: int = 40, index: int = 0, **params: object) -> Sequence:
+def request(prompt: list[int], limit: int = 40, index: int = 0, stop_ids: Iterable[int] = (), **params: object) -> Sequence:
     params.setdefault("temperature", 0.0)
     settings = SamplingParams(**params)
-    return Sequence(prompt, settings, sample_seed(settings.seed or 0, index), len(prompt) + limit, index=index)
+    return Sequence(prompt, settings, sample_seed(settings.seed or 0, index), len(prompt) + limit, frozenset(stop_ids), index)
 
 
 def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from ...tokenizer.tokenizer import Tokenizer
 from ..sequence import Sequence
 
 _BEHIND = 32
-"""Known tokens that are computed together with the first draft; what is further behind catches up first."""
+"""Known tokens that are computed together with the first draft; where more are missing, they are computed before."""
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
@@ -44,11 +44,15 @@ class Drafter:
     """A loaded draft model, from which an engine makes itself a `DraftModel` whenever it starts."""
 
     model: Model
+    """The draft model."""
     dtype: mx.Dtype
+    """Dtype of its keys and values."""
     cost: float
-    """Of its step, in steps of the model it drafts for."""
+    """Time of one of its steps, in steps of the model it drafts for."""
     kv: KVFormat | None = None
+    """Format of its full pages; None: 16 bits."""
     fingerprint: str = ""
+    """Identifies its weights."""
 
     @staticmethod
     def of(target: LoadedModel, draft: LoadedModel, kv: KVFormat | None = None) -> Drafter:
@@ -58,7 +62,7 @@ class Drafter:
         return Drafter(draft.model, draft.dtype, min(draft.weight_bytes / max(target.weight_bytes, 1), 1.0), kv, str(draft.path))
 
     def start(self, config: EngineConfig, vocab_size: int) -> DraftModel:
-        """`vocab_size` is that of the model drafted for."""
+        """The model with an empty cache; `vocab_size` is that of the model it drafts for."""
         cache = PagedCache(
             self.model.layers,
             dtype=self.dtype,
@@ -80,17 +84,20 @@ def check_kind(model: Model) -> None:
 
 @dataclass(slots=True)
 class _Place:
-    """A sequence in the draft model's cache: `computed` of its tokens are there."""
+    """A sequence in the draft model's cache."""
 
     slot: int
     computed: int
+    """Tokens that are there."""
     base: int = 0
-    drafted: int = 0
+    """Tokens that were known when it was last drafted for."""
+    draft_count: int = 0
+    """Drafts that wait to be verified."""
 
 
 class DraftModel:
-    """Drafts for many sequences at once, from a cache of its own. It samples with each row's own settings, seed and positions: where it
-    thinks like the model, it says what the model is going to say, whatever the temperature."""
+    """Drafts for many sequences at once, from a cache of its own. It samples with each row's own settings, seed and positions: where its
+    probabilities are the model's, it chooses the tokens that the model is going to choose, whatever the temperature."""
 
     def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_num_batched_tokens: int, cost: float = 0.3) -> None:
         """`vocab_size` is that of the model drafted for, which may have rows beyond its last token. `cache` needs the capacity of that
@@ -105,11 +112,11 @@ class DraftModel:
         self._unsealed: tuple[CacheStep, dict[int, Many[int]]] | None = None
 
     def room(self, sequence: Sequence) -> int:
-        """Drafts that can be made now, up to a page's end; 0 while its past is not there."""
+        """Drafts that can be made now for a sequence, up to a page's end; 0 while its past is not computed."""
         place, known = self._places.get(sequence), len(sequence.tokens)
         if place is None:
             return 0
-        # Its drafts may not have been taken up: then the last known token is computed again, to draft behind it.
+        # Its drafts may not have been taken up: then the last known token is computed again, to draft after it.
         place.computed = min(place.computed, known - 1)
         if known - place.computed > _BEHIND or known // PAGE != place.computed // PAGE:
             return 0
@@ -128,9 +135,9 @@ class DraftModel:
             due = behind >= _BEHIND or (behind > 0 and len(s.tokens) // PAGE != place.computed // PAGE)
             count = min(behind, self.max_num_batched_tokens - len(tokens)) if due else 0
             growth = [*growth, PageDemand(place.slot, place.computed, count)] if count else growth
-            # Pages that the model's own cache shares may lie here more than once: whom there is no room for does without drafts.
+            # Pages that the model's own cache shares may lie here more than once: a sequence without room goes on without drafts.
             if count and self.cache.room(growth):
-                segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.total, end)))
+                segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.rope_length, end)))
                 tokens += s.tokens[place.computed : place.computed + count]
                 place.computed += count
         if not segments:
@@ -143,7 +150,7 @@ class DraftModel:
             self._unsealed = step, {g.slot: slots[g.slot] for g in segments}
 
     def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:
-        """Fill `drafts` of each sequence with so many tokens that only the device knows. Their last token has been read."""
+        """Set this many drafts of each sequence, which only the device knows. The sequences' last tokens have been read."""
         wanted = sorted(wanted, key=lambda one: -one[1])
         drafts: list[list[mx.array]] = [[] for _ in wanted]
         batch: SamplingBatch | None = None
@@ -158,18 +165,19 @@ class DraftModel:
                 drafts[i].append(sampled.tokens[i : i + 1])
         for (s, count), own in zip(wanted, drafts, strict=True):
             place = self._places[s]
-            place.base, place.drafted = s.num_tokens, count
+            place.base, place.draft_count = s.num_tokens, count
             place.computed = s.num_tokens
-            s.drafts = own[0] if len(own) == 1 else mx.concatenate(own)
+            s.propose(own[0] if len(own) == 1 else mx.concatenate(own))
 
-    def landed(self, sequence: Sequence, accepted: int) -> None:
-        """So many of its drafts hold: what was computed of them stays. The last one never was."""
+    def verified(self, sequence: Sequence, accepted: int) -> None:
+        """The first `accepted` of its drafts hold: what was computed of them stays. The last one never was."""
         place = self._places.get(sequence)
-        if place is not None and place.drafted:
-            place.computed = place.base + min(accepted, place.drafted - 1)
-            place.drafted = 0
+        if place is not None and place.draft_count:
+            place.computed = place.base + min(accepted, place.draft_count - 1)
+            place.draft_count = 0
 
     def forget(self, sequence: Sequence) -> None:
+        """Give back its slot in the draft model's cache."""
         place = self._places.pop(sequence, None)
         if place is not None:
             self._seal()
@@ -183,7 +191,7 @@ class DraftModel:
         return place
 
     def _forward(self, rows: Many[Sequence], drafts: Many[Many[mx.array]]) -> mx.array:
-        """Logits `[R, vocab]` behind the last draft of each sequence, or behind its last token."""
+        """Logits `[R, vocab]` after the last draft of each sequence, or after its last token."""
         segments: list[Segment] = []
         pieces: list[mx.array] = []
         start = 0
@@ -194,7 +202,7 @@ class DraftModel:
             else:
                 past, new = place.computed, mx.array(s.tokens[place.computed :], dtype=mx.int32)
             count = new.shape[0]
-            segments.append(Segment(place.slot, start, count, past, max(s.total, past + count)))
+            segments.append(Segment(place.slot, start, count, past, max(s.rope_length, past + count)))
             pieces.append(new)
             start += count
         step = self._begin(segments)

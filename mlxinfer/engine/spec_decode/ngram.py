@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from array import array
 
+from .acceptance import LEAST, MEMORY, PRIOR_WEIGHT
+
+_PRIOR = (0.3, 0.3, 0.35, 0.5, 0.7, 0.85, 0.92)
+"""How often a match of length 0, 1, 2-3, 4-7, 8-15... foretells the next token, until it is known better."""
 _LENGTHS = (4, 3, 2)
-"""Of the n-grams that are looked up, longest first."""
+"""Lengths of the n-grams that are looked up, longest first."""
 _LONGEST = 32
-"""Matches are measured up to here."""
+"""Longer matches are not measured."""
 
 
 class NgramIndex:
@@ -26,30 +30,26 @@ class NgramIndex:
         self.tokens = tokens
         self.pointer = 0
         self.run = 0
-        self._known = 0
+        self.known = 0
+        """Tokens that are indexed; the others come with `extend` or `add`."""
         size = 1 << max(limit, 64).bit_length()
         self._mask = size - 1
         self._tables = [array("i", bytes(4 * size)) for _ in _LENGTHS]
 
-    @property
-    def missing(self) -> int:
-        """Tokens that are not indexed yet."""
-        return len(self.tokens) - self._known
-
     def extend(self, count: int) -> None:
         """Index the next `count` tokens, and look for what follows the last one."""
-        end = min(self._known + count, len(self.tokens))
-        for i in range(self._known, end - 1):
+        end = min(self.known + count, len(self.tokens))
+        for i in range(self.known, end - 1):
             self._store(i)
-        if end > self._known:
+        if end > self.known:
             self.run = 0
             self._find(end - 1)
-        self._known = end
+        self.known = end
 
     def add(self) -> bool | None:
         """Index the next token. Whether the match had foretold it, None if there was none."""
-        i = self._known
-        self._known = i + 1
+        i = self.known
+        self.known = i + 1
         if not self.run:
             self._find(i)
             return None
@@ -61,18 +61,18 @@ class NgramIndex:
         self._find(i)
         return False
 
-    def continuation(self, count: int, skip: int = 0) -> list[int]:
-        """The next `count` tokens as foretold, without the first `skip`; a match that reaches the end goes round."""
+    def continuation(self, count: int) -> list[int]:
+        """The next `count` tokens as foretold; a match that reaches the end goes round. Empty without a match."""
         if not self.run:
             return []
-        tokens, first = self.tokens, self.pointer + skip
+        tokens, first = self.tokens, self.pointer
         if first + count <= len(tokens):
             return tokens[first : first + count]
-        period = len(tokens) - self.pointer
-        return [tokens[self.pointer + i % period] for i in range(skip, skip + count)]
+        period = len(tokens) - first
+        return [tokens[first + i % period] for i in range(count)]
 
     def _find(self, i: int) -> None:
-        """Follow the latest place where the longest n-gram that ends at i stood before; then store those that end at i."""
+        """Follow the latest place where the longest n-gram that ends at `tokens[i]` stood before; then store those that end there."""
         self.run = 0
         if i < _LENGTHS[0] - 1:
             return
@@ -89,7 +89,7 @@ class NgramIndex:
                 table[place] = i + 1
 
     def _places(self, i: int) -> tuple[int, int, int]:
-        """Of the n-grams that end at i, in their tables."""
+        """Places in the tables for the n-grams that end at `tokens[i]`."""
         d, c, b, a = self.tokens[i - 3 : i + 1]
         two = a * 0x9E3779B1 + b * 0x85EBCA77
         three = two + c * 0xC2B2AE3D
@@ -102,3 +102,33 @@ class NgramIndex:
         while known < min(_LONGEST, place) and tokens[place - 1 - known] == tokens[end - 1 - known]:
             known += 1
         return known
+
+
+class MatchStats:
+    """How often the next token was foretold, by the length of the match. It learns from every token, drafted or not."""
+
+    def __init__(self) -> None:
+        self._right = [p * PRIOR_WEIGHT for p in _PRIOR]
+        self._seen = [PRIOR_WEIGHT] * len(_PRIOR)
+
+    def learn(self, run: int, right: bool) -> None:
+        """A match of length `run` foretold the next token, or did not."""
+        i = min(run.bit_length(), len(_PRIOR) - 1)
+        self._right[i] = self._right[i] * MEMORY + right
+        self._seen[i] = self._seen[i] * MEMORY + 1
+
+    def chance(self, run: int) -> float:
+        """Probability that the next token is what follows a match of length `run`."""
+        i = min(run.bit_length(), len(_PRIOR) - 1)
+        return self._right[i] / self._seen[i]
+
+    def chances(self, run: int, count: int) -> list[float]:
+        """Probabilities that the first of the next tokens is right, the first two, and so on up to `count`, as far as that is worth it."""
+        found: list[float] = []
+        whole = 1.0
+        for i in range(count):
+            whole *= self.chance(run + i)
+            if whole < LEAST:
+                break
+            found.append(whole)
+        return found

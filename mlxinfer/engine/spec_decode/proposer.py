@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ...cache.base import PAGE
-from .acceptance import Acceptance, Candidate, GainAccount, MatchStats, RoundTimes, best_lengths
-from .ngram import NgramIndex
+from ...cache.pages import PAGE
+from ..step_times import StepTimes
+from .acceptance import Acceptance, Candidate, best_lengths
+from .ngram import MatchStats, NgramIndex
 
 if TYPE_CHECKING:
     from ..model_runner import PendingStep, SequenceOutput
+    from ..rope_regime import RopeRegime
     from ..sequence import Sequence
     from .draft_model import DraftModel
 
@@ -25,85 +28,141 @@ _PATIENCE = 32
 
 
 @dataclass(slots=True)
+class GainAccount:
+    """What speculation has saved and lost. It may lose a small part of all time, and a step or so at the start: where it does not pay it is
+    tried ever more rarely."""
+
+    share: float = 0.02
+    """The part of all time that it may lose."""
+    elapsed: float = 0.0
+    """Seconds that all steps would have taken without it."""
+    saved: float = 0.0
+    """Seconds saved; below 0 if more were lost."""
+    _longest: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether drafts may be tried."""
+        return self.saved >= -self.share * self.elapsed - 0.5 * self._longest
+
+    def plain(self, seconds: float) -> None:
+        """A step without drafts took this long."""
+        self.elapsed += seconds
+        self._longest += 0.05 * (seconds - self._longest)
+
+    def round(self, seconds: float, plain_seconds: float) -> None:
+        """A step took `seconds`, and its tokens would have taken `plain_seconds` without drafts."""
+        self.elapsed += plain_seconds
+        # What was won long ago does not pay for losses without end.
+        self.saved = min(self.saved + plain_seconds - seconds, 0.1 * self.elapsed, 8 * plain_seconds)
+
+
+@dataclass(slots=True)
 class _Past:
+    """What is known of one sequence."""
+
     index: NgramIndex
     acceptance: Acceptance
-    """Of what the draft model proposes."""
-    foresight: MatchStats = field(default_factory=MatchStats)
+    """How the draft model fares."""
+    matches: MatchStats = field(default_factory=MatchStats)
+    """How the index fares."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     sequence: Sequence
     past: _Past
-    prospect: Candidate
+    candidate: Candidate
 
 
 class Proposer:
-    """Proposes drafts: what a sequence has said before, or what a draft model says. The engine asks `promising` before it submits a step
-    ahead of time, and lands what is in flight if so; then `propose` fills `Sequence.drafts`. It tells `landed` of every step and `forget`
-    of every sequence that gives its slot back. A step with drafts is to be landed before the next one is proposed.
+    """Proposes drafts: what a sequence has said before, or what a draft model says.
+
+    The engine asks `wants_tokens` while a step is pending, and collects that step if so; then `propose` sets the drafts of sequences. It
+    hands every collected step to `learn`, and every sequence that gives its slot back to `forget`. A step with drafts has to be collected
+    before the next one is scheduled.
     """
 
-    def __init__(self, max_draft: int, *, boundary: int | None = None, draft: DraftModel | None = None, ngrams: bool = True) -> None:
-        """`max_draft` is for each sequence and step; `boundary` is `Model.recompute_at`."""
-        self.max_draft = max_draft
-        self.boundary = boundary
+    def __init__(self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: DraftModel | None = None, ngrams: bool = True) -> None:
+        """`max_draft`: drafts of each sequence and step; 0 switches everything off."""
+        self.max_draft = max_draft if ngrams or draft else 0
+        self.times = times
         self.draft = draft
         self.ngrams = ngrams
-        self.times = RoundTimes()
         self.account = GainAccount()
+        self._rope = rope
         self._acceptance = Acceptance()
-        self._turn = 0.0
         self._pasts: dict[Sequence, _Past] = {}
-        self._landed_at = 0.0
         self._waits = False
         self._waited = 0.0
         self._quiet, self._patience = 0, _PATIENCE
 
-    @property
-    def _idle(self) -> bool:
-        return not self.max_draft or not (self.ngrams or self.draft)
-
-    def promising(self, running: Iterable[Sequence]) -> bool:
-        """Whether the step in flight should be read before the next one: drafts are likely to follow what it gives. Only tokens that have
-        been read already are looked at, so that sequences which never repeat themselves run as fast as without."""
-        if self._idle:
+    def wants_tokens(self, running: Iterable[Sequence]) -> bool:
+        """Whether the pending step should be collected before the next one is scheduled: drafts are likely to follow its tokens. Only
+        tokens that were read already are looked at, so that sequences which never repeat themselves run as fast as without drafts."""
+        if not self.max_draft:
             return False
         plans, rows = self._plans(running, ahead=True)
-        self._waits = bool(plans) and self.account.open and best_lengths([p.prospect for p in plans], rows, self.times)[1] > _WORTH
+        self._waits = bool(plans) and self.account.open and best_lengths([p.candidate for p in plans], rows, self.times)[1] > _WORTH
         return self._waits
 
-    def propose(self, running: Iterable[Sequence]) -> None:
-        """Fill `drafts` of the sequences whose last token has been read, if that pays."""
-        if self._idle:
+    def propose(self, running: Many[Sequence]) -> None:
+        """Set the drafts of sequences whose last token has been read, if that pays."""
+        if not self.max_draft:
             return
         if self._waits:
             self._waits, self._waited = False, perf_counter()
-        running = list(running)
-        for s in running:
-            s.drafts = []
-        plans, rows = self._plans(running, ahead=False)
+        ready = [s for s in running if s.pending_token is None]
         if self.draft and self.account.open:
             self.draft.catch_up([s for s in running if s.slot is not None and s.remaining and not s.wants_logits])
-        if not plans or not self.account.open:
+        if not ready:
             return
-        lengths, _ = best_lengths([p.prospect for p in plans], rows, self.times)
-        self._fill(plans, self._probed(plans, lengths))
+        for s in ready:
+            s.propose([])
+        plans, rows = self._plans(running, ahead=False)
+        if plans and self.account.open:
+            lengths, _ = best_lengths([p.candidate for p in plans], rows, self.times)
+            self._draft(plans, self._probed(plans, lengths))
 
-    def _fill(self, plans: list[_Plan], lengths: list[int]) -> None:
+    def learn(self, step: PendingStep, outputs: Many[SequenceOutput], seconds: float) -> int:
+        """Learn from a collected step that took this long. Returns how often the draft model ran for it."""
+        if not self.max_draft:
+            return 0
+        schedule = step.schedule
+        drafted = schedule.drafts
+        turns = max([self._learn_accepted(output) for output in outputs if output.drafted], default=0) if drafted else 0
+        waited = 0 < self._waited <= step.submitted
+        if waited:
+            self._waited = 0.0
+        if not outputs or schedule.prefill_rows or schedule.decode_rows != len(outputs) + drafted:
+            return turns
+        self._quiet += 1
+        if drafted or waited:
+            tokens = sum([len(output.tokens) for output in outputs])
+            self.account.round(seconds, (self.times.step(len(outputs)) or seconds) * tokens / len(outputs))
+        else:
+            self.account.plain(seconds)
+        return turns
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has given its slot back."""
+        self._pasts.pop(sequence, None)
+        if self.draft:
+            self.draft.forget(sequence)
+
+    def _draft(self, plans: list[_Plan], lengths: list[int]) -> None:
         modelled = []
         for plan, count in zip(plans, lengths, strict=True):
-            if count and plan.prospect.turn:
+            if count and plan.candidate.turn:
                 modelled.append((plan.sequence, count))
             elif count:
-                plan.sequence.drafts = plan.past.index.continuation(count)
+                plan.sequence.propose(plan.past.index.continuation(count))
         if modelled and self.draft:
             self.draft.propose(modelled)
 
     def _probed(self, plans: list[_Plan], lengths: list[int]) -> list[int]:
         """Try the draft model again where it has not paid for a while; ever more rarely."""
-        can = [i for i, plan in enumerate(plans) if plan.prospect.turn]
+        can = [i for i, plan in enumerate(plans) if plan.candidate.turn]
         if any(lengths[i] for i in can):
             self._quiet, self._patience = 0, _PATIENCE
         elif can and self._quiet >= self._patience:
@@ -111,106 +170,73 @@ class Proposer:
             lengths[can[0]] = 1
         return lengths
 
-    def landed(self, flight: PendingStep, drawn: Iterable[SequenceOutput], now: float) -> None:
-        """Learn from a step that has been read."""
-        if self._idle:
-            return
-        drained = flight.launched >= self._landed_at
-        # Waiting for somebody to read the answer is not part of a step.
-        seconds = now - max(self._landed_at, flight.launched - 0.002)
-        self._landed_at = now
-        got = list(drawn)
-        turns = max((self._learn(d) for d in got), default=0)
-        drafted = sum(d.drafted for d in got)
-        waited = 0 < self._waited <= flight.launched
-        if waited:
-            self._waited = 0.0
-        if flight.rows != len(got) + drafted or not got:
-            return
-        if turns:
-            self._turn += 0.2 * (max(seconds - self.times.round(flight.rows), 0.0) / turns - self._turn)
-        else:
-            self.times.observe(flight.rows, seconds, drained=drained)
-        self._quiet += 1
-        if drafted or waited:
-            tokens = sum(len(d.tokens) for d in got)
-            self.account.round(seconds, (self.times.step(len(got)) or seconds) * tokens / len(got))
-        else:
-            self.account.plain(seconds)
-
-    def forget(self, sequence: Sequence) -> None:
-        self._pasts.pop(sequence, None)
-        if self.draft:
-            self.draft.forget(sequence)
-
-    def _learn(self, drawn: SequenceOutput) -> int:
-        """Count what holds. Returns the turns of the draft model that it took."""
-        s, accepted = drawn.draw.sequence, min(len(drawn.tokens) - 1, drawn.drafted)
-        s.drafted += drawn.drafted
-        s.accepted += accepted
-        if not drawn.drafted or isinstance(drawn.draw.drafts, list):
+    def _learn_accepted(self, output: SequenceOutput) -> int:
+        """Count what holds of the draft model's drafts. Returns how often it ran for them."""
+        if isinstance(output.row.drafts, list):
             return 0
+        s, accepted = output.row.sequence, len(output.tokens) - 1
         if self.draft:
-            self.draft.landed(s, accepted)
-        self._acceptance.learn(drawn.drafted, accepted)
+            self.draft.verified(s, accepted)
+        self._acceptance.learn(output.drafted, accepted)
         if s in self._pasts:
-            self._pasts[s].acceptance.learn(drawn.drafted, accepted)
-        return drawn.drafted
+            self._pasts[s].acceptance.learn(output.drafted, accepted)
+        return output.drafted
 
     def _plans(self, running: Iterable[Sequence], *, ahead: bool) -> tuple[list[_Plan], int]:
-        """What could be drafted behind the last token of each sequence, which has been read or (`ahead`) is still in flight; and how many
+        """What could be drafted after the last token of each sequence, which has been read or (`ahead`) is still pending; and how many
         sequences get a token."""
         plans, rows = [], 0
         for s in running:
-            if not s.remaining:
+            remaining = s.remaining
+            if not remaining:
                 continue
             rows += 1
-            past = self._follow(s)
-            room = self._room(s)
-            if past is None or not room or s.remaining != 1 or (s.pending_token is not None) != ahead:
+            if remaining != 1 or (s.pending_token is not None) != ahead:
                 continue
-            prospect = self._prospect(s, past, room, ahead)
-            if prospect is not None:
-                plans.append(_Plan(s, past, prospect))
+            past = self._follow(s)
+            if past is not None and (past.index.run or self.draft):
+                candidate = self._candidate(s, past, ahead)
+                if candidate is not None:
+                    plans.append(_Plan(s, past, candidate))
         return plans, rows
 
-    def _prospect(self, s: Sequence, past: _Past, room: int, ahead: bool) -> Candidate | None:
+    def _candidate(self, s: Sequence, past: _Past, ahead: bool) -> Candidate | None:
+        room = self._room(s)
+        if not room:
+            return None
         found: list[float] = []
         if self.ngrams and past.index.run:
-            # The first of what is foretold may be in flight: it is no draft, but drafts are of use only if it is as foretold.
-            found = past.foresight.chances(past.index.run, room + ahead)[int(ahead) :]
+            # The first predicted token may be the pending one. It is not a draft, but the drafts after it only help if it comes true.
+            found = past.matches.chances(past.index.run, room + ahead)[int(ahead) :]
         if self.draft:
             can = min(room, self.draft.room(s) - ahead)
             modelled = past.acceptance.chances(can) or [0.0] * min(can, 1)
             if modelled and sum(modelled) >= sum(found):
-                turn = self._turn or self.draft.cost * (self.times.step(1) or 1.0)
-                return Candidate(modelled, turn)
+                return Candidate(modelled, self.times.turn or self.draft.cost * (self.times.step(1) or 1.0))
         return Candidate(found) if found else None
 
     def _follow(self, s: Sequence) -> _Past | None:
-        """The index of an answer that is being written, with all tokens read so far; None while it is not up to date."""
-        if len(s.tokens) <= len(s.prompt) or s.wants_logits or s.samples_to_fork or s.no_chunked_recompute:
-            return None
+        """What is known of an answer that is being written, with all tokens read so far; None while the index is not up to date."""
         past = self._pasts.get(s)
         if past is None:
-            past = self._pasts[s] = _Past(NgramIndex(s.tokens, s.limit), self._acceptance.copy())
+            if len(s.tokens) <= len(s.prompt) or s.wants_logits or s.samples_to_fork or self._rope.token_by_token(s):
+                return None
+            past = self._pasts[s] = _Past(NgramIndex(s.tokens, s.max_length), self._acceptance.copy())
         index = past.index
-        if index.missing > self.max_draft + 2:
+        missing = len(s.tokens) - index.known
+        if missing > self.max_draft + 2:
             index.extend(_AT_ONCE)
             return None
-        while index.missing:
+        for _ in range(missing):
             run = index.run
             right = index.add()
             if right is not None:
-                past.foresight.learn(run, right)
+                past.matches.learn(run, right)
         return past
 
     def _room(self, s: Sequence) -> int:
-        """Drafts that can stand behind what is known: none may fill a page, or be the last token that the sequence can have."""
+        """Drafts that can stand after what is known: none may fill a page, or be the last token that the sequence can have."""
         known = s.num_tokens
         if known // PAGE != s.num_computed_tokens // PAGE:
             return 0
-        room = min(self.max_draft, s.limit - known - 1, PAGE - 1 - known % PAGE)
-        if self.boundary is not None and known <= self.boundary:
-            room = min(room, self.boundary - known - 1)
-        return max(room, 0)
+        return max(min(self.max_draft, self._rope.draft_limit(s) - known - 1, PAGE - 1 - known % PAGE), 0)

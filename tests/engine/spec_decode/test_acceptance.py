@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxinfer.engine.spec_decode.acceptance import Acceptance, Candidate, GainAccount, MatchStats, RoundTimes, best_lengths
+from mlxinfer.engine.spec_decode.acceptance import Acceptance, Candidate, best_lengths
+from mlxinfer.engine.spec_decode.ngram import MatchStats
+from mlxinfer.engine.spec_decode.proposer import GainAccount
+from mlxinfer.engine.step_times import StepTimes
 
 MOST = 8
 
@@ -26,7 +29,7 @@ class Device:
 def simulate(device, tokens, chance, known=None):
     """Tokens a second of one sequence; `chance(i)` is that a draft is right when i tokens have been said. `known` is what has been learnt
     before."""
-    times, account, acceptance = known or (RoundTimes(), GainAccount(), Acceptance())
+    times, account, acceptance = known or (StepTimes(), GainAccount(), Acceptance())
     said, total, draws = 0, 0.0, random.Random(1)
     while said < tokens:
         prospect = Candidate(acceptance.chances(MOST), device.turn * device.base)
@@ -37,10 +40,10 @@ def simulate(device, tokens, chance, known=None):
         seconds = device.seconds(1 + count, drained=bool(count), turns=count)
         if count:
             acceptance.learn(count, accepted)
-            times.observe(1 + count, seconds - device.turn * device.base * count, drained=True)
+            times.observe(1 + count, 0, seconds - device.turn * device.base * count, waited=True)
             account.round(seconds, times.step(1) * (1 + accepted))
         else:
-            times.observe(1, seconds, drained=False)
+            times.observe(1, 0, seconds, waited=False)
             account.plain(seconds)
         said += 1 + accepted
         total += seconds
@@ -82,7 +85,7 @@ def test_acceptance_that_changes_is_no_trap(period, slope):
 def test_near_the_best_length_where_acceptance_is_constant(chance, slope):
     device = Device(slope=slope)
     best = max(fixed(device, chance, count) for count in range(MOST + 1))
-    known = RoundTimes(), GainAccount(), Acceptance()
+    known = StepTimes(), GainAccount(), Acceptance()
     simulate(device, 1000, lambda i: chance, known)
     reached = simulate(device, 4000, lambda i: chance, known)
     # What brings little is not looked for.
@@ -90,26 +93,26 @@ def test_near_the_best_length_where_acceptance_is_constant(chance, slope):
 
 
 def test_nothing_is_drafted_before_a_step_has_been_measured():
-    assert best_lengths([Candidate([1.0, 1.0])], 1, RoundTimes()) == ([0], 1.0)
+    assert best_lengths([Candidate([1.0, 1.0])], 1, StepTimes()) == ([0], 1.0)
 
 
 def test_sequences_share_a_step_and_the_likeliest_drafts_go_first():
-    times = RoundTimes()
+    times = StepTimes()
     for rows in range(1, 20):
-        times.observe(rows, 1 + 0.25 * (rows - 1), drained=True)
-        times.observe(rows, 1 + 0.25 * (rows - 1), drained=False)
+        times.observe(rows, 0, 1 + 0.25 * (rows - 1), waited=True)
+        times.observe(rows, 0, 1 + 0.25 * (rows - 1), waited=False)
     lengths, gain = best_lengths([Candidate([0.95, 0.9, 0.85]), Candidate([0.2, 0.04]), Candidate([0.9, 0.3])], 3, times)
     assert lengths == [3, 0, 1]
     assert gain > 1
 
 
 def test_a_slower_machine_does_not_change_what_pays():
-    times = RoundTimes()
+    times = StepTimes()
     for rows in (1, 2, 4, 8) * 8:
-        times.observe(rows, 1 + 0.1 * (rows - 1), drained=rows > 1)
+        times.observe(rows, 0, 1 + 0.1 * (rows - 1), waited=rows > 1)
     before = times.round(8) / times.step(1)
     for _ in range(200):
-        times.observe(1, 5.0, drained=False)
+        times.observe(1, 0, 5.0, waited=False)
     assert times.round(8) / times.step(1) == pytest.approx(before, rel=0.35)
 
 

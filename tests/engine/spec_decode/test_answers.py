@@ -37,16 +37,16 @@ def test_drafts_right_and_wrong_change_nothing(name, kv):
         pytest.skip("quantized pages are tried on one family")
     expected = plain(name, form)
     engine = eager_engine(name, kv=form)
-    Guesser(engine.speculator, dict(zip(map(tuple, PROMPTS), expected, strict=True)), 3)
+    Guesser(engine.proposer, dict(zip(map(tuple, PROMPTS), expected, strict=True)), 3)
     sequences = requests()
     assert run(engine, sequences) == expected
-    assert all(0 < s.accepted < s.drafted for s in sequences)
+    assert all(0 < s.accepted_tokens < s.drafted_tokens for s in sequences)
 
 
 def test_what_was_said_before_is_drafted():
     expected, sequences = plain(), requests()
     assert run(eager_engine(), sequences) == expected
-    assert sequences[0].drafted > 0
+    assert sequences[0].drafted_tokens > 0
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.05, 3.0])
@@ -56,18 +56,18 @@ def test_a_draft_model_changes_nothing(amount, kv):
     expected, sequences = plain(kv=form), requests()
     engine = eager_engine(draft=noisy_model(amount) if amount else tiny_model(), kv=form)
     assert run(engine, sequences) == expected
-    drafted, accepted = sum(s.drafted for s in sequences), sum(s.accepted for s in sequences)
+    drafted, accepted = sum(s.drafted_tokens for s in sequences), sum(s.accepted_tokens for s in sequences)
     assert drafted > 100
     assert accepted == drafted if amount == 0 else accepted < drafted
     assert accepted > 0.35 * drafted if amount < 1 else accepted < 0.3 * drafted
-    usage = engine.speculator.draft.cache.usage()
+    usage = engine.proposer.draft.cache.usage()
     assert usage.used == 0
 
 
 def test_a_draft_model_for_a_hybrid():
     expected, sequences = plain("qwen3_next"), requests()
     assert run(eager_engine("qwen3_next", draft=noisy_model(0.5)), sequences) == expected
-    assert sum(s.drafted for s in sequences) > 100
+    assert sum(s.drafted_tokens for s in sequences) > 100
 
 
 def test_logprobs_under_drafts_are_those_without():
@@ -90,17 +90,16 @@ def test_a_stop_token_inside_drafts_ends_the_answer(name):
     answer = run(tiny_engine(name, max_draft=0), [request(PROMPTS[0], 60)])[0]
     for stop in sorted(set(answer))[:6]:
         engine = eager_engine(name)
-        Guesser(engine.speculator, {tuple(PROMPTS[0]): answer}, stop)
-        sequence = request(PROMPTS[0], 60)
-        sequence.stop_ids = frozenset({stop})
+        Guesser(engine.proposer, {tuple(PROMPTS[0]): answer}, stop)
+        sequence = request(PROMPTS[0], 60, stop_ids={stop})
         again = request([*PROMPTS[0], *answer[:30]], 20)
         run(engine, [sequence])
         assert sequence.finish_reason == "stop"
         assert sequence.answer == answer[: answer.index(stop) + 1]
         assert sequence.num_tokens == len(sequence.tokens) > sequence.num_computed_tokens
-        engine.speculator.max_draft = 0
-        engine.speculator.__class__.propose(engine.speculator, [])
-        del engine.speculator.propose
+        engine.proposer.max_draft = 0
+        engine.proposer.__class__.propose(engine.proposer, [])
+        del engine.proposer.propose
         assert run(engine, [again]) == [answer[30:50]]
 
 

@@ -58,13 +58,13 @@ def test_what_the_draft_model_has_read_is_reused():
     engine = eager_engine(draft=tiny_model())
     prompt = [7 * i % 90 + 3 for i in range(150)]
     answer = run(engine, [request(prompt, 30)])[0]
-    model = engine.speculator.draft
+    model = engine.proposer.draft
     read = []
     begin = model.cache.begin
     model.cache.begin = lambda segments: read.append(sum(s.count for s in segments)) or begin(segments)
     again = request(prompt, 30)
     assert run(engine, [again]) == [answer]
-    assert again.accepted == again.drafted > 0
+    assert again.accepted_tokens == again.drafted_tokens > 0
     assert sum(read) < 60
 
 
@@ -79,8 +79,8 @@ def test_drafts_while_pages_run_out():
     sequences = requests()
     assert run(engine, sequences) == expected
     assert sum(s.preemptions for s in sequences) > 0
-    assert sum(s.accepted for s in sequences) > 0
-    assert engine.cache.usage().used == engine.speculator.draft.cache.usage().used == 0
+    assert sum(s.accepted_tokens for s in sequences) > 0
+    assert engine.cache.usage().used == engine.proposer.draft.cache.usage().used == 0
 
 
 def test_an_interrupt_leaves_a_fresh_draft_model(monkeypatch):
@@ -93,7 +93,7 @@ def test_an_interrupt_leaves_a_fresh_draft_model(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.speculator.draft, "propose", interrupted)
+        patch.setattr(engine.proposer.draft, "propose", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(engine, [])
     assert engine.idle
@@ -103,7 +103,7 @@ def test_an_interrupt_leaves_a_fresh_draft_model(monkeypatch):
 
 def test_no_room_for_the_draft_model_means_no_drafts():
     engine = eager_engine(draft=tiny_model())
-    engine.speculator.draft = engine.drafter.start(EngineConfig(max_context=256, kv_cache_tokens=64, prefix_cache=False), 96)
+    engine.proposer.draft = engine.drafter.start(EngineConfig(max_context=256, kv_cache_tokens=64, prefix_cache=False), 96)
     prompts = [[(i * k) % 89 + 3 for i in range(70)] for k in range(1, 4)]
     expected = [run(tiny_engine(max_draft=0), [request(p, 100)])[0] for p in prompts]
     assert run(engine, [request(p, 100) for p in prompts]) == expected

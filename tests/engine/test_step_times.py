@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.engine.prefill_budget import Curve, StepTimeModel
+from mlxinfer.engine.step_times import Curve, StepTimes
 
 SIZES = st.integers(1, 600)
 
 
 def test_nothing_is_known_at_first() -> None:
-    times = StepTimeModel()
-    assert times.estimate(1) is None
-    assert times.estimate(1, 64) is None
+    times = StepTimes()
+    assert times.alone(1) is None
+    assert times.prompts.at(64) is None
+    assert times.step(1) == times.round(1) == 0
     times.observe(1, 0, 0.003)
-    assert times.estimate(1) == 0.003
-    assert times.estimate(1, 64) is None
+    assert times.alone(1) == 0.003
+    assert times.prompts.at(64) is None
     times.observe(1, 64, 0.035)
-    assert times.estimate(1, 64) == pytest.approx(0.035)
-    assert times.estimate(1, 32) == pytest.approx(0.019)
+    assert times.prompts.at(64) == pytest.approx(0.032)
+    assert times.prompts.at(32) == pytest.approx(0.016)
 
 
 @given(st.dictionaries(SIZES, st.floats(0.001, 1), min_size=1, max_size=12), st.lists(SIZES, min_size=2))
@@ -33,16 +34,16 @@ def test_sizes_not_measured_never_fall(measured: dict[int, float], asked: list[i
 
 
 def test_a_slow_first_step_and_a_hiccup_fade() -> None:
-    times = StepTimeModel()
+    times = StepTimes()
     times.observe(1, 0, 2.0)
     for _ in range(3):
         times.observe(1, 0, 0.003)
-    assert times.estimate(1) == pytest.approx(0.003)
+    assert times.alone(1) == pytest.approx(0.003)
     times.observe(1, 0, 5.0)
-    assert times.estimate(1) < 0.005
+    assert times.alone(1) < 0.005
     for _ in range(60):
         times.observe(1, 0, 0.012)
-    assert times.estimate(1) == pytest.approx(0.012, rel=0.05)
+    assert times.alone(1) == pytest.approx(0.012, rel=0.05)
 
 
 def test_sizes_measured_long_ago_are_forgotten() -> None:

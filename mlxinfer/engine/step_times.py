@@ -1,0 +1,201 @@
+"""How long steps take, learnt from those that were collected: the one model that prompts and drafts are measured out by."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+_OUTLIER = 2.0
+"""A measurement counts as at most this many times the average: a hiccup fades, a change for good is believed after a few steps."""
+_KNOWN = 4
+"""Measurements of a size after which it tells how fast the machine is now."""
+_DRIFT = 0.02
+"""Weight of a further measurement of such a size, in proportion to the other sizes."""
+_SPEED = 0.2
+"""Exponent by which a known size moves the speed of the machine."""
+_WAIT = 1.1
+"""A step that waits for the one before, by one of the same size that does not, as long as none was measured."""
+_SLOPE = 0.1
+"""What a further row adds to a step, in proportion, as long as it is not known."""
+_PROMPT_MEMORY = 128
+"""Measurements of prompts after which a size that was not among them is forgotten: reading becomes slower as prompts become longer."""
+
+
+class Curve:
+    """Seconds by number of rows, averaged exponentially within classes of sizes, eight to an octave above 16."""
+
+    def __init__(
+        self, *, through_zero: bool = False, memory: int | None = None, few: int = 10, slowest: float = 0.1, slope: float = 0.0
+    ) -> None:
+        """`through_zero`: no rows take no time. `memory`: a size that was not among this many measurements is forgotten. The first
+        `few` of a size weigh the same, each later one `slowest`. `slope`: what a row more than ever measured adds, in proportion; 0 goes on
+        along the last two sizes."""
+        self._origin = through_zero
+        self._memory = memory
+        self._few = few
+        self._slowest = slowest
+        self._slope = slope
+        self._adds = 0
+        self._stamps: dict[int, int] = {}
+        self._points: dict[int, tuple[float, float, int]] = {}
+        self._classes: list[int] = []
+        self._line: tuple[list[float], list[float]] | None = None
+
+    def add(self, rows: int, seconds: float, *, scale: float = 0.0) -> None:
+        """Learn a measurement. Less than `scale` is never an outlier."""
+        key = _class(rows)
+        self._line = None
+        self._adds += 1
+        self._stamps[key] = self._adds
+        if self._memory and self._adds % self._memory == 0:
+            self._forget(self._adds - self._memory)
+        point = self._points.get(key)
+        if point is None:
+            if scale and (expected := self.at(rows)) is not None:
+                seconds = min(seconds, max(expected, scale) * _OUTLIER)
+            insort(self._classes, key)
+            self._points[key] = (rows, seconds, 1)
+            return
+        size, mean, count = point
+        if count < 3 and seconds < mean / _OUTLIER:
+            # The first steps of a size may have waited for something that happens once, such as a compiler.
+            self._points[key] = (rows, seconds, 1)
+            return
+        weight = 1 / (count + 1) if count < self._few else self._slowest
+        seconds = min(seconds, max(mean, scale) * _OUTLIER)
+        self._points[key] = (size + weight * (rows - size), mean + weight * (seconds - mean), count + 1)
+
+    def knows(self, rows: int) -> bool:
+        """Whether this size was measured."""
+        return _class(rows) in self._points
+
+    def known(self, rows: int, count: int) -> float | None:
+        """The average of this size, if it was measured more than `count` times."""
+        point = self._points.get(_class(rows))
+        return point[1] if point is not None and point[2] > count else None
+
+    def over(self, other: Curve, factor: float) -> Curve:
+        """This one, and `other` times `factor` for the sizes that this one does not know."""
+        both = Curve(slope=self._slope)
+        both._points = {key: (size, seconds * factor, count) for key, (size, seconds, count) in other._points.items()} | self._points
+        both._classes = sorted(both._points)
+        return both
+
+    @property
+    def largest(self) -> int:
+        """Rows of the largest size measured; 0 if there is none."""
+        return round(self._points[self._classes[-1]][0]) if self._classes else 0
+
+    @property
+    def smallest(self) -> int:
+        """Rows of the smallest size measured; 0 if there is none."""
+        return round(self._points[self._classes[0]][0]) if self._classes else 0
+
+    def _forget(self, before: int) -> None:
+        for key in [k for k in self._points if self._stamps[k] <= before]:
+            del self._points[key]
+            self._classes.remove(key)
+
+    def at(self, rows: int) -> float | None:
+        """As measured, or never falling between what was; None if nothing was measured."""
+        point = self._points.get(_class(rows))
+        if point is not None and round(point[0]) == rows:
+            return point[1]
+        if not self._points:
+            return None
+        xs, ys = self._line or self._rising()
+        place = bisect_left(xs, rows)
+        if place == 0:
+            return ys[0]
+        if place < len(xs):
+            x0, x1, y0, y1 = xs[place - 1], xs[place], ys[place - 1], ys[place]
+            return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
+        if self._slope:
+            return ys[-1] * (1 + self._slope * (rows - xs[-1]))
+        slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else ys[0] / xs[0]
+        return ys[-1] + slope * (rows - xs[-1])
+
+    def _rising(self) -> tuple[list[float], list[float]]:
+        xs, ys = ([0.0], [0.0]) if self._origin else ([], [])
+        for key in self._classes:
+            size, seconds, _ = self._points[key]
+            if not xs or size > xs[-1]:
+                xs.append(size)
+                ys.append(max(seconds, ys[-1]) if ys else seconds)
+        self._line = xs, ys
+        return xs, ys
+
+
+def _class(rows: int) -> int:
+    """Sizes up to 16 each, then eight to an octave."""
+    if rows <= 16:
+        return rows
+    shift = rows.bit_length() - 4
+    return shift * 16 + (rows >> shift)
+
+
+class StepTimes:
+    """Seconds of steps without prompts by their rows (one for each answer, and drafts), and what the rows of prompts add to them.
+
+    Sizes of steps without prompts are kept in proportion to one another, as multiples of `unit`: where the machine becomes slower, all of
+    them do at once.
+    """
+
+    def __init__(self) -> None:
+        self.unit = 0.0
+        """Seconds of the first size measured, as fast as the machine is now; 0 before."""
+        self.prompts = Curve(through_zero=True, memory=_PROMPT_MEMORY)
+        """Seconds that rows of prompts add to a step that answers take part in."""
+        self.turn = 0.0
+        """Seconds of one turn of the draft model; 0 before one was measured."""
+        self._ahead = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
+        self._waiting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
+        self._drafting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
+        self._rounds: Curve | None = None
+
+    def observe(self, rows: int, prefill_rows: int, seconds: float, *, waited: bool = False, turns: int = 0) -> None:
+        """Learn from a step with `rows` rows of answers and `prefill_rows` of prompts. `waited`: it was submitted after the one before it
+        was collected. `turns`: how often the draft model ran for it."""
+        if prefill_rows:
+            alone = self.alone(rows) if rows else None
+            if alone is not None:
+                self.prompts.add(prefill_rows, max(seconds - alone, 0.0), scale=alone / 2)
+        elif rows:
+            if turns:
+                self.turn += 0.2 * (max(seconds - self.round(rows), 0.0) / turns - self.turn)
+            self._learn(self._drafting if turns else self._waiting if waited else self._ahead, rows, seconds)
+
+    def _learn(self, sizes: Curve, rows: int, seconds: float) -> None:
+        self.unit = self.unit or seconds or 1.0
+        self._rounds = None
+        share = sizes.known(rows, _KNOWN)
+        if share:
+            # A single slow step, while the machine was busy with something else, should not count for long.
+            change = min(max(seconds / (share * self.unit), 1 / _OUTLIER), _OUTLIER)
+            self.unit *= change**_SPEED
+            seconds = change * share * self.unit
+        sizes.add(rows, seconds / self.unit)
+
+    def knows(self, rows: int) -> bool:
+        """Whether steps of this size without prompts were measured, or smaller and larger ones."""
+        sizes = (self._ahead, self._waiting, self._drafting)
+        if any(curve.knows(rows) for curve in sizes):
+            return True
+        return any(0 < curve.smallest < rows for curve in sizes) and any(rows < curve.largest for curve in sizes)
+
+    def alone(self, rows: int) -> float | None:
+        """Seconds of a step without prompts as it is usually submitted; None if none was measured."""
+        sizes = (self._ahead, self._waiting, self._drafting)
+        share = next((curve for curve in sizes if curve.knows(rows)), self._ahead).at(rows)
+        if share is None:
+            share = next((share for curve in sizes if (share := curve.at(rows)) is not None), None)
+        return None if share is None else self.unit * share
+
+    def step(self, rows: int) -> float:
+        """Seconds of a step that was submitted before the one before it was collected; 0 if none was measured."""
+        return self.unit * (self._ahead.at(rows) or 0.0)
+
+    def round(self, rows: int) -> float:
+        """Seconds of a step that waits for the one before it; 0 if nothing was measured."""
+        if self._rounds is None:
+            self._rounds = self._waiting.over(self._ahead, _WAIT)
+        return self.unit * (self._rounds.at(rows) or 0.0)
