@@ -131,6 +131,93 @@ def test_the_scheduler_knows_no_tensors() -> None:
     assert "mlxinfer.engine.scheduler" not in tensors
 
 
+SEQUENCE = ROOT / "mlxinfer" / "engine" / "sequence.py"
+MUTATORS = {"append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"}
+
+
+def _sequence_fields() -> tuple[set[str], set[str]]:
+    """(all fields of `Sequence` and of its `Times`, those of them that hold lists)."""
+    classes = [node for node in _tree(SEQUENCE).body if isinstance(node, ast.ClassDef) and node.name in ("Sequence", "Times")]
+    fields = [node for each in classes for node in each.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    names = {field.target.id for field in fields if isinstance(field.target, ast.Name)}
+    lists = {field.target.id for field in fields if isinstance(field.target, ast.Name) and "list" in ast.unparse(field.annotation)}
+    return names, lists
+
+
+def _is_own(node: ast.expr) -> bool:
+    """Whether an attribute belongs to the object whose method this is, or to a class."""
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    """Everything that a statement assigns or deletes, tuples and subscripts taken apart."""
+    found: list[ast.expr] = []
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        found = list(node.targets)
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr, ast.comprehension)):
+        found = [node.target]
+    elif isinstance(node, ast.With):
+        found = [item.optional_vars for item in node.items if item.optional_vars is not None]
+    while found:
+        target = found.pop()
+        if isinstance(target, (ast.Tuple, ast.List)):
+            found += target.elts
+        elif isinstance(target, (ast.Starred, ast.Subscript)):
+            found.append(target.value)
+        else:
+            yield target
+
+
+def _written_fields(tree: ast.Module, fields: set[str], lists: set[str]) -> Iterator[tuple[int, str]]:
+    """(line, field) wherever a field of some object other than `self` is assigned, deleted, or changed in place."""
+    for node in ast.walk(tree):
+        for target in _targets(node):
+            if isinstance(target, ast.Attribute) and target.attr in fields and not _is_own(target.value):
+                yield target.lineno, target.attr
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+            yield node.lineno, node.func.id
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS and isinstance(node.func.value, ast.Attribute):
+            place = node.func.value
+            if place.attr in lists and not _is_own(place.value):
+                yield node.lineno, f"{place.attr}.{node.func.attr}"
+
+
+def _handles_sequences(path: Path) -> bool:
+    """Whether a module imports `Sequence` from the engine, or works on what holds sequences."""
+    return path.is_relative_to(ROOT / "mlxinfer" / "engine") or "engine" in {n for _, d in _imports("x", _tree(path)) for n in d.split(".")}
+
+
+def test_sequence_is_the_only_writer_of_its_fields() -> None:
+    fields, lists = _sequence_fields()
+    assert {"slot", "drafts", "num_computed_tokens", "first_token"} <= fields
+    assert {"tokens", "samples_to_fork"} <= lists
+    benchmarks = sorted((ROOT / "benchmarks").rglob("*.py"))
+    paths = [path for path in [*(path for _, path in SOURCES), *benchmarks] if path != SEQUENCE and _handles_sequences(path)]
+    assert len(paths) > 20
+    _report([f"{p.relative_to(ROOT)}:{line}: writes {field}" for p in paths for line, field in _written_fields(_tree(p), fields, lists)])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sequence.slot = 1",
+        "s.num_tokens += 1",
+        "s.slot, other = 1, 2",
+        "del work.sequence.drafts",
+        "s.tokens.append(3)",
+        "s.tokens[0] = 3",
+        "s.times.first_token = 0.0",
+        "setattr(s, name, 1)",
+        "for s.slot in range(3): pass",
+        "s.drafts: list[int] = []",
+    ],
+)
+def test_a_writer_of_a_sequence_would_be_found(code: str) -> None:
+    assert list(_written_fields(ast.parse(code), *_sequence_fields()))
+
+
 def test_convert_is_imported_by_the_cli_only() -> None:
     importers = {_room(m) for m, path in SOURCES for _, name in _imports(m, _tree(path)) if _room(name) == "convert"}
     assert importers <= {"convert", "cli"}

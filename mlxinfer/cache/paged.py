@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .attention.native import AttentionBackend
+from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
 from .kv_format import KVFormat
@@ -214,11 +214,14 @@ class PagedCache:
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
         segments = tuple(segments)
-        attention = {}
+        attention: dict[int, tuple[LayerStore, StepAttention]] = {}
+        native = True
         for (group, backend), layers in self._backends.items():
             attend = backend.begin(segments, group)
-            attention.update({layer: (self._stores[layer], attend) for layer in layers})
-        return CacheStep(segments, attention, self._recurrent, self._opaque)
+            native = native and isinstance(attend, NativeStep)
+            for layer in layers:
+                attention[layer] = self._stores[layer], attend
+        return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native)
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
         """Seal the pages that the step filled, and give back those that have left their window. The step must have been evaluated.

@@ -8,8 +8,8 @@ from functools import cached_property
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-from .attention.native import Full, NativeStep, StepAttention, run_blocks
-from .base import AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
+from .attention.native import Full, StepAttention, run_blocks
+from .base import PAGE, AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
 from .store import Filled, LayerStore
 
@@ -23,9 +23,15 @@ class CacheStep:
         attention: Mapping[int, tuple[LayerStore, StepAttention]],
         recurrent: Mapping[int, RecurrentStore],
         opaque: Mapping[int, OpaqueState],
+        *,
+        runs_blocks: bool,
     ) -> None:
-        """`attention` and `recurrent` are by layer, `opaque` by slot."""
+        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all layers attend by the native CPU operation."""
         self.segments = segments
+        self._runs_blocks = runs_blocks
+        filled = [s for s in segments if (s.past + s.count) // PAGE > s.past // PAGE]
+        self.needs_commit = bool(attention) and bool(filled)
+        """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
         self.full: dict[tuple[int, int], Filled] = {}
         self._attention = attention
         self._replaced: set[int] = set()
@@ -36,11 +42,6 @@ class CacheStep:
     @cached_property
     def positions(self) -> mx.array:
         return mx.array([p for s in self.segments for p in range(s.past, s.past + s.count)], dtype=mx.int32)
-
-    @property
-    def needs_commit(self) -> bool:
-        """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
-        return bool(self._attention) and any(s.filled for s in self.segments)
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
@@ -54,14 +55,15 @@ class CacheStep:
 
     @property
     def runs_blocks(self) -> bool:
-        return all(isinstance(attention, NativeStep) for _, attention in self._attention.values())
+        return self._runs_blocks
 
     def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
         parts = [self._attention[layer] for layer in layers]
         y, filled = run_blocks(x, blocks, parts, rotations)
         self._written.append(y)
         for layer, full in zip(layers, filled, strict=True):
-            self._keep(layer, y, full)
+            if full:
+                self._keep(layer, y, full)
         return y
 
     def _keep(self, layer: int, answers: mx.array, full: Full) -> mx.array:

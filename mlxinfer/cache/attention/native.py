@@ -102,6 +102,17 @@ class NativeStep:
         return None if rotation is None else self._rotation[1]
 
 
+def _native_rotations(steps: Sequence[NativeStep], rotations: Sequence[Rotation | None]) -> list[kernels_cpu.Rotation | None]:
+    """For each layer; most layers have the step and the rotation of the one before."""
+    found: list[kernels_cpu.Rotation | None] = []
+    last: tuple[NativeStep | None, Rotation | None, kernels_cpu.Rotation | None] = None, None, None
+    for step, rotation in zip(steps, rotations, strict=True):
+        if step is not last[0] or rotation is not last[1]:
+            last = step, rotation, step.native_rotation(rotation)
+        found.append(last[2])
+    return found
+
+
 def run_blocks(
     x: mx.array,
     blocks: kernels_cpu.Blocks,
@@ -117,7 +128,7 @@ def run_blocks(
         [store.sealed for store in stores],
         [store.open for store in stores],
         [step.plan for step in steps],
-        [step.native_rotation(rotation) for step, rotation in zip(steps, rotations, strict=True)],
+        _native_rotations(steps, rotations),
         [(store.format.k_bits, store.format.v_bits) for store in stores],
         [store.first for store in stores],
     )
