@@ -42,7 +42,7 @@ class Walk:
         if not path.startswith(_ROOT):
             return
         name = path[len(_ROOT) + 1 :]
-        self.calls[f"{name}:{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}"] += 1
+        self.calls[f"{name}:{frame.f_code.co_name}"] += 1
         self.files[name] += 1
         caller = frame.f_back
         self.switches += caller is not None and caller.f_code.co_filename.startswith(_ROOT) and caller.f_code.co_filename != path
@@ -83,4 +83,4 @@ def report(found: list[Walk], *, detail: bool = False) -> str:
 
 if __name__ == "__main__":
     arguments = [each for each in sys.argv[1:] if not each.startswith("-")]
-    print(report(walks(*arguments[:1] or ["smollm2"]), detail="--detail" in sys.argv))
+    print(report(walks(arguments[0] if arguments else "smollm2"), detail="--detail" in sys.argv))

@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
 from mlxinfer.engine.model_runner import PendingStep
-from mlxinfer.engine.scheduler import Work
+from mlxinfer.engine.scheduler import Schedule
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
 from mlxinfer.server.settings import LOOPBACK, ServerSettings
@@ -59,14 +59,14 @@ async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[in
     assert llm._thread._desk is not None
     runner = llm._thread._desk.engine.runner
     submitted: list[float] = []
-    launch = runner.launch
+    submit = runner.submit
 
-    def noted(work: list[Work]) -> PendingStep:
+    def noted(schedule: Schedule) -> PendingStep:
         submitted.append(perf_counter())
-        return launch(work)
+        return submit(schedule)
 
     found = []
-    runner.launch = noted  # type: ignore[method-assign]
+    runner.submit = noted  # type: ignore[method-assign]
     async with _serving(llm) as port, _client() as ask:
         for number in range(times):
             submitted.clear()
@@ -74,7 +74,7 @@ async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[in
             while llm.stats().running:
                 await asyncio.sleep(_REST_S)
             found.append(sum(when > gone for when in submitted))
-    runner.launch = launch  # type: ignore[method-assign]
+    runner.submit = submit  # type: ignore[method-assign]
     return found
 
 

@@ -27,13 +27,19 @@ class Machine:
     """Rates per second. A copied byte counts twice, as it is read and written; a multiply-add is two operations."""
 
     device: str
+    """Name of the GPU or the processor."""
     threads: int
+    """Threads that measured; 1 on a GPU."""
     buffer_bytes: int
     """Size of what was read: smaller than the processor's cache, it measures that."""
     read_bytes: float
+    """Bytes read per second."""
     copy_bytes: float
+    """Bytes copied per second."""
     operations: float
+    """Multiplications and additions per second, in a large product of matrices."""
     operations_dtype: str
+    """Dtype of that product."""
 
 
 def measure_machine(nbytes: int) -> Machine:

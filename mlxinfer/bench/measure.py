@@ -26,14 +26,14 @@ _LEAST_STEPS = 4
 
 
 class Bench:
-    """Times parts of the work of an engine that nobody else uses. After an exception it is of no further use."""
+    """Times parts of the work of an engine that has no other user. After an exception it cannot be used any more."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._random = np.random.default_rng(0)
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of so many tokens to the first token of its answer."""
+        """Seconds from a prompt of this many tokens to the first token of its answer."""
         sequence = self._sequence(tokens, tokens + 1)
         start = perf_counter()
         self.engine.add(sequence)
@@ -108,40 +108,53 @@ def _limit(depth: int, steps: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure. `steps` is the most tokens that a sample of decoding takes of each sequence. A row is left out if a single
-    sample of it would take more than `max_seconds` (0: never), and gets fewer than `repeat` samples if those would."""
+    """What to measure."""
 
     prefill: tuple[int, ...] = (128, 512)
+    """Tokens of prompts; a row for each."""
     depths: tuple[int, ...] = (0, 1024)
+    """Tokens in the cache of each sequence before decoding; a row for each depth and batch."""
     batches: tuple[int, ...] = (1, 4, 8)
+    """Sequences that are decoded together."""
     repeat: int = 5
+    """Samples of a row."""
     steps: int = 64
+    """The most tokens that a sample of decoding takes of each sequence."""
     max_seconds: float = 60.0
+    """A row is left out if one sample of it would take longer, and gets fewer samples if all of them would; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """How near a speed is to what the machine can do: 1 is what a plain read of the same bytes takes, or as many multiply-adds in a
-    large product of matrices. `limit` names the one that would be reached first."""
+    large product of matrices."""
 
     bandwidth: float
+    """Part of the speed of a plain read."""
     operations: float
+    """Part of the multiply-adds of a large product."""
     limit: str
+    """"memory" or "arithmetic"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Speeds of one kind of work. `rates` are tokens per second, one for each sample, of all sequences together."""
+    """Speeds of one kind of work."""
 
     work: str
+    """"prefill" or "decode"."""
     tokens: int
-    """Of the prompt, or the most that a sample of decoding took of each sequence."""
+    """Tokens of the prompt, or the most that a sample of decoding took of each sequence."""
     depth: int
+    """Tokens in the cache of each sequence before."""
     batch: int
+    """Sequences together."""
     rates: tuple[float, ...] = ()
+    """Tokens per second of all sequences together, one for each sample."""
     cost: Cost | None = None
-    """Of one step of decoding, in the middle of a sample; of a whole prompt in prefill. None where the model's sizes are not known."""
+    """Cost of one step of decoding in the middle of a sample, or of a whole prompt; None where the model's sizes are not known."""
     left_out: str | None = None
+    """Why it was not measured; None if it was."""
 
     @property
     def rate(self) -> float:
@@ -150,11 +163,12 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Of what `cost` counts."""
+        """Seconds for what `cost` counts."""
         return (self.batch if self.work == "decode" else self.tokens) / self.rate
 
     @property
     def name(self) -> str:
+        """Such as "prefill 512" or "decode 1024 x8"."""
         return f"prefill {self.tokens}" if self.work == "prefill" else f"decode {self.depth} x{self.batch}"
 
     def against(self, machine: Machine) -> Shares | None:

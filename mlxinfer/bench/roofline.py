@@ -24,8 +24,12 @@ from ..nn.packing import arrays, objects
 
 @dataclass(frozen=True, slots=True)
 class Cost:
+    """What has to be moved and computed."""
+
     bytes: float = 0.0
+    """Bytes read and written in memory."""
     operations: float = 0.0
+    """Multiplications and additions."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.bytes + other.bytes, self.operations + other.operations)
@@ -36,10 +40,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes, and parameters that a token is multiplied with."""
+    """The size of a part of the model."""
 
     nbytes: int
+    """Bytes as stored."""
     parameters: int
+    """Parameters that a token is multiplied with."""
 
     @classmethod
     def of(cls, part: object) -> Weights:
@@ -49,14 +55,17 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """A layer: bytes of a token's keys and values, and operations for each pair of a token and one that it sees."""
+    """One layer."""
 
     window: int | None
+    """Tokens that a token sees; None: all before it."""
     token_bytes: float
+    """Bytes of a token's keys and values."""
     pair_operations: int
+    """Operations for each pair of a token and one that it sees."""
 
     def step(self, past: int, count: int) -> Cost:
-        """Of `count` tokens behind `past` others: what they see is read once, what they add is written."""
+        """Cost of `count` tokens after `past` others: what they see is read once, what they add is written."""
         read = past if self.window is None else min(past, self.window - 1)
         pairs = self._pairs(past + count) - self._pairs(past)
         return Cost((read + count) * self.token_bytes, pairs * self.pair_operations)
@@ -69,23 +78,28 @@ class _Attention:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The sizes that costs follow from. `body` is what every token goes through, `head` gives logits, `experts` are all of them."""
+    """The sizes that costs follow from."""
 
     body: Weights
+    """What every token goes through."""
     head: Weights
+    """What makes logits."""
     experts: Weights
+    """All experts together."""
     chosen: float
     """The share of the experts that a token goes through."""
     attention: tuple[_Attention, ...]
+    """The layers with keys and values."""
     state_bytes: int
+    """Bytes of a sequence's recurrent states."""
 
     def decode(self, depth: int, streams: int) -> Cost:
-        """One step of so many sequences, each with `depth` tokens behind it."""
+        """Cost of a step of `streams` sequences, each with `depth` tokens in the cache."""
         own = sum((layer.step(depth, 1) for layer in self.attention), Cost(2 * self.state_bytes))
         return self._weights(streams, rows=streams) + own.times(streams)
 
     def prefill(self, tokens: int, chunk: int) -> Cost:
-        """All steps of one prompt, `chunk` tokens in each; logits are computed once."""
+        """Cost of all steps of one prompt, `chunk` tokens in each; logits are computed once."""
         total = Cost()
         for past in range(0, tokens, chunk):
             count = min(chunk, tokens - past)
@@ -94,7 +108,7 @@ class Footprint:
         return total
 
     def _weights(self, tokens: int, *, rows: int) -> Cost:
-        """Products of a step with so many tokens, of which `rows` get logits."""
+        """Products of a step with this many tokens, of which `rows` get logits."""
         touched = 1 - (1 - self.chosen) ** tokens
         nbytes = self.body.nbytes + self.experts.nbytes * touched + (self.head.nbytes if rows else 0)
         parameters = tokens * (self.body.parameters + self.experts.parameters * self.chosen) + rows * self.head.parameters

@@ -35,6 +35,8 @@ _DISK_WAIT_S = 0.005
 """Seconds to wait for the disk, where nothing else can be done."""
 _PREPARATION_S = 0.002
 """Seconds before its submission that belong to a step; more than that was spent by whoever reads the answers."""
+_LEARNING, _SAMPLED = 64, 4
+"""After this many steps, one in four of the plain ones tells the time of a step as well as all."""
 
 
 class Engine:
@@ -237,7 +239,9 @@ class Engine:
         self._steps += 1
         schedule = step.schedule
         turns = self.proposer.learn(step, outputs, seconds)
-        self.times.observe(schedule.decode_rows, schedule.prefill_rows, seconds, waited=waited, turns=turns)
+        plain = not (schedule.prefill_rows or waited or turns)
+        if not plain or self._steps < _LEARNING or not self._steps % _SAMPLED:
+            self.times.observe(schedule.decode_rows, schedule.prefill_rows, seconds, waited=waited, turns=turns)
         if schedule.prefill_rows:
             self.scheduler.budget.observe(schedule.decode_rows, schedule.prefill_rows, seconds)
 

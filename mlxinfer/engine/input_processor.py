@@ -117,8 +117,16 @@ class InputProcessor:
 
     def scored(self, ids: list[int], top: int, terms: RequestOptions) -> Sequence:
         """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
-        served = {"client_id": terms.client_id, "priority": terms.priority, "deadline": terms.deadline}
-        return Sequence(ids, SamplingParams(logprobs=top), seed=0, max_length=len(ids), wants_logits=True, **served)
+        return Sequence(
+            ids,
+            SamplingParams(logprobs=top),
+            seed=0,
+            max_length=len(ids),
+            wants_logits=True,
+            client_id=terms.client_id,
+            priority=terms.priority,
+            deadline=terms.deadline,
+        )
 
 
 def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:

@@ -33,6 +33,8 @@ class PrefillBudget:
         self.max_step_s = max_step_s
         self.balance = 0.0
         """Seconds that may be spent on prompts."""
+        self.saving = True
+        """Whether steps without prompts still add to the balance."""
         self._planned: deque[tuple[int, int, float]] = deque()
         self._target = 0.0
         self._explored = False
@@ -70,8 +72,10 @@ class PrefillBudget:
                 extra = self.times.prompts.at(prefill_rows) if prefill_rows else 0.0
                 booked = alone * (1 / self.share - 1) - (alone * prefill_rows if extra is None else extra)
         self.balance += booked
+        most = max(self.max_step_s, self._target)
         if not prefill_rows:
-            self.balance = min(self.balance, max(self.max_step_s, self._target))
+            self.balance = min(self.balance, most)
+        self.saving = self.balance < most
         self._planned.append((decode_rows, prefill_rows, booked))
         if len(self._planned) > 4:
             self._planned.popleft()
@@ -84,12 +88,8 @@ class PrefillBudget:
         booked = self._booked(decode_rows, prefill_rows)
         alone = self.times.alone(decode_rows)
         if alone is not None:
+            self.saving = True
             self.balance += alone / self.share - min(seconds, alone + 4 * max(self.max_step_s, alone)) - booked
-
-    @property
-    def saving(self) -> bool:
-        """Whether steps without prompts still add to the balance."""
-        return self.balance < max(self.max_step_s, self._target)
 
     def _booked(self, decode_rows: int, prefill_rows: int) -> float:
         while self._planned:

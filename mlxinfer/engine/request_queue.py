@@ -65,7 +65,7 @@ class VirtualTokenCounter:
         return self._floor
 
     def _forget(self) -> None:
-        """Drop what no longer matters: everything when nobody is active, else those whom a new start would place no lower."""
+        """Drop what no longer matters: everything when no client is active, else the clients that a new start would place no lower."""
         if not self._active:
             self.served.clear()
             self._least.clear()

@@ -10,16 +10,19 @@ import mlx.core as mx
 _BLOCK = 256
 
 TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""That of the chosen token, and (id, log-probability) of the likeliest."""
+"""Log-probability of the chosen token, and (id, log-probability) of the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobArrays:
-    """`chosen` float32 `[R]`; `top_ids` and `top` `[R, k]`, likeliest first. Natural logarithms."""
+    """Log-probabilities (natural) of R rows, on the device."""
 
     chosen: mx.array
+    """float32 `[R]`: of the chosen tokens."""
     top_ids: mx.array
+    """uint32 `[R, k]`: the likeliest tokens, likeliest first."""
     top: mx.array
+    """float32 `[R, k]`: their log-probabilities."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -33,7 +36,7 @@ class LogprobArrays:
 
 
 def logprobs_of(logits: mx.array, tokens: mx.array, k: int) -> LogprobArrays:
-    """Of float32 logits `[R, vocab]` and the tokens `[R]` chosen from them."""
+    """Log-probabilities from float32 logits `[R, vocab]`, of the tokens `[R]` chosen from them and of the `k` likeliest."""
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if k == 0:

@@ -42,21 +42,24 @@ def gumbel(keys: mx.array, size: int) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens proposed for each sequence: `counts[s]` of them for sequence s, one sequence's after another's in `tokens` `[sum]`."""
+    """Tokens proposed for each sequence."""
 
     counts: Sequence[int]
+    """How many for each sequence."""
     tokens: mx.array
+    """uint32 `[sum(counts)]`: one sequence's after another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Sequence s has `1 + counts[s]` rows, one after another: the first behind what is known, each further one behind one more draft."""
+    """Sequence s has `1 + counts[s]` rows, one after another: the first after what is known, each further one after one more draft."""
 
     drafts: Drafts
+    """What is verified."""
     sequences: list[int] = field(init=False)
     """`[R]`: whose row it is."""
     behind: list[int] = field(init=False)
-    """`[R]`: drafts that the row stands behind."""
+    """`[R]`: drafts that the row stands after."""
     plain: list[int] = field(init=False)
     """Rows of sequences without drafts."""
 
@@ -73,7 +76,7 @@ class RaggedRows:
         return mx.array(self.sequences)
 
     def said(self) -> tuple[mx.array, mx.array]:
-        """`(row, token)` pairs: the drafts that each row stands behind."""
+        """`(row, token)` pairs: the drafts that each row stands after."""
         rows: list[int] = []
         places: list[int] = []
         row = first = 0
@@ -156,22 +159,28 @@ def _counts(tokens: Sequence[Sequence[int]], vocab_size: int) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence to sample for: its settings, seed (64 bits), prompt, the answer as far as the host has read it, and the tokens
-    `[n]` behind that which are still on the device."""
+    """One sequence to sample for."""
 
     params: SamplingParams
+    """How to choose its tokens."""
     seed: int
+    """64 bits."""
     prompt: Sequence[int]
+    """Token ids."""
     answer: Sequence[int]
+    """Token ids, as far as the host has read them."""
     pending_token: mx.array | None = None
+    """uint32 `[n]`: tokens after those, which are on the device only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """`tokens` uint32 `[R]`, and log-probabilities where a row asked for them. Nothing is evaluated yet."""
+    """What was chosen for R rows. Nothing is evaluated yet."""
 
     tokens: mx.array
+    """uint32 `[R]`."""
     logprobs: LogprobArrays | None
+    """Of all rows, if one asked for them."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -236,11 +245,17 @@ class Settings:
     """What rows are sampled with: columns `[R, 1]`, and `bias` `[R, vocab]`."""
 
     greedy: mx.array
+    """bool: rows that take the likeliest token."""
     all_greedy: bool
+    """Whether all rows do."""
     any_greedy: bool
+    """Whether any row does."""
     temperature: mx.array
+    """float32; 1 in greedy rows."""
     cuts: Cuts | None
+    """None where no row cuts anything."""
     bias: mx.array | None
+    """float32, added to the logits; None where no row has any."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:
