@@ -29,7 +29,7 @@ class Machine:
     device: str
     """Name of the GPU or the processor."""
     threads: int
-    """Threads that measured; 1 on a GPU."""
+    """Processors that this process may use; on a CPU the threads that measured."""
     buffer_bytes: int
     """Size of what was read: smaller than the processor's cache, it measures that."""
     read_bytes: float

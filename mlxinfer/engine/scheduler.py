@@ -1,9 +1,9 @@
 """Which sequences get how many tokens in the next step. Knows counts, and no arrays; it only picks, and changes no sequence.
 
-Every answer that needs a token gets it. What `PrefillBudget` allows in addition goes to prompts: by priority, then by service to the client,
-then by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and prompts
-of one client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its pages back; the
-oldest of the highest priority always goes on, so all of them end.
+Every answer that needs a token gets it. What `PrefillBudget` allows in addition goes to prompts: by priority, then by service to the
+client, then by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and
+prompts of one client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its pages
+back; the oldest of the highest priority always goes on, so all of them end.
 """
 
 from __future__ import annotations
