@@ -202,7 +202,9 @@ class OutputProcessor:
         pieces = []
         for event in events:
             if self.rows and isinstance(event, Logits) and event.sequence in self.rows:
-                self.rows[event.sequence].append(event.rows)
+                rows = self.rows[event.sequence]
+                known = sum(part.shape[0] for part in rows)
+                rows.append(event.rows[max(known - event.past, 0) :])  # a sequence that was preempted begins again
             answer = self.answers.get(event.sequence)
             if answer is None:
                 continue
