@@ -117,7 +117,7 @@ def test_penalties_match_numpy_and_count_device_tokens():
         SamplingParams(temperature=0, repetition_penalty=1.7, presence_penalty=0.6, frequency_penalty=0.25),
         SamplingParams(temperature=0),
     ]
-    rows = [Row(params[0], 0, [4, 5], [6, 6, 7], unread=mx.array([8])), Row(params[1], 0, [4], [])]
+    rows = [Row(params[0], 0, [4, 5], [6, 6, 7], pending_token=mx.array([8])), Row(params[1], 0, [4], [])]
     batch = SamplingBatch(rows, VOCAB)
     assert batch._penalties is not None
     got = np.array(batch._penalties.apply(logits))
