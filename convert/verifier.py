@@ -36,4 +36,4 @@ def verify(directory: Path, plan: Plan) -> None:
 
 
 def _stored_as(weights: MetaWeights, name: str) -> object:
-    return weights.ledger.checkpoint.stored(name) if weights.has(name) else None
+    return weights.index.checkpoint.stored(name) if weights.has(name) else None

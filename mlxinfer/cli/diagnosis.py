@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -21,8 +21,8 @@ from ..cache.paged import PagedCache
 from ..device import default_dtype, device_memory, is_gpu
 from ..errors import DraftError, MemoryPlanError
 from ..loading.catalog import local_models
-from ..loading.load import MetaModel, meta_model
-from ..loading.memory_plan import MemoryPlan, Planned, plan_memory
+from ..loading.load import PreparedModel, meta_model
+from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.repack_cache import directory, kept_bytes, limit_bytes
 from ..loading.resolve import ALIASES
 from .console import human_bytes
@@ -183,7 +183,7 @@ def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None =
     form = KVFormat.parse(kv, first16=first16)
     found = meta_model(model)
     name = str(found.dtype).rpartition(".")[2]
-    if found.model is None:
+    if found.borrowed:
         lines = ["all layers: mlx-lm's own cache, unquantized"]
         ways = ["mlx-lm's, one sequence at a time"]
         return ModelDiagnosis(found.name, found.model_type, name, form.name, 0, lines, ways, problem="not known before it is loaded")
@@ -204,22 +204,21 @@ def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None =
     )
 
 
-def _drafter(draft: str) -> MetaModel:
+def _drafter(draft: str) -> PreparedModel:
     found = meta_model(draft)
-    if found.model is None:
+    if found.borrowed:
         raise DraftError(f"{found.name} keeps its own state, so it cannot draft: choose a model with a graph of its own")
     return found
 
 
-def _plan(found: MetaModel, kv: KVFormat, memory_gb: float | None, draft: MetaModel | None) -> tuple[MemoryPlan | None, str]:
-    model, drafter = cast(Planned, found), cast("Planned | None", draft)  # both have a graph
+def _plan(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> tuple[MemoryPlan | None, str]:
     try:
-        return plan_memory(model, kv=kv, memory_gb=memory_gb, draft=drafter), ""
+        return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=draft), ""
     except MemoryPlanError as error:
         return None, str(error)
 
 
-def _room(found: MetaModel, kv: KVFormat, memory_gb: float | None, draft: MetaModel | None) -> int:
+def _room(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> int:
     plan, _ = _plan(found, kv, memory_gb, draft)
     return plan.room_tokens if plan else 0
 

@@ -15,7 +15,7 @@ from ..cache.kv_format import KVFormat
 from ..config import EngineConfig
 from ..errors import MLXInferError, QueueFullError
 from ..loading.load import LoadedModel
-from ..loading.memory_plan import plan_engine
+from ..loading.memory_plan import engine_config, plan_memory
 from ..types import Chunk, Completion, EngineStats, SamplingParams
 from .engine import Engine
 from .input_processor import Messages, Prompt, RequestOptions, as_prompts, one_answer
@@ -53,7 +53,7 @@ class LLM:
         """A front door to a model that is loaded already."""
         self = cls.__new__(cls)
         form = kv or KVFormat()
-        self._attach(OpenModel.of(loaded, config or plan_engine(loaded, kv=form), form))
+        self._attach(OpenModel.of(loaded, config or engine_config(plan_memory(loaded, kv=form)), form))
         return self
 
     def _attach(self, opened: OpenModel) -> None:

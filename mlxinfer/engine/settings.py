@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..config import MAX_DRAFT, EngineConfig, default_params
 from ..errors import MLXInferError
 from ..loading.fingerprint import fingerprint
-from ..loading.load import LoadedModel, load
+from ..loading.load import LoadedModel, prepare
 from ..loading.memory_plan import MAX_SEQUENCES, MemoryPlan, engine_config, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
@@ -81,22 +82,26 @@ class OpenModel:
 
     @classmethod
     def open(cls, settings: Settings, progress: Progress | None = None) -> OpenModel:
-        """Load and plan. Raises `MLXInferError`s."""
+        """Plan the memory for the model, its draft model and the cache, then read the weights. Raises `MLXInferError`s."""
         s, form = settings, KVFormat.parse(settings.kv, first16=settings.kv_first16)
-        loaded = load(s.path_or_id, dtype=s.dtype, bits=s.bits, group_size=s.group_size, kv=form, progress=progress)
-        draft = load(s.draft, dtype=s.dtype) if s.draft is not None else None
-        drafter = Drafter.of(loaded, draft) if draft else None
-        max_draft = MAX_DRAFT if s.speculate or draft else 0
-        plan = plan_memory(
-            loaded,
-            draft=draft,
-            max_context=s.max_context,
-            max_sequences=s.max_sequences,
-            kv=form,
-            memory_gb=s.memory_gb,
-            prefix_cache=s.prefix_cache,
-            max_draft=max_draft,
-        )
+        max_draft = MAX_DRAFT if s.speculate or s.draft is not None else 0
+        with ExitStack() as opened:
+            target = opened.enter_context(
+                prepare(s.path_or_id, dtype=s.dtype, bits=s.bits, group_size=s.group_size, kv=form, memory_gb=s.memory_gb)
+            )
+            draft = opened.enter_context(prepare(s.draft, dtype=s.dtype, memory_gb=s.memory_gb)) if s.draft is not None else None
+            plan = plan_memory(
+                target,
+                draft=draft,
+                max_context=s.max_context,
+                max_sequences=s.max_sequences,
+                kv=form,
+                memory_gb=s.memory_gb,
+                prefix_cache=s.prefix_cache,
+                max_draft=max_draft,
+            )
+            loaded = target.read(progress)
+            drafter = Drafter.of(loaded, draft.read()) if draft else None
         plan.apply()
         config = engine_config(plan, prefix_cache=s.prefix_cache, deterministic=s.deterministic, max_draft=max_draft)
         return replace(cls.of(loaded, replace(config, ngrams=s.speculate), form, drafter, plan), settings=s)

@@ -15,7 +15,6 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
-from ..device import device_memory
 from ..errors import UnsupportedModelError
 from ..models import Model, build, supports
 from ..nn.packing import arrays, settle
@@ -28,7 +27,7 @@ from .directory import SafetensorsCheckpoint
 from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name
 from .gguf import GGUFCheckpoint
-from .memory import check_memory, tensor_bytes
+from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .resolve import resolve
 from .summary import Summary, summarize
@@ -37,23 +36,81 @@ from .weights import CheckpointWeights, MetaWeights, Progress
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, its tokenizer, and what is worth knowing about them. `dtype` is that of computing, `weight_bytes` are in memory."""
+    """A model with its weights in memory, its tokenizer, and what is worth knowing about them."""
 
     model: Model
     tokenizer: Tokenizer
     config: dict[str, Any]
+    """The checkpoint's config.json, or for GGUF one rebuilt from the metadata."""
     generation_config: dict[str, Any]
+    """The checkpoint's generation_config.json; empty if there is none."""
     path: Path
     name: str
+    """The alias, hub id or file name that the model was asked for by."""
     dtype: mx.Dtype
+    """Dtype of the activations."""
     weight_bytes: int
+    """Bytes that the weights take in memory."""
     notes: tuple[str, ...]
+    """Lines the user should be told."""
     summary: Summary
+    load_bytes: int = 0
+    """As in `PreparedModel`; nothing is left to read."""
+
+
+ReadWeights = Callable[[Progress | None], tuple[Model, list[str]]]
+"""Reads the weights. Returns the model that has them, and notes for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model of which only headers were read: `model` has the shapes of its weights, not their values. `prepare` makes it."""
+
+    name: str
+    model_type: str
+    dtype: mx.Dtype
+    """Dtype of the activations, once loaded."""
+    model: Model
+    borrowed: bool
+    """Whether it runs on mlx-lm's graph and cache."""
+    weight_bytes: int
+    """Bytes that the weights will take in memory."""
+    load_bytes: int
+    """Bytes needed besides the weights while they are read: the largest tensor once more, for its cast."""
+    checkpoint: Checkpoint
+    quantize: Format | None
+    copies: RepackCache | None
+    read_weights: ReadWeights
+
+    def read(self, progress: Progress | None = None) -> LoadedModel:
+        """Read the weights. Raises `WeightsError` for values that are NaN or infinite, and `TokenizerError`, before a weight is read."""
+        checkpoint = self.checkpoint
+        tokenizer = load_tokenizer(checkpoint)
+        if isinstance(checkpoint, GGUFCheckpoint):
+            checkpoint.forget_vocabulary()
+        model, notes = self.read_weights(progress)
+        mx.clear_cache()
+        if self.copies:
+            self.copies.keep()
+        if isinstance(tokenizer, NoTokenizer):
+            notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
+        return LoadedModel(
+            model=model,
+            tokenizer=tokenizer,
+            config=checkpoint.config,
+            generation_config=generation_config(checkpoint.path),
+            path=checkpoint.path,
+            name=self.name,
+            dtype=self.dtype,
+            weight_bytes=sum(array.nbytes for array in arrays(model)),
+            notes=(*model.notes, *notes),
+            summary=summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
+        )
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Loading makes hundreds of thousands of objects that are none: looking through them would be a fifth of the time of a tokenizer."""
+    """Loading allocates hundreds of thousands of objects and frees few; scanning them would cost a fifth of the tokenizer's load time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -63,7 +120,50 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_no_garbage_collection()
+@contextmanager
+def prepare(
+    path_or_id: str | Path,
+    *,
+    dtype: str | mx.Dtype | None = None,
+    bits: int | None = None,
+    group_size: int | None = None,
+    mode: str = "affine",
+    kv: KVFormat | None = None,
+    memory_gb: float | None = None,
+) -> Iterator[PreparedModel]:
+    """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check everything that its headers tell. No
+    weight is read before `PreparedModel.read`, which must be called inside the `with` block.
+
+    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `kv` is the format the cache will have; `memory_gb`
+    is the caller's limit, in GB of 10^9 bytes. Raises `MLXInferError`.
+    """
+    quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
+    found = resolve(path_or_id)
+    copies = open_copies(found.path) if quantize is None else None
+    fresh = quantize is None and not (copies and copies.found)
+    with _no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
+        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
+        try:
+            compute = compute_dtype(checkpoint, dtype)
+            own = supports(model_type(checkpoint))
+            outline = _own_graph(checkpoint, compute, quantize, copies) if own else _borrowed(checkpoint, compute, quantize, kv)
+            yield PreparedModel(
+                name=found.name,
+                model_type=model_type(checkpoint),
+                dtype=compute,
+                model=outline.model,
+                borrowed=not own,
+                weight_bytes=sum(outline.sizes),
+                load_bytes=max(outline.sizes, default=0),
+                checkpoint=checkpoint,
+                quantize=quantize,
+                copies=copies,
+                read_weights=outline.read,
+            )
+        finally:
+            checkpoint.close()
+
+
 def load(
     path_or_id: str | Path,
     *,
@@ -74,92 +174,65 @@ def load(
     kv: KVFormat | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id.
-
-    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `kv` is what the cache will keep. Everything that can
-    be wrong with a checkpoint is found before its weights are read, except NaN. Raises `MLXInferError`.
-    """
-    quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
-    found = resolve(path_or_id)
-    copies = open_copies(found.path) if quantize is None else None
-    fresh = quantize is None and not (copies and copies.found)
-    with kernels_cpu.weight_memory(_packed_bytes(found.path) if fresh else 0):
-        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
-        try:
-            compute = compute_dtype(checkpoint, dtype)
-            own = supports(model_type(checkpoint))
-            read = _plan(checkpoint, compute, quantize, kv, copies) if own else _borrow(checkpoint, compute, quantize, kv)
-            tokenizer = load_tokenizer(checkpoint)
-            if isinstance(checkpoint, GGUFCheckpoint):
-                checkpoint.forget_vocabulary()
-            model, notes = read(progress)
-            summary = summarize(checkpoint, found.name, model_type(checkpoint), model.max_context, quantize)
-        finally:
-            checkpoint.close()
-    mx.clear_cache()
-    if copies:
-        copies.keep()
-    if isinstance(tokenizer, NoTokenizer):
-        notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        config=checkpoint.config,
-        generation_config=generation_config(found.path),
-        path=found.path,
-        name=found.name,
-        dtype=compute,
-        weight_bytes=sum(array.nbytes for array in arrays(model)),
-        notes=(*model.notes, *notes),
-        summary=summary,
-    )
+    """`prepare`, a plan of the memory with the engine's defaults, and `read` in one. Raises `MLXInferError`."""
+    with prepare(path_or_id, dtype=dtype, bits=bits, group_size=group_size, mode=mode, kv=kv) as prepared:
+        plan_memory(prepared, kv=kv)
+        return prepared.read(progress)
 
 
-def _packed_bytes(path: Path) -> int:
-    """What the weights of a GGUF file will hardly exceed, as its blocks are packed as they are; 0 where that would be much before it
-    is known whether they fit."""
+def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> PreparedModel:
+    """A model's headers alone: it can be planned, but not read any more. Raises `MLXInferError`."""
+    with prepare(path_or_id, dtype=dtype) as prepared:
+        return prepared
+
+
+def _packed_bytes(path: Path, memory_gb: float | None) -> int:
+    """Bytes to reserve for the weights of a GGUF file, which are packed block by block and hardly exceed the file. 0 for a file above a
+    quarter of the memory: whether that fits must be known first."""
     size = path.stat().st_size if path.suffix == ".gguf" and path.is_file() else 0
-    return size if size <= device_memory().usable // 4 else 0
+    return size if size <= usable_memory(memory_gb) // 4 else 0
 
 
-Read = Callable[[Progress | None], tuple[Model, list[str]]]
-"""Reads the weights, and gives the model with what is to be said about it."""
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    model: Model
+    sizes: list[int]
+    """Bytes of each tensor in memory."""
+    read: ReadWeights
 
 
-def _plan(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None, copies: RepackCache | None) -> Read:
-    """Check everything that the headers tell, and give what reads the weights."""
-    planned = MetaWeights(checkpoint, dtype)
-    meta_model = build(checkpoint.config, planned)
-    planned.finish()
-    check_memory(planned, meta_model, dtype, quantize, kv)
+def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, copies: RepackCache | None) -> _Outline:
+    meta = MetaWeights(checkpoint, dtype)
+    outline = build(checkpoint.config, meta)
+    meta.finish()
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
-        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress)
+        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress, index=meta.index)
         model = build(checkpoint.config, weights, ready=partial(settle, copies=copies))
         weights.finish()
         return model, _notes(weights)
 
-    return read
+    return _Outline(outline, [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()], read)
 
 
-def _borrow(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> Read:
+def _borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> _Outline:
     # mlx-lm brings transformers with it, which takes seconds to import.
-    from .load_fallback import check_borrowed, load_borrowed
+    from .load_fallback import BorrowedModel
 
-    check_borrowed(checkpoint)
+    borrowed = BorrowedModel(checkpoint, dtype)
     if quantize:
         raise UnsupportedModelError("a model that runs on mlx-lm's graph cannot be quantized while it is loaded: use mlx_lm.convert first")
     if kv and kv.quantized:
         raise UnsupportedModelError(
             f"{model_type(checkpoint)} has no graph of its own here: it runs with mlx-lm's cache, which is not quantized: use kv 16"
         )
-    return lambda progress: (load_borrowed(checkpoint, dtype, progress), [])
+    return _Outline(borrowed.model, borrowed.sizes, lambda progress: (borrowed.read(progress), []))
 
 
 def open_checkpoint(path: Path, *, raw_blocks: bool = False) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`.
 
-    `raw_blocks` is that of `GGUFCheckpoint`, for who packs what is read with `nn.packing.settle`.
+    `raw_blocks` is passed to `GGUFCheckpoint`: set it where `nn.packing.settle` packs what is read.
     """
     return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path, raw_blocks=raw_blocks)
 
@@ -186,35 +259,8 @@ def generation_config(path: Path) -> dict[str, Any]:
 
 
 def _notes(weights: CheckpointWeights) -> list[str]:
-    rounded, skipped = Counter(weights.rounded.values()), Counter(weights.ledger.skipped.values())
+    rounded, skipped = Counter(weights.rounded.values()), Counter(weights.index.skipped.values())
     return [
         *(f"{count} tensors were rounded from {stored} to {dtype_name(weights.dtype)}" for stored, count in rounded.items()),
         *(f"{count} tensors are not used: {reason}" for reason, count in skipped.items()),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class MetaModel:
-    """`model` has no weights, and takes `weight_bytes` once it has; it is None where it runs on mlx-lm's graph and cache."""
-
-    name: str
-    model_type: str
-    dtype: mx.Dtype
-    model: Model | None
-    weight_bytes: int = 0
-
-
-def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, quantize: Format | None = None) -> MetaModel:
-    """Raises `MLXInferError`."""
-    found = resolve(path_or_id)
-    checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
-    try:
-        compute, kind = compute_dtype(checkpoint, dtype), model_type(checkpoint)
-        if not supports(kind):
-            return MetaModel(found.name, kind, compute, None)
-        planned = MetaWeights(checkpoint, compute)
-        model = build(checkpoint.config, planned)
-        weights = sum(tensor_bytes(tensor, compute, quantize) for tensor in planned.tensors.values())
-        return MetaModel(found.name, kind, compute, model, weights)
-    finally:
-        checkpoint.close()

@@ -7,50 +7,73 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..device import device_memory
-from ..errors import MemoryPlanError, UnsupportedModelError, WeightsError
+from ..errors import UnsupportedModelError, WeightsError
 from ..models import mlx_lm_fallback as zoo
 from ..models.decoder import Model
-from ..nn.weights import Quantized, RawBlocks, numbers
+from ..nn.weights import Dense, Quantized, RawBlocks, numbers
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
-from .weights import Progress, is_finite_array
+from .formats import MODES
+from .weights import Progress, is_finite_array, outline
 
 
-def check_borrowed(checkpoint: Checkpoint) -> None:
-    """Raise `UnsupportedModelError` where mlx-lm does not know the architecture either."""
-    if not zoo.supports(checkpoint.config):
-        raise UnsupportedModelError(f"architecture {checkpoint.config.get('model_type')!r} is supported neither here nor by mlx-lm")
+class BorrowedModel:
+    """A model on mlx-lm's graph whose weights are not read yet. Raises `UnsupportedModelError`, `WeightsError`."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
+        if not zoo.supports(checkpoint.config):
+            raise UnsupportedModelError(f"architecture {checkpoint.config.get('model_type')!r} is supported neither here nor by mlx-lm")
+        self._checkpoint, self._dtype = checkpoint, dtype
+        self._lazy = isinstance(checkpoint, SafetensorsCheckpoint)
+        tensors = checkpoint.lazy() if isinstance(checkpoint, SafetensorsCheckpoint) else _outlines(checkpoint)
+        self._model = zoo.build(checkpoint.config, tensors, dtype)
+        self.model = cast(Model, self._model)
+        self.sizes = [array.nbytes for _, array in _parameters(self._model)]
+        """Bytes of each tensor in memory, in `dtype`."""
+
+    def read(self, progress: Progress | None = None) -> Model:
+        """Read and evaluate one tensor at a time. Raises `WeightsError` for NaN and infinite values."""
+        # A GGUF file has no lazy tensors: the graph is built again on the real ones.
+        model = self._model if self._lazy else zoo.build(self._checkpoint.config, _tensors(self._checkpoint), self._dtype)
+        done, total = 0, sum(self.sizes)
+        for name, array in _parameters(model):
+            mx.eval(array)
+            if not is_finite_array(array):
+                raise WeightsError(f"{self._checkpoint.path}: {name} holds NaN or infinite values")
+            done += array.nbytes
+            if progress:
+                progress(done, total)
+        return cast(Model, model)
 
 
-def load_borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, progress: Progress | None = None) -> Model:
-    """Evaluated, a tensor at a time. Raises `UnsupportedModelError`, `WeightsError`, `MemoryPlanError`."""
-    # The tensors must not be kept beside the parameters that are made of them.
-    model = zoo.build(checkpoint.config, _tensors(checkpoint), dtype)
-    parameters: list[tuple[str, mx.array]] = tree_flatten(model.model.parameters())  # type: ignore[assignment]
-    needed, usable, done = sum(array.nbytes for _, array in parameters), device_memory().usable, 0
-    if needed > usable:
-        raise MemoryPlanError(f"the weights take {needed / 2**30:.1f} GiB, but this device can use {usable / 2**30:.1f} GiB")
-    for name, array in parameters:
-        mx.eval(array)
-        if not is_finite_array(array):
-            raise WeightsError(f"{checkpoint.path}: {name} holds NaN or infinite values")
-        done += array.nbytes
-        if progress:
-            progress(done, needed)
-    return cast(Model, model)
+def _parameters(model: zoo.FallbackModel) -> list[tuple[str, mx.array]]:
+    return tree_flatten(model.model.parameters())  # type: ignore[return-value]
+
+
+def _outlines(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """As `_tensors`, zeros that are never evaluated."""
+    tensors: dict[str, mx.array] = {}
+    for name in checkpoint.names():
+        matrix = outline(checkpoint, name)
+        if isinstance(matrix, Quantized) and matrix.format.mode not in MODES:
+            matrix = Dense(mx.zeros(checkpoint.shape(name)))
+        tensors |= _parts(name, matrix)
+    return tensors
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, mx.array]:
-    """Under their names in the file, packed ones in parts; not evaluated yet where the format allows."""
-    if isinstance(checkpoint, SafetensorsCheckpoint):
-        return checkpoint.lazy()
-    tensors = {}
+    """Under their names in the file, packed ones in parts."""
+    tensors: dict[str, mx.array] = {}
     for name in checkpoint.names():
-        matrix, base = checkpoint.read(name), name.removesuffix("weight")
-        tensors[name] = numbers(matrix) if isinstance(matrix, RawBlocks) else matrix.weight
-        if isinstance(matrix, Quantized):
-            tensors[base + "scales"] = matrix.scales
-            if matrix.biases is not None:
-                tensors[base + "biases"] = matrix.biases
+        matrix = checkpoint.read(name)
+        tensors |= _parts(name, Dense(numbers(matrix)) if isinstance(matrix, RawBlocks) else matrix)
     return tensors
+
+
+def _parts(name: str, matrix: Dense | Quantized) -> dict[str, mx.array]:
+    base, parts = name.removesuffix("weight"), {name: matrix.weight}
+    if isinstance(matrix, Quantized):
+        parts[base + "scales"] = matrix.scales
+        if matrix.biases is not None:
+            parts[base + "biases"] = matrix.biases
+    return parts

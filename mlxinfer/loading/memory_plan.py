@@ -39,55 +39,69 @@ _ENDLESS = 2**40
 
 
 class Planned(Protocol):
-    """A model that is loaded, or its outline."""
+    """A model that is loaded, or of which only the headers were read."""
 
     @property
     def model(self) -> Model: ...
     @property
     def weight_bytes(self) -> int: ...
     @property
+    def load_bytes(self) -> int:
+        """Bytes needed besides the weights while they are read."""
+        ...
+
+    @property
     def dtype(self) -> mx.Dtype: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes, unless said otherwise. All parts together, `left` included, are `limit`."""
+    """How the memory is divided. Sizes are in bytes unless a field says otherwise; `used` and `left` add up to `limit`."""
 
     total: int
+    """Memory there is, whatever this process may take of it."""
     source: str
-    """What the total is the limit of."""
+    """Which limit `total` is, for messages: "physical memory", "recommended working set", a control group."""
     limit: int
-    """What a model and all that belongs to it may take."""
+    """Memory that the weights, the cache and a step may take together."""
     weights: int
     draft_weights: int
+    """Weights of the draft model; 0 without one."""
     step: int
-    """The peak of a step, beside everything that stays."""
+    """Peak of one step's activations, in addition to everything that stays."""
     max_sequences: int
+    """Sequences that run together, a count."""
     sequence: int
-    """What a running sequence has whatever its length: open pages, windows, recurrent states."""
+    """Bytes each running sequence takes whatever its length: open pages, windows, recurrent states."""
     token: float
-    """A token of context, in the layers without a window."""
+    """Bytes for each token of context, in the layers without a window."""
     pool_tokens: int
+    """Tokens that the page pool holds, for all sequences and for reuse."""
     context: int
     """Tokens that one sequence may have."""
     room_tokens: int
     """Tokens of one sequence that would fit if the model allowed any number."""
     prefix_cache_tokens: int
+    """Tokens of the pool that are kept for prompts that begin alike."""
     reuse: int
-    """Pages that windows have left and are kept for reuse; those of layers without a window are in the pool."""
+    """Pages of layers with a window that are kept for reuse; those of layers without one are in the pool."""
     snapshots: int
+    """Recurrent states and window contents that are kept for reuse."""
     buffers: int
-    """Arrays at most, and how many of them there can be."""
+    """Arrays that can be alive at once, a count."""
     buffer_limit: int | None
+    """The device's limit of `buffers`; None where it has none."""
     rows: int
-    """Of a step."""
+    """Tokens of the largest step."""
 
     @property
     def pool(self) -> int:
+        """Bytes of the page pool."""
         return int(self.pool_tokens * self.token)
 
     @property
     def sequences(self) -> int:
+        """Bytes that all running sequences take whatever their length."""
         return self.max_sequences * self.sequence
 
     @property
@@ -99,38 +113,11 @@ class MemoryPlan:
         return self.limit - self.used
 
     def apply(self) -> None:
-        """Tell MLX, for the whole process."""
+        """Set MLX's limits accordingly, for the whole process."""
         limit_memory(self.used, self.step)
 
 
-def plan_engine(
-    planned: Planned,
-    *,
-    max_context: int | None = None,
-    max_sequences: int = MAX_SEQUENCES,
-    kv: KVFormat | None = None,
-    draft: Planned | None = None,
-    memory_gb: float | None = None,
-    prefix_cache: bool = True,
-    deterministic: bool = False,
-    max_draft: int = MAX_DRAFT,
-) -> EngineConfig:
-    """The longest context and the largest cache that fit. Raises `MemoryPlanError`, and `PromptError` for a context that the model does
-    not have."""
-    plan = plan_memory(
-        planned,
-        max_context=max_context,
-        max_sequences=max_sequences,
-        kv=kv,
-        draft=draft,
-        memory_gb=memory_gb,
-        prefix_cache=prefix_cache,
-        max_draft=max_draft,
-    )
-    return engine_config(plan, prefix_cache=prefix_cache, deterministic=deterministic, max_draft=max_draft)
-
-
-def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic: bool = False, max_draft: int) -> EngineConfig:
+def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic: bool = False, max_draft: int = MAX_DRAFT) -> EngineConfig:
     return EngineConfig(
         max_context=plan.context,
         kv_cache_tokens=plan.pool_tokens,
@@ -142,6 +129,12 @@ def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic:
         deterministic=deterministic,
         max_draft=max_draft,
     )
+
+
+def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:
+    """Bytes that a model and all that belongs to it may take: the device's, or the caller's limit in GB if that is lower."""
+    usable = (memory or device_memory()).usable
+    return usable if memory_gb is None else min(usable, int(memory_gb * 1e9))
 
 
 def plan_memory(
@@ -156,16 +149,22 @@ def plan_memory(
     max_draft: int = MAX_DRAFT,
     memory: DeviceMemory | None = None,
 ) -> MemoryPlan:
-    """Raises as `plan_engine` does."""
+    """The longest context and the largest cache that fit, for a model and its draft model together.
+
+    `max_context` and `max_sequences` are upper bounds, `memory_gb` is the caller's limit (GB of 10^9 bytes), `memory` replaces the
+    device's. Needs no weights: a `PreparedModel` does. Raises `MemoryPlanError` where the weights and a context of 256 tokens do not
+    fit, and `PromptError` for a context that the model does not have.
+    """
     memory = memory or device_memory()
     wanted, rows = _context(planned.model, max_context), _GPU_CHUNK if is_gpu() else _CPU_CHUNK
     sampled = min(max_sequences * (1 + max_draft), rows)
     demands = _demands(planned, kv or KVFormat(), rows, sampled)
     total = demands + _demands(draft, KVFormat(), rows, sampled) if draft else demands
-    limit = min(memory.usable, int(memory_gb * 1e9)) if memory_gb is not None else memory.usable
+    limit = usable_memory(memory_gb, memory)
     shares = _divide(total, limit, wanted, max_sequences, prefix_cache)
-    if shares.context < min(wanted, _LEAST_TOKENS):
-        raise MemoryPlanError(_does_not_fit(total, limit, shares))
+    least = min(wanted, _LEAST_TOKENS)
+    if shares.context < least or total.weights + total.load > limit:
+        raise MemoryPlanError(_does_not_fit(total, least, limit, "memory_gb" if limit < memory.usable else memory.source))
     snapshots, buffers = _within_buffers(total, shares.snapshots, memory.buffers)
     return MemoryPlan(
         total=memory.total,
@@ -191,21 +190,29 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Demands:
-    """What a model, or two of them, need: bytes, and numbers of arrays."""
+    """What a model, or a model and its draft model, need: bytes, unless a field says otherwise."""
 
     weights: int
+    load: int
+    """Needed besides the weights while they are read."""
     step: StepSize
     token: float
+    """For each token of context, in layers without a window."""
     window_token: float
-    """A token in the layers that have a window, where it is kept for reuse."""
+    """For each token that is kept for reuse, in layers with a window."""
     sequence: int
+    """For each running sequence, whatever its length."""
     recurrent: bool
+    """Whether a layer keeps a state that changes with every token."""
     weight_arrays: int
+    """Arrays of weights, a count."""
     layer_arrays: int
+    """Arrays of the cache, a count."""
 
     def __add__(self, other: _Demands) -> _Demands:
         return _Demands(
             self.weights + other.weights,
+            max(self.load, other.load),
             self.step + other.step,
             self.token + other.token,
             self.window_token + other.window_token,
@@ -224,6 +231,7 @@ def _demands(planned: Planned, kv: KVFormat, rows: int, sampled: int) -> _Demand
     held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, rows) for s in windows)
     return _Demands(
         weights=planned.weight_bytes,
+        load=planned.load_bytes,
         step=step_size(planned.model, dtype, kv, rows, sampled),
         token=token,
         window_token=sum(LayerStore.page_bytes(s, dtype, kv) for s in windows) / PAGE,
@@ -278,13 +286,16 @@ def _context(model: Model, wanted: int | None) -> int:
     return model.max_context if wanted is None else wanted
 
 
-def _does_not_fit(demands: _Demands, limit: int, shares: _Shares) -> str:
+def _does_not_fit(demands: _Demands, least: int, limit: int, source: str) -> str:
+    running = demands.step.fixed + demands.sequence + int(least * (demands.token + demands.step.per_token))
+    extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
     return (
-        f"the weights take {_gb(demands.weights)} GB, a step {_gb(demands.step.fixed)} GB and a sequence {_gb(demands.sequence)} GB of the "
-        f"{_gb(limit)} GB that there are, which leaves room for a context of {shares.room_tokens} tokens: use a smaller or more quantized "
-        "model, or fewer bits for the cache"
+        f"not enough memory: the model needs {_gb(demands.weights + extra)} GB, and {_gb(limit)} GB may be used ({source}). "
+        f"Its weights take {_gb(demands.weights)} GB, {what} takes {_gb(extra)} GB more. "
+        "Use a smaller or more quantized model, fewer bits for the cache, or allow more memory"
     )
 
 
 def _gb(count: float) -> str:
-    return f"{count / 1e9:.2f}"
+    """Three significant digits, so that small parts do not vanish: 0.0983, 1.25, 17.4, 550."""
+    return f"{count / 1e9:.3g}" if count < 1e12 else f"{count / 1e9:.0f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import mlx.core as mx
 
@@ -86,20 +87,13 @@ def _width(node: Linear | Embedding) -> int:
 
 
 def _state(spec: RecurrentSpec) -> int:
-    return sum(_product(shape) for shape in spec.shapes) * mx.float32.size
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    return sum(prod(shape) for shape in spec.shapes) * mx.float32.size
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     """Bytes of a matrix that MLX multiplies with unpacked: blocks of a GGUF file without the kernels for them."""
     if isinstance(node.matrix, RawBlocks) and not kernels_cpu.in_use():
-        return _product(tuple(node.matrix.shape)) * dtype.size
+        return prod(tuple(node.matrix.shape)) * dtype.size
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from ..errors import WeightsError
 from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 from .checkpoint import Checkpoint
-from .formats import dtype_name, loses_precision, packed_shapes
+from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 
 Kind = Literal["matrix", "vector"]
 _LISTED = 12
+_MOST_BLOCK_SCALE = 4
+"""Bytes that a group takes, at most, for its scale and offset in the blocks of a GGUF file."""
 
 _SKIPPED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
@@ -66,6 +69,9 @@ class TensorIndex:
         A recipe is taken where the tensor itself is absent or of another shape. One that reads the very tensor goes before it: the
         model gives such a recipe where it has seen that the stored values are not yet those of the graph.
         """
+        known = self.requests.get(name)
+        if known and (known.shape, known.kind, known.dtype) == (shape, kind, dtype):
+            return known
         whole = name in self._names and self.checkpoint.shape(name) == shape
         recipe = next((r for r in otherwise if self._applies(r) and (not whole or name in r.sources)), None)
         if recipe is None and not whole:
@@ -130,21 +136,59 @@ def _reason_to_skip(name: str, config: dict[str, Any]) -> str | None:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+"""Called with the bytes read so far and the bytes in all."""
 
 
-class CheckpointWeights:
+class _IndexedWeights:
+    """What the implementations of `Weights` share: each request goes through the index, then to `_answer`."""
+
+    def __init__(self, index: TensorIndex, dtype: mx.Dtype) -> None:
+        self.index = index
+        self.dtype = dtype
+
+    def has(self, name: str) -> bool:
+        return self.index.has(name)
+
+    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
+        return self._get(name, shape, "matrix", otherwise, quantizable, None)
+
+    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
+        matrix = self._get(name, shape, "vector", otherwise, False, dtype)
+        assert isinstance(matrix, Dense)
+        return matrix.weight
+
+    def finish(self) -> None:
+        """Raise `WeightsError` with every problem found, and every tensor that the graph did not ask for."""
+        self.index.finish()
+
+    def _get(
+        self, name: str, shape: tuple[int, ...], kind: Kind, otherwise: Sequence[Recipe], quantizable: bool, dtype: mx.Dtype | None
+    ) -> Matrix:
+        request = self.index.find(name, shape, kind, otherwise, quantizable, dtype)
+        return Dense(mx.zeros(shape, dtype or self.dtype)) if request is None else self._answer(request)
+
+    def _answer(self, request: Request) -> Matrix:
+        raise NotImplementedError
+
+
+class CheckpointWeights(_IndexedWeights):
     """Implements `Weights`: every tensor is read, made by its recipe, cast to `dtype` and evaluated when it is asked for.
 
     `quantize` packs, on the way, the matrices that are stored plain and may be quantized. Problems are collected (what is missing
-    comes as zeros meanwhile); `finish` raises them all in one `WeightsError`.
+    comes as zeros meanwhile); `finish` raises them all in one `WeightsError`. `index` is that of a `MetaWeights` on which the same
+    graph was built before: its answers are not looked up again.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: mx.Dtype, *, quantize: Format | None = None, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        dtype: mx.Dtype,
+        *,
+        quantize: Format | None = None,
+        progress: Progress | None = None,
+        index: TensorIndex | None = None,
     ) -> None:
-        self.ledger = TensorIndex(checkpoint)
-        self.dtype = dtype
+        super().__init__(index or TensorIndex(checkpoint), dtype)
         self.rounded: dict[str, str] = {}
         """Tensors whose cast to `dtype` may have lost precision, with the dtype they had."""
         self._quantize = quantize
@@ -152,40 +196,21 @@ class CheckpointWeights:
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names()) if progress else 0
         self._done = 0
 
-    def has(self, name: str) -> bool:
-        return self.ledger.has(name)
-
-    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        matrix = self._get(name, shape, "matrix", otherwise, quantizable, None)
-        if self._quantize and quantizable and isinstance(matrix, Dense) and can_quantize(shape, self._quantize):
+    def _answer(self, request: Request) -> Matrix:
+        target = request.dtype or self.dtype
+        matrix = make(self.index, request, [self.index.checkpoint.read(source) for source in request.sources])
+        if not is_finite(matrix):
+            self.index.add_problem(f"{request.name} holds NaN or infinite values")
+        self._count(request)
+        self._note_rounding(request.name, matrix, target)
+        matrix = cast(matrix, target)
+        if self._quantize and request.quantizable and isinstance(matrix, Dense) and can_quantize(request.shape, self._quantize):
             matrix = quantize(matrix.weight, self._quantize)
         return settle(matrix)
 
-    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        matrix = settle(self._get(name, shape, "vector", otherwise, False, dtype))
-        assert isinstance(matrix, Dense)
-        return matrix.weight
-
-    def finish(self) -> None:
-        self.ledger.finish()
-
-    def _get(
-        self, name: str, shape: tuple[int, ...], kind: Kind, otherwise: Sequence[Recipe], quantizable: bool, dtype: mx.Dtype | None
-    ) -> Matrix:
-        request = self.ledger.find(name, shape, kind, otherwise, quantizable, dtype)
-        target = dtype or self.dtype
-        if request is None:
-            return Dense(mx.zeros(shape, target))
-        matrix = make(self.ledger, request, [self.ledger.checkpoint.read(source) for source in request.sources])
-        if not is_finite(matrix):
-            self.ledger.add_problem(f"{name} holds NaN or infinite values")
-        self._count(request)
-        self._note_rounding(name, matrix, target)
-        return cast(matrix, target)
-
     def _count(self, request: Request) -> None:
         if self._progress:
-            self._done += sum(self.ledger.checkpoint.nbytes(source) for source in request.sources)
+            self._done += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
             self._progress(min(self._done, self._total), self._total)
 
     def _note_rounding(self, name: str, matrix: Matrix, target: mx.Dtype) -> None:
@@ -196,20 +221,74 @@ class CheckpointWeights:
             self.rounded[name] = dtype_name(stored)
 
 
-def make(ledger: TensorIndex, request: Request, sources: list[Matrix]) -> Matrix:
-    """What the graph wants, from the sources as they were read. Where that fails, zeros, and a problem in the ledger."""
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One tensor of a model that is not loaded yet."""
+
+    request: Request
+    stored: Format | mx.Dtype
+    """What it will be once made from its sources: a format where it is packed, else a dtype."""
+
+    def is_quantized_by(self, quantize: Format | None) -> bool:
+        """Whether quantizing while loading changes it: it is stored plain, may be quantized, and its rows divide into whole groups."""
+        request = self.request
+        return bool(quantize and request.quantizable and not isinstance(self.stored, Format) and can_quantize(request.shape, quantize))
+
+    def nbytes(self, dtype: mx.Dtype, quantize: Format | None = None) -> int:
+        """Bytes in memory once loaded, computed in `dtype` and quantized where that applies."""
+        stored = quantize if quantize and self.is_quantized_by(quantize) else self.stored
+        count = math.prod(self.request.shape)
+        if not isinstance(stored, Format):
+            return count * (self.request.dtype or dtype).size
+        scale = 2 * dtype.size if stored.mode == "affine" else 1 if stored.mode in FIXED else _MOST_BLOCK_SCALE
+        return count * stored.bits // 8 + count // stored.group_size * scale
+
+
+class MetaWeights(_IndexedWeights):
+    """Implements `Weights` without reading: every tensor is an array of zeros that is never evaluated.
+
+    Build a model on it to check a checkpoint (`finish` raises `WeightsError`), to plan its memory, or to see in `tensors` what a
+    conversion has to write.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32) -> None:
+        super().__init__(TensorIndex(checkpoint), dtype)
+        self.tensors: dict[str, Planned] = {}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """After `finish`: tensors that are not used, with the reason."""
+        return self.index.skipped
+
+    def _answer(self, request: Request) -> Matrix:
+        matrix = make(self.index, request, [outline(self.index.checkpoint, source) for source in request.sources])
+        self.tensors[request.name] = Planned(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
+        return cast(matrix, request.dtype or self.dtype)
+
+
+def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
+    """Zeros, never evaluated, in the shape and dtype that `checkpoint.read` would give; raw blocks come in a packed form of their size."""
+    stored, shape = checkpoint.stored(name), checkpoint.shape(name)
+    if not isinstance(stored, Format):
+        return Dense(mx.zeros(shape, stored))
+    packed, groups = packed_shapes(shape, stored)
+    affine = stored.mode == "affine"
+    scales = mx.zeros(groups, mx.float16 if affine else mx.uint8)
+    return Quantized(mx.zeros(packed, mx.uint32), scales, mx.zeros(groups, mx.float16) if affine else None, stored)
+
+
+def make(index: TensorIndex, request: Request, sources: list[Matrix]) -> Matrix:
+    """What the graph wants, from the sources as they were read. Where that fails, zeros, and a problem in the index."""
     try:
         matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
     except ValueError as error:
-        ledger.add_problem(f"{request.name} cannot be made from {request.sources[0]}: {error}")
+        index.add_problem(f"{request.name} cannot be made from {request.sources[0]}: {error}")
         return Dense(mx.zeros(request.shape))
     if matrix.shape != request.shape:
-        ledger.add_problem(
-            f"{request.name}, made from {request.sources[0]}, has shape {list(matrix.shape)}, expected {list(request.shape)}"
-        )
+        index.add_problem(f"{request.name}, made from {request.sources[0]}, has shape {list(matrix.shape)}, expected {list(request.shape)}")
         return Dense(mx.zeros(request.shape))
     if request.kind == "vector" and not isinstance(matrix, Dense):
-        ledger.add_problem(f"{request.name} is quantized, which is not understood for this tensor")
+        index.add_problem(f"{request.name} is quantized, which is not understood for this tensor")
         return Dense(mx.zeros(request.shape))
     return matrix
 
@@ -258,62 +337,3 @@ def is_finite_array(array: mx.array) -> bool:
     if not array.size or not mx.issubdtype(array.dtype, mx.floating):
         return True
     return bool((mx.isfinite(mx.max(array)) & mx.isfinite(mx.min(array))).item())
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A request, and what it will be once made: a format where it is packed, else a dtype."""
-
-    request: Request
-    stored: Format | mx.Dtype
-
-
-class MetaWeights:
-    """Implements `Weights` without reading: every tensor is an array of zeros that is never evaluated.
-
-    Build a model on it to check a checkpoint (`finish` raises `WeightsError`), or to see in `tensors` what a conversion has to write.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32) -> None:
-        self.ledger = TensorIndex(checkpoint)
-        self.tensors: dict[str, Planned] = {}
-        self._dtype = dtype
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """After `finish`: tensors that are not used, with the reason."""
-        return self.ledger.skipped
-
-    def has(self, name: str) -> bool:
-        return self.ledger.has(name)
-
-    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        return self._get(name, shape, "matrix", otherwise, quantizable, None)
-
-    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        matrix = self._get(name, shape, "vector", otherwise, False, dtype)
-        assert isinstance(matrix, Dense)
-        return matrix.weight
-
-    def finish(self) -> None:
-        self.ledger.finish()
-
-    def _get(
-        self, name: str, shape: tuple[int, ...], kind: Kind, otherwise: Sequence[Recipe], quantizable: bool, dtype: mx.Dtype | None
-    ) -> Matrix:
-        request = self.ledger.find(name, shape, kind, otherwise, quantizable, dtype)
-        if request is None:
-            return Dense(mx.zeros(shape, dtype or self._dtype))
-        matrix = make(self.ledger, request, [_outline(self.ledger.checkpoint, source) for source in request.sources])
-        self.tensors[name] = Planned(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
-        return cast(matrix, dtype or self._dtype)
-
-
-def _outline(checkpoint: Checkpoint, name: str) -> Matrix:
-    stored, shape = checkpoint.stored(name), checkpoint.shape(name)
-    if not isinstance(stored, Format):
-        return Dense(mx.zeros(shape, stored))
-    packed, groups = packed_shapes(shape, stored)
-    affine = stored.mode == "affine"
-    scales = mx.zeros(groups, mx.float16 if affine else mx.uint8)
-    return Quantized(mx.zeros(packed, mx.uint32), scales, mx.zeros(groups, mx.float16) if affine else None, stored)

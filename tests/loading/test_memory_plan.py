@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -10,17 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
+from support.tiny_gguf import write_tiny_gguf
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.llm import LLM
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import MemoryPlanError, PromptError
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
 from mlxinfer.loading.memory_plan import engine_config, plan_memory
 from mlxinfer.models.decoder import Model
+from mlxinfer.nn.weights import RawBlocks
 from mlxinfer.types import SamplingParams
 
 MB = 2**20
@@ -31,6 +37,7 @@ FAMILIES = ["llama", "gemma2", "mixtral", "gpt_oss", "qwen3_5_text", "qwen3_next
 class Tiny:
     model: Model
     weight_bytes: int = 10 * MB
+    load_bytes: int = 0
     dtype: mx.Dtype = mx.float32
 
 
@@ -93,8 +100,62 @@ def test_a_cap_and_a_draft_model_leave_less(tmp_path):
     assert (drafted.weights, drafted.draft_weights) == (loaded.weight_bytes, 20 * MB)
     assert drafted.token == 2 * whole.token
     assert drafted.pool_tokens < whole.pool_tokens / 2
-    with pytest.raises(MemoryPlanError, match=r"of the 0\.01 GB"):
+    with pytest.raises(MemoryPlanError, match=r"0\.01 GB may be used \(memory_gb\)"):
         plan_memory(loaded, memory=device(200 * MB), memory_gb=0.01)
+
+
+def test_the_refusal_names_every_part_with_digits_that_mean_something():
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(Tiny(tiny_model("llama"), weight_bytes=98_346_240), memory=device(10**9), memory_gb=0.1)
+    needs, may, weights, rest = (float(number) for number in re.findall(r"([0-9.]+) GB", str(caught.value)))
+    assert (may, weights) == (0.1, 0.0983)
+    assert needs == pytest.approx(weights + rest, rel=0.01)
+    assert needs > may
+    assert "\n" not in str(caught.value)
+
+
+def test_reading_the_weights_may_take_more_than_running_does():
+    model = tiny_model("llama")
+    plan_memory(Tiny(model, load_bytes=80 * MB), memory=device(100 * MB))
+    with pytest.raises(MemoryPlanError, match="reading them takes 0.0996 GB more"):
+        plan_memory(Tiny(model, load_bytes=95 * MB), memory=device(100 * MB))
+
+
+class Unread(Exception):
+    """A weight was asked for."""
+
+
+def _refuse_reads(monkeypatch):
+    def refused(self, name):
+        raise Unread(name)
+
+    for kind in (SafetensorsCheckpoint, GGUFCheckpoint):
+        monkeypatch.setattr(kind, "read", refused)
+    monkeypatch.setattr(RawBlocks, "pieces", lambda self, rows: refused(self, "blocks"))
+
+
+@pytest.mark.parametrize("stored", ["safetensors", "gguf"])
+def test_no_weight_is_read_where_the_plan_fails(tmp_path, monkeypatch, stored):
+    model = tiny_directory(tmp_path / "m") if stored == "safetensors" else write_tiny_gguf(tmp_path / "m.gguf")
+    _refuse_reads(monkeypatch)
+    with pytest.raises(MemoryPlanError):
+        LLM(model, memory_gb=0.01)
+    with pytest.raises(PromptError):
+        LLM(model, max_context=1 << 30)
+    with pytest.raises(Unread):
+        LLM(model)
+
+
+def test_a_draft_model_is_checked_against_what_the_model_leaves(tmp_path, monkeypatch):
+    model, draft = tiny_directory(tmp_path / "m"), tiny_directory(tmp_path / "draft")
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(meta_model(model), memory_gb=0.001)
+    needed = float(re.findall(r"needs ([0-9.]+) GB", str(caught.value))[0])
+    for path in (model, draft):
+        plan_memory(meta_model(path), memory_gb=1.5 * needed)
+    _refuse_reads(monkeypatch)
+    with pytest.raises(MemoryPlanError, match="not enough memory"):
+        LLM(model, draft=draft, memory_gb=1.5 * needed)
 
 
 def test_the_context_is_what_the_model_has_or_less(tmp_path):
