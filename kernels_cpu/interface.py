@@ -37,13 +37,15 @@ class Blocks(Protocol):
 class WeightFile(Protocol):
     """A mapped file with packed matrices; see `map_weights`."""
 
+    size: int
+
 
 class Native(Protocol):
     packed_version: int
 
     def map_weights(self, descriptor: int, /) -> WeightFile: ...
 
-    def into_huge_pages(self, file: WeightFile, /) -> None: ...
+    def into_huge_pages(self, file: WeightFile, start: int, /) -> int: ...
 
     def can_map_weights(self) -> bool: ...
 

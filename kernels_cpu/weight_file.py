@@ -1,9 +1,9 @@
-"""Packed matrices that lie in a file, and are mapped rather than read."""
+"""Packed matrices in a file, mapped instead of read."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .interface import WeightFile
 from .native import in_use, native
@@ -13,23 +13,28 @@ ALIGNMENT = 64
 
 
 def packed_version() -> int | None:
-    """Changes with what `pack_gguf` makes of a matrix. None where packed matrices cannot be mapped."""
+    """A number that changes whenever `pack_gguf` lays matrices out differently. None where packed matrices cannot be mapped."""
     return native().packed_version if in_use() and native().can_map_weights() else None
 
 
 def map_weights(descriptor: int) -> WeightFile:
-    """Map an open file, whose descriptor may be closed then. The file must never be shortened, nor written to. Raises OSError."""
+    """Map an open file; its descriptor may be closed afterwards. The file must never be shortened or written to. Raises OSError."""
     return native().map_weights(descriptor)
 
 
-def into_huge_pages(file: WeightFile) -> None:
-    """Copy what is mapped to memory of this process, in huge pages, where they are in use as before: products are a tenth faster then.
-    Takes some tenths of a second for a gigabyte, or where memory is short, does a part or nothing."""
-    native().into_huge_pages(file)
+def into_huge_pages(file: WeightFile, stop: Callable[[], bool] = lambda: False) -> None:
+    """Copy what is mapped to memory of this process, in huge pages, at the same addresses: products are a tenth faster then.
+
+    Takes some tenths of a second for a gigabyte. `stop` is asked before each piece of 16 MB (some milliseconds) and ends it early. Does
+    a part, or nothing, where memory is short.
+    """
+    at = 0
+    while at < file.size and not stop():
+        at = native().into_huge_pages(file, at)
 
 
 def preamble(nbytes: int) -> bytes:
-    """What must stand in the file right before a matrix of so many bytes, which begins at a multiple of `ALIGNMENT`."""
+    """The bytes that must precede a matrix of `nbytes` bytes in the file. The matrix begins at a multiple of `ALIGNMENT`."""
     return struct.pack("<56xQ", nbytes)
 
 

@@ -1,9 +1,10 @@
-"""Small JSON files of a model directory, read with errors that name the file."""
+"""A model's files: small JSON files, read with errors that name the file, and what tells that a file has changed."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """As `read_json`, and empty where the file does not exist."""
     return read_json(path) if path.exists() else {}
+
+
+def file_stamp(path: Path) -> list[str | int]:
+    """Real path, size, and times of the last change of content and of anything. It differs after any write, even where the old time was
+    restored. Raises OSError."""
+    found = path.stat()
+    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def to_json(value: dict[str, Any]) -> str:

@@ -40,12 +40,12 @@ nb::object gguf_in(const std::shared_ptr<WeightFile>& file, size_t offset, const
 } // namespace
 
 void bind_weight_file(nb::module_& m) {
-  nb::class_<WeightFile>(m, "WeightFile");
+  nb::class_<WeightFile>(m, "WeightFile").def_prop_ro("size", &WeightFile::size);
   m.def("map_weights", &map_weights, "descriptor"_a);
-  m.def("into_huge_pages", [](const std::shared_ptr<WeightFile>& file) {
+  m.def("into_huge_pages", [](const std::shared_ptr<WeightFile>& file, size_t from) {
     nb::gil_scoped_release release;
-    into_huge_pages(file->memory(), file->size());
-  }, "file"_a);
+    return into_huge_pages(file->memory(), file->size(), from);
+  }, "file"_a, "from"_a);
   m.attr("packed_version") = kPackedVersion;
   m.def("can_map_weights", &can_map_weights);
   m.def("gguf_in", &gguf_in, "file"_a, "offset"_a, "kind"_a, "shape"_a);

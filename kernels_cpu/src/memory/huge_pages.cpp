@@ -46,19 +46,19 @@ bool replace(char* from, size_t bytes) {
 
 } // namespace
 
-void into_huge_pages(const char* memory, size_t size) {
-  char* at = aligned_up(memory);
+size_t into_huge_pages(const char* memory, size_t size, size_t from) {
+  char* at = aligned_up(memory + std::min(from, size));
   const char* end = memory + size;
-  while (end - at >= static_cast<std::ptrdiff_t>(kHugePage)) {
-    const size_t bytes = std::min(kPiece, static_cast<size_t>(end - at) / kHugePage * kHugePage);
-    if (!replace(at, bytes)) {
-      return;
-    }
-    at += bytes;
+  if (end - at < static_cast<std::ptrdiff_t>(kHugePage)) {
+    return size;
   }
+  const size_t bytes = std::min(kPiece, static_cast<size_t>(end - at) / kHugePage * kHugePage);
+  return replace(at, bytes) ? static_cast<size_t>(at + bytes - memory) : size;
 }
 #else
-void into_huge_pages(const char*, size_t) {}
+size_t into_huge_pages(const char*, size_t size, size_t) {
+  return size;
+}
 #endif
 
 } // namespace mlxinfer::cpu

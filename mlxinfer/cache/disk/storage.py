@@ -5,18 +5,17 @@ Nothing here raises once it is made, and nothing waits for the disk: where it fa
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from ...device import lower_thread_priority
 from .page_dir import PageDir
 from .pagefile import Entry, Name, shown
 
@@ -43,9 +42,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._nice and hasattr(os, "sched_getaffinity"):
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        lower_thread_priority(self._nice)
         while job := self._jobs.get():
             job()
 

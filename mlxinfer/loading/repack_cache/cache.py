@@ -2,82 +2,146 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
 import os
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import mlx.core as mx
 
 from ... import kernels_cpu
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import RawBlocks
+from ..files import file_stamp
 from ..gguf.files import part_paths
-from .background import later
-from .layout import SUFFIX, UNFINISHED, Plan, Source, copy_path, limit_bytes, make_room, mark_used, plan, read_offsets
+from .background import Stop, later
+from .layout import (
+    UNFINISHED,
+    Place,
+    Plan,
+    Source,
+    copy_path,
+    is_checked,
+    limit_bytes,
+    make_room,
+    mark_checked,
+    plan,
+    read_places,
+    remove_abandoned,
+)
 
-_WRITE_DELAY_S = 2.0
-"""After loading: whoever waits for a first answer has it by then."""
-_PIECE = 4 << 20
+_log = logging.getLogger(__name__)
+
+_WRITE_DELAY_S, _WRITE_NICE = 2.0, 10
+"""After loading: the first answer has begun by then."""
+_PIECE = 1 << 20
+"""Bytes that are written or checked at a time: a millisecond or two."""
+_HUGE_PAGES_DELAY_S, _HUGE_PAGES_NICE = 0.5, 5
+"""By then the first token of a small model is there, and a person still reads it."""
 
 
-def write_later(path: Path, source: Source, matrices: Mapping[str, mx.array]) -> None:
-    """`write` in the background. The process does not end before: a copy that a short program leaves behind serves the next one."""
+class CopyWriter:
+    """Writes a copy piece by piece, and goes on where it was when it is called again, or where the process before it stopped.
 
-    def work() -> None:
+    What a short process does not finish stays in `NAME.part`. The next load of the model packs the same bytes, compares them with those
+    that are there, and writes the others.
+    """
+
+    def __init__(self, path: Path, source: Source, matrices: Mapping[str, mx.array]) -> None:
+        self._path, self._matrices = path, matrices
+        self._plan = plan(source, {key: data.nbytes for key, data in matrices.items()})
+        self._steps = self._write()
+        self.done = False
+        """Whether the copy is there, though perhaps not on the disk yet: until it is, each load verifies the checksums."""
+
+    def in_background(self, stop: Stop) -> None:
+        self(stop)
+        if self.done and not stop():
+            with suppress(OSError):
+                _make_safe(self._path)
+
+    def __call__(self, stop: Stop) -> None:
         # No room, no permission, no such file system: the next start packs again, as this one did.
         with suppress(OSError):
-            write(path, source, matrices)
+            while not stop() and next(self._steps, None) is not None:
+                pass
 
-    later(work, delay_s=_WRITE_DELAY_S, nice=19, whole=True)
+    def _write(self) -> Iterator[bool]:
+        """Replaces the copy if there is room. Other processes see the old one or the whole new one. Yields after each piece."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not make_room(self._plan.size, instead_of=self._path):
+            return
+        unfinished = self._path.with_suffix(UNFINISHED)
+        with _locked(unfinished) as descriptor:
+            if descriptor is None or _is_whole(self._path, self._plan):
+                return
+            try:
+                os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, self._plan.size))
+                checksums = {}
+                for key, data in self._matrices.items():
+                    checksums[key] = yield from _write_matrix(descriptor, self._plan.offsets[key], memoryview(data).cast("B"))  # type: ignore[arg-type]
+                os.ftruncate(descriptor, self._plan.size)
+                os.pwrite(descriptor, self._plan.head(checksums), 0)
+                os.replace(unfinished, self._path)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(unfinished)
+                raise
+            self.done = True
 
 
-def write(path: Path, source: Source, matrices: Mapping[str, mx.array]) -> None:
-    """Replace the copy at `path`, if there is room. Readers see the old one or the whole new one. Raises OSError."""
-    from tempfile import mkstemp  # slow to import, and seldom needed
+def _write_matrix(descriptor: int, at: int, content: memoryview) -> Iterator[bool]:
+    """Returns the CRC-32."""
+    preamble = kernels_cpu.preamble(len(content))
+    os.pwrite(descriptor, preamble, at - len(preamble))
+    checksum = 0
+    for begin in range(0, len(content), _PIECE):
+        piece = content[begin : begin + _PIECE]
+        checksum = zlib.crc32(piece, checksum)
+        if os.pread(descriptor, len(piece), at + begin) != piece:
+            os.pwrite(descriptor, piece, at + begin)
+        yield True
+    return checksum
 
-    planned = plan(source, {key: data.nbytes for key, data in matrices.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not make_room(planned.size, instead_of=path):
-        return
-    descriptor, unfinished = mkstemp(suffix=UNFINISHED, prefix=path.name.removesuffix(SUFFIX), dir=path.parent)
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """The descriptor of an unfinished copy that no other process writes; None if one does. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            _write_all(file, planned, matrices)
-            file.flush()
-            # Renamed before its content is safe, a file could be there after a power cut, and empty.
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        raise
+        # The process that had the lock may have renamed its file to the finished copy.
+        free = _try_lock(descriptor) and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+        yield descriptor if free else None
+    finally:
+        os.close(descriptor)
 
 
-def _write_all(file: IO[bytes], planned: Plan, matrices: Mapping[str, mx.array]) -> None:
-    file.write(planned.head)
-    for key, data in matrices.items():
-        file.write(b"\0" * (planned.offsets[key] - kernels_cpu.ALIGNMENT - file.tell()))
-        file.write(kernels_cpu.preamble(data.nbytes))
-        content = memoryview(data).cast("B")  # type: ignore[arg-type]  # it is a buffer, and its stubs do not say so
-        for at in range(0, len(content), _PIECE):
-            file.write(content[at : at + _PIECE])
-    file.write(b"\0" * (planned.size - file.tell()))
+def _try_lock(descriptor: int) -> bool:
+    import fcntl  # most starts write nothing
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-_HUGE_PAGES_DELAY_S, _NICE = 0.5, 5
-"""By then the first token of a small model is there, and a person still reads it."""
+def _is_whole(path: Path, planned: Plan) -> bool:
+    """Whether another process has written the same copy meanwhile."""
+    with suppress(OSError), path.open("rb") as file:
+        return read_places(file, os.fstat(file.fileno()).st_size, planned.source) is not None
+    return False
 
 
 class RepackCache:
     """Implements `nn.packing.Copies` for one model."""
 
-    def __init__(self, path: Path, source: Source, file: WeightFile | None, offsets: dict[str, int]) -> None:
+    def __init__(self, path: Path, source: Source, file: WeightFile | None, places: dict[str, Place]) -> None:
         self._path, self._source = path, source
-        self._file, self._offsets = file, offsets
+        self._file, self._places = file, places
         self._matrices: dict[str, Packed] = {}
         self._complete = True
 
@@ -89,11 +153,11 @@ class RepackCache:
     def find(self, blocks: RawBlocks, precision: str | None) -> Packed | None:
         """The matrix, if the copy has it."""
         key = _key(blocks)
-        offset = self._offsets.get(key)
-        if self._file is None or offset is None:
+        place = self._places.get(key)
+        if self._file is None or place is None:
             return None
         try:
-            packed = kernels_cpu.mapped_gguf(self._file, offset, blocks.format.mode, blocks.shape, precision=precision)
+            packed = kernels_cpu.mapped_gguf(self._file, place.offset, blocks.format.mode, blocks.shape, precision=precision)
         except ValueError:
             return None
         self._matrices[key] = packed
@@ -106,41 +170,60 @@ class RepackCache:
     def keep(self) -> None:
         """In the background, write a copy that has all matrices, unless there is one, or make the one that is in use faster. Ends the
         use of this object."""
-        if self._complete and self._file is not None:
-            later(partial(kernels_cpu.into_huge_pages, self._file), delay_s=_HUGE_PAGES_DELAY_S, nice=_NICE, whole=False)
         if not self._complete:
-            write_later(self._path, self._source, {key: packed.data for key, packed in self._matrices.items()})
+            writer = CopyWriter(self._path, self._source, {key: packed.data for key, packed in self._matrices.items()})
+            later(writer.in_background, at_exit=writer, delay_s=_WRITE_DELAY_S, nice=_WRITE_NICE)
+        elif self._file is not None:
+            later(self._settle, delay_s=_HUGE_PAGES_DELAY_S, nice=_HUGE_PAGES_NICE)
         self._matrices = {}
+
+    def _settle(self, stop: Stop) -> None:
+        assert self._file is not None
+        kernels_cpu.into_huge_pages(self._file, stop)
+        with suppress(OSError):
+            if not stop():
+                remove_abandoned()
+            if not stop() and not is_checked(self._path):
+                _make_safe(self._path)
+
+
+def _make_safe(path: Path) -> None:
+    """Let later loads trust a copy whose checksums this process has verified. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    mark_checked(path)
 
 
 def open_copies(model: Path) -> RepackCache | None:
     """The copy of the GGUF model at this path, or the room for one. None where matrices are not packed, or nothing is to be kept.
 
-    What cannot be read, is not whole, or was made from another file, is no copy.
+    A file that cannot be read, is not whole, was made from another file or does not have the checksums of its matrices, is no copy.
     """
     version = kernels_cpu.packed_version()
     if version is None or not limit_bytes() or not model.is_file():
         return None
     try:
-        source: Source = {"packed": version, "files": [_file(part) for part in part_paths(model)]}
+        source: Source = {"packed": version, "files": [file_stamp(part) for part in part_paths(model)]}
     except OSError:
         return None
     path = copy_path(model)
     try:
         with path.open("rb") as file:
-            offsets = read_offsets(file, os.fstat(file.fileno()).st_size, source)
-            mapped = None if offsets is None else kernels_cpu.map_weights(file.fileno())
+            places = read_places(file, os.fstat(file.fileno()).st_size, source)
+            if places is not None and not is_checked(path) and not _has_checksums(file.fileno(), places):
+                _log.warning("the packed copy of %s was damaged: it is made again", model.name)
+                path.unlink()
+                places = None
+            mapped = None if places is None else kernels_cpu.map_weights(file.fileno())
     except OSError:
-        offsets = mapped = None
-    if mapped is not None:
-        mark_used(path)
-    return RepackCache(path, source, mapped, offsets or {})
+        places = mapped = None
+    return RepackCache(path, source, mapped, places or {})
 
 
-def _file(path: Path) -> list[str | int]:
-    """Changes when the file does: the last number even where it is overwritten and given its old time back."""
-    found = path.stat()
-    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+def _has_checksums(descriptor: int, places: Mapping[str, Place]) -> bool:
+    """Reads everything: a third of a second for a gigabyte. Raises OSError."""
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as content, memoryview(content) as whole:
+        return all(zlib.crc32(whole[p.offset : p.offset + p.nbytes]) == p.checksum for p in places.values())
 
 
 def _key(blocks: RawBlocks) -> str:

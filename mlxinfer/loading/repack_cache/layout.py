@@ -1,7 +1,11 @@
-"""How a packed copy lies in its file.
+"""Where packed copies lie, and how a copy lies in its file.
 
-A header (`_HEADER`), an index in JSON (`{"source": ..., "matrices": {key: offset}}`), and from the next page on the matrices, each behind
-a preamble (`kernels_cpu.preamble`). The header has the sizes of the index and of the whole file, so that one that was cut is not believed.
+A header (`_HEADER`), an index in JSON (`{"source": ..., "matrices": {key: [offset, bytes, CRC-32]}}`), and from the next page on the
+matrices, each after a preamble (`kernels_cpu.preamble`). The header has the sizes of the index and of the whole file, so that a truncated
+file is recognised. It is written last: an unfinished file has no valid header.
+
+Besides `NAME.packed` there can be `NAME.checked`, which says that the copy's checksums were verified, and for which file stamp; and
+`NAME.part`, a copy that is not finished.
 """
 
 from __future__ import annotations
@@ -18,15 +22,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...kernels_cpu import ALIGNMENT
+from ..files import file_stamp
 from ..resolve import cache_dir
 
 LIMIT = "MLXINFER_PACKED_GB"
 """Gigabytes that all copies together may take; 0 keeps none."""
 
-SUFFIX, UNFINISHED = ".packed", ".part"
+SUFFIX, UNFINISHED, CHECKED = ".packed", ".part", ".checked"
 _DEFAULT_GB = 8.0
-_ABANDONED_S = 3600.0
-"""So old an unfinished file belongs to a process that has ended."""
+_ABANDONED_S = 86400.0
+"""Seconds after which an unfinished copy is removed: until then the next load of its model goes on with it."""
 
 
 def directory() -> Path:
@@ -34,7 +39,7 @@ def directory() -> Path:
 
 
 def limit_bytes() -> int:
-    """0 where nothing is to be kept. What is no number is as if it were not there."""
+    """Bytes that all copies together may take, by `MLXINFER_PACKED_GB`; 0 keeps none. A value that is not a number is ignored."""
     wanted = _DEFAULT_GB
     with suppress(ValueError):
         wanted = float(os.environ.get(LIMIT, "").strip() or wanted)
@@ -42,91 +47,160 @@ def limit_bytes() -> int:
 
 
 def copy_path(model: Path) -> Path:
-    """The one place of the copy of a model: that of another file of this name replaces it."""
-    # Two paths with one checksum would only replace each other's copies: each says itself what it was made from.
+    """Where the copy of a model is, one for each path."""
+    # Two paths with one checksum would only replace each other's copies: each copy names what it was made from.
     checksum = zlib.crc32(os.fsencode(os.path.realpath(model)))
     return directory() / f"{model.stem[:40]}-{checksum:08x}{SUFFIX}"
 
 
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """What the folder of packed copies holds."""
+
+    copies: int
+    """Finished copies, a count."""
+    copy_bytes: int
+    unfinished: int
+    """Copies being written, or left by a process that ended: the next load of their model finishes them. A count."""
+    unfinished_bytes: int
+
+
+def cache_usage() -> CacheUsage:
+    copies, parts = [size for _, _, size in _files(SUFFIX)], [size for _, _, size in _files(UNFINISHED)]
+    return CacheUsage(len(copies), sum(copies), len(parts), sum(parts))
+
+
 def kept_bytes() -> int:
-    """What all copies take."""
-    return sum(size for _, _, size in _copies())
+    """Bytes that all finished copies take."""
+    return cache_usage().copy_bytes
 
 
 def make_room(nbytes: int, instead_of: Path) -> bool:
-    """Remove the copies that have not been used for longest until there is room for another one; False where there will be none.
-
-    As much again stays free on the disk. Raises OSError.
-    """
+    """Remove the least recently used copies until `nbytes` fit below the limit. False if they cannot fit, or if the disk would have
+    less than `nbytes` left. Raises OSError."""
     from shutil import disk_usage  # slow to import, and seldom needed
 
-    _remove_abandoned()
+    remove_abandoned()
     limit = limit_bytes()
-    if nbytes > limit or disk_usage(directory()).free < 2 * nbytes:
+    begun = sum(size for _, path, size in _files(UNFINISHED) if path.stem == instead_of.stem)
+    if nbytes > limit or disk_usage(directory()).free + begun < 2 * nbytes:
         return False
-    others = sorted(copy for copy in _copies() if copy[1] != instead_of)
+    others = sorted((_used(path), path, size) for _, path, size in _files(SUFFIX) if path != instead_of)
     taken = sum(size for _, _, size in others)
     for _, path, size in others:
         if taken + nbytes <= limit:
             break
         path.unlink(missing_ok=True)
+        path.with_suffix(CHECKED).unlink(missing_ok=True)
         taken -= size
     return True
 
 
-def mark_used(path: Path) -> None:
-    with suppress(OSError):
-        os.utime(path)
+def is_checked(path: Path) -> bool:
+    """Whether the copy's checksums were verified and the file has not been written to since; notes that the copy is used now."""
+    checked = path.with_suffix(CHECKED)
+    try:
+        if checked.read_text(encoding="utf-8") != _stamp(path):
+            return False
+        os.utime(checked)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
-def _copies() -> Iterator[tuple[float, Path, int]]:
-    """When each was last used, where it is, and its size."""
-    for path in directory().glob(f"*{SUFFIX}"):
+def mark_checked(path: Path) -> None:
+    """Note that the copy's checksums are right. Raises OSError."""
+    path.with_suffix(CHECKED).write_text(_stamp(path), encoding="utf-8")
+
+
+def _stamp(path: Path) -> str:
+    return json.dumps([*file_stamp(path), path.stat().st_ino])
+
+
+def _used(path: Path) -> float:
+    """When a copy was last used."""
+    try:
+        return path.with_suffix(CHECKED).stat().st_mtime
+    except OSError:
+        return path.stat().st_mtime
+
+
+def _files(suffix: str) -> Iterator[tuple[float, Path, int]]:
+    """Time of the last change, path and size of each file with this suffix."""
+    for path in directory().glob(f"*{suffix}"):
         with suppress(OSError):
             found = path.stat()
             yield found.st_mtime, path, found.st_size
 
 
-def _remove_abandoned() -> None:
-    for path in directory().glob(f"*{UNFINISHED}"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+def remove_abandoned() -> None:
+    """Remove unfinished copies that no process has written to for a day."""
+    for changed, path, _ in _files(UNFINISHED):
+        if time.time() - changed > _ABANDONED_S:
+            with suppress(OSError):
                 path.unlink()
 
 
 _HEADER = struct.Struct("<8sIIQQ")
 """Magic, version, CRC-32 of the index, bytes of the index, bytes of the file."""
-_MAGIC, _VERSION = b"mlxipack", 1
+_MAGIC, _VERSION = b"mlxipack", 2
 _PAGE = 4096
 
 Source = dict[str, Any]
-"""What the copy was made from and for whom, in JSON's types: it holds for nothing else."""
+"""What the copy was made from and for whom, in JSON's types: a copy is valid for an equal source only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One matrix in the file."""
+
+    offset: int
+    """Byte at which the matrix begins, a multiple of `ALIGNMENT`."""
+    nbytes: int
+    checksum: int
+    """CRC-32 of the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The beginning of a file, and where everything lies in it."""
+    """Where everything lies in a file that is about to be written."""
 
-    head: bytes
+    source: Source
     offsets: Mapping[str, int]
+    """Byte at which each matrix begins, by its key."""
+    sizes: Mapping[str, int]
+    """Bytes of each matrix."""
+    base: int
+    """Bytes of the header and the index."""
     size: int
+    """Bytes of the file."""
+
+    def head(self, checksums: Mapping[str, int]) -> bytes:
+        """The beginning of the file, `base` bytes, given the CRC-32 of each matrix."""
+        index = _index(self.source, {key: at - self.base for key, at in self.offsets.items()}, self.sizes, checksums)
+        header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(index), len(index), self.size)
+        return (header + index).ljust(self.base, b"\0")
 
 
 def plan(source: Source, sizes: Mapping[str, int]) -> Plan:
-    """Place matrices of so many bytes."""
+    """Place matrices of these sizes in bytes."""
     # Offsets change the length of the index, which changes the offsets: they are counted from the end of the index.
     relative, at = {}, 0
     for key, size in sizes.items():
         relative[key] = at + ALIGNMENT
         at = _up(at + ALIGNMENT + size, ALIGNMENT)
-    index = json.dumps({"source": source, "matrices": relative}).encode()
-    base = _up(_HEADER.size + len(index), _PAGE)
-    head = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(index), len(index), base + at) + index
-    return Plan(head.ljust(base, b"\0"), {key: base + offset for key, offset in relative.items()}, base + at)
+    base = _up(_HEADER.size + len(_index(source, relative, sizes, dict.fromkeys(sizes, 0))), _PAGE)
+    return Plan(source, {key: base + offset for key, offset in relative.items()}, dict(sizes), base, base + at)
 
 
-def read_offsets(file: IO[bytes], file_size: int, source: Source) -> dict[str, int] | None:
-    """Where each matrix begins, if this is a whole copy made from `source`; None for anything else. Raises OSError."""
+def _index(source: Source, relative: Mapping[str, int], sizes: Mapping[str, int], checksums: Mapping[str, int]) -> bytes:
+    """Checksums have a fixed length, so that the index has the same one before they are known."""
+    places = {key: [offset, sizes[key], f"{checksums[key]:08x}"] for key, offset in relative.items()}
+    return json.dumps({"source": source, "matrices": places}).encode()
+
+
+def read_places(file: IO[bytes], file_size: int, source: Source) -> dict[str, Place] | None:
+    """Where each matrix lies, if this is a whole copy made from `source`; None for anything else. Raises OSError."""
     head = file.read(_HEADER.size)
     if len(head) != _HEADER.size:
         return None
@@ -136,15 +210,21 @@ def read_offsets(file: IO[bytes], file_size: int, source: Source) -> dict[str, i
     index = file.read(index_size)
     if zlib.crc32(index) != checksum:
         return None
+    base = _up(_HEADER.size + index_size, _PAGE)
     try:
         known = json.loads(index)
         if known["source"] != source:
             return None
-        base = _up(_HEADER.size + index_size, _PAGE)
-        offsets = {key: base + offset for key, offset in known["matrices"].items()}
+        places = {key: Place(base + offset, nbytes, int(crc, 16)) for key, (offset, nbytes, crc) in known["matrices"].items()}
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
-    return offsets if all(type(offset) is int and 0 <= offset <= file_size for offset in offsets.values()) else None
+    return places if all(_is_inside(place, base, file_size) for place in places.values()) else None
+
+
+def _is_inside(place: Place, base: int, file_size: int) -> bool:
+    if type(place.offset) is not int or type(place.nbytes) is not int:
+        return False
+    return base <= place.offset and place.nbytes >= 0 and place.offset + place.nbytes <= file_size
 
 
 def _up(size: int, to: int) -> int:

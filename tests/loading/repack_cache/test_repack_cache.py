@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ import pytest
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
-from mlxinfer.loading.repack_cache import directory, finish_background_work, kept_bytes, open_copies
-from mlxinfer.loading.repack_cache.layout import copy_path
+from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, finish_background_work, kept_bytes, open_copies
+from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
 from mlxinfer.nn.packing import objects
 from tests.support.plain_step import PlainCache
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -74,10 +75,68 @@ def test_the_next_start_maps_what_was_packed(model: Path) -> None:
 
 def test_the_matrices_are_those_of_the_copy(model: Path) -> None:
     first = settled(model)
-    with copy_path(model).open("r+b") as file:
+    overwrite(model)
+    mark_checked(copy_path(model))
+    assert not np.array_equal(logits(load(model)), first)
+
+
+def overwrite(model: Path) -> None:
+    """Damage numbers in the middle of a copy, and give it its old times back."""
+    path = copy_path(model)
+    before = path.stat()
+    with path.open("r+b") as file:
         file.seek(4096 + 64)
         file.write(bytes(1024))
-    assert not np.array_equal(logits(load(model)), first)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_damaged_numbers_are_noticed_and_packed_again(model: Path, caplog: pytest.LogCaptureFixture, checked: bool) -> None:
+    first = settled(model)
+    whole = copy_path(model).read_bytes()
+    if not checked:
+        copy_path(model).with_suffix(".checked").unlink()
+    overwrite(model)
+    assert np.array_equal(settled(model), first)
+    assert "was damaged" in caplog.text
+    assert copy_path(model).read_bytes() == whole
+
+
+def test_checksums_are_verified_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(model)
+    verified: list[int] = []
+    monkeypatch.setattr(cache, "_has_checksums", lambda descriptor, places: not verified.append(descriptor))
+    settled(model)
+    assert not verified
+    copy_path(model).with_suffix(".checked").unlink()  # as after a process that had no time to wait for the disk
+    settled(model)
+    settled(model)
+    assert len(verified) == 1
+
+
+def test_a_copy_that_was_begun_is_finished(model: Path) -> None:
+    first = settled(model)
+    whole = copy_path(model).read_bytes()
+    copy_path(model).unlink()
+    part = copy_path(model).with_suffix(".part")
+    part.write_bytes(b"\0" * 4096 + whole[4096 : len(whole) // 2])
+    assert cache_usage() == CacheUsage(0, 0, 1, part.stat().st_size)
+    inode = part.stat().st_ino
+    assert np.array_equal(settled(model), first)
+    assert copy_path(model).read_bytes() == whole
+    assert copy_path(model).stat().st_ino == inode
+    assert cache_usage() == CacheUsage(1, len(whole), 0, 0)
+
+
+def test_one_process_at_a_time_writes_a_copy(model: Path) -> None:
+    settled(model)
+    copy_path(model).unlink()
+    with cache._locked(copy_path(model).with_suffix(".part")) as mine:
+        assert mine is not None
+        settled(model)
+        assert not has_copy(model)
+    settled(model)
+    assert has_copy(model)
 
 
 def test_a_copy_in_use_moves_into_memory(model: Path) -> None:
@@ -172,10 +231,10 @@ def test_a_home_that_cannot_be_written_costs_nothing_but_the_copy(model: Path, t
 
 
 def test_a_full_disk_leaves_nothing_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
+    def full(descriptor: int, content: bytes, at: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "pwrite", full)
     settled(model)
     assert list(directory().iterdir()) == []
 
@@ -184,7 +243,7 @@ def test_the_copy_that_was_not_used_for_longest_makes_room(tmp_path: Path, monke
     models = [write_tiny_gguf(tmp_path / f"{name}.gguf", seed) for seed, name in enumerate("abc")]
     for age, path in enumerate(models[:2]):
         settled(path)
-        os.utime(copy_path(path), (1e9 + age, 1e9 + age))
+        os.utime(copy_path(path).with_suffix(".checked"), (1e9 + age, 1e9 + age))
     settled(models[0])  # has been used now
     size = kept_bytes() // 2
     monkeypatch.setenv("MLXINFER_PACKED_GB", str(2.5 * size / 1e9))
@@ -219,4 +278,56 @@ def test_processes_at_the_same_time_leave_one_whole_copy(model: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
     assert has_copy(model)
-    assert list(directory().iterdir()) == [copy_path(model)]
+    assert {path.suffix for path in directory().iterdir()} <= {".packed", ".checked"}
+
+
+AT_EXIT = """
+import sys, time
+from mlxinfer.loading.load import load
+from mlxinfer.loading.repack_cache import background
+load(sys.argv[1])
+background.EXIT_BUDGET_S = float(sys.argv[2])
+"""
+
+
+def at_exit(model: Path, budget_s: float) -> None:
+    subprocess.run([sys.executable, "-c", AT_EXIT, str(model), str(budget_s)], check=True, timeout=120)
+
+
+def test_a_process_that_ends_at_once_leaves_a_copy(model: Path) -> None:
+    at_exit(model, 60.0)
+    assert has_copy(model)
+
+
+def test_a_process_does_not_write_beyond_its_budget(model: Path) -> None:
+    at_exit(model, 0.0)
+    assert not has_copy(model)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_exit_ends_the_process_silently(model: Path, number: signal.Signals) -> None:
+    script = f"""
+import atexit, os, signal
+from mlxinfer.loading.load import load
+from mlxinfer.loading.repack_cache import cache
+load({str(model)!r})
+cache.os.pread = lambda *ignored: os.kill(os.getpid(), {int(number)})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (-number, "")
+
+
+def test_native_work_never_outlives_the_interpreter(model: Path) -> None:
+    settled(model)
+    script = f"""
+import sys, threading
+from mlxinfer.loading.load import load
+from mlxinfer.loading.repack_cache import background, cache
+sys.setswitchinterval(1e-6)
+cache._HUGE_PAGES_DELAY_S = 0.0
+threading.Thread(target=lambda: [sum(range(1000)) for _ in range(1000)], daemon=True).start()
+loaded = [load({str(model)!r}) for _ in range(8)]
+"""
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -13,21 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxinfer.kernels_cpu import ALIGNMENT
-from mlxinfer.loading.repack_cache.layout import plan, read_offsets
+from mlxinfer.loading.repack_cache.layout import Place, plan, read_places
 
 SOURCE = {"packed": 1, "files": [["/a.gguf", 5, 6, 7]]}
 SIZES = st.dictionaries(st.text(max_size=20), st.integers(0, 1 << 40), max_size=30)
 
 
-def read(content: bytes, size: int, source: dict[str, Any] = SOURCE) -> dict[str, int] | None:
-    return read_offsets(io.BytesIO(content), size, source)
+def read(content: bytes, size: int, source: dict[str, Any] = SOURCE) -> dict[str, Place] | None:
+    return read_places(io.BytesIO(content), size, source)
 
 
 @given(SIZES)
 def test_matrices_have_places_of_their_own(sizes: dict[str, int]) -> None:
     planned = plan(SOURCE, sizes)
-    assert read(planned.head, planned.size) == planned.offsets
-    end = len(planned.head)
+    checksums = {key: number * 0x01234567 & 0xFFFFFFFF for number, key in enumerate(sizes)}
+    places = {key: Place(planned.offsets[key], size, checksums[key]) for key, size in sizes.items()}
+    head = planned.head(checksums)
+    assert read(head, planned.size) == places
+    assert len(head) == planned.base
+    end = planned.base
     for key, offset in planned.offsets.items():
         assert offset % ALIGNMENT == 0
         assert offset >= end + ALIGNMENT
@@ -38,12 +42,13 @@ def test_matrices_have_places_of_their_own(sizes: dict[str, int]) -> None:
 @given(SIZES, st.data())
 def test_what_is_not_whole_is_no_copy(sizes: dict[str, int], data: st.DataObject) -> None:
     planned = plan(SOURCE, sizes)
-    assert read(planned.head, planned.size - 1) is None
-    assert read(planned.head, planned.size, SOURCE | {"packed": 2}) is None
-    used = len(planned.head.rstrip(b"\0"))
+    head = planned.head(dict.fromkeys(sizes, 0))
+    assert read(head, planned.size - 1) is None
+    assert read(head, planned.size, SOURCE | {"packed": 2}) is None
+    used = len(head.rstrip(b"\0"))
     at = data.draw(st.integers(0, used - 1))
-    assert read(planned.head[:at], planned.size) is None
-    changed = bytearray(planned.head)
+    assert read(head[:at], planned.size) is None
+    changed = bytearray(head)
     changed[at] ^= data.draw(st.integers(1, 255))
     assert read(bytes(changed), planned.size) is None
 
@@ -56,10 +61,12 @@ def test_any_bytes(content: bytes) -> None:
 @pytest.mark.parametrize(
     "index",
     [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, {"source": SOURCE}, {"source": SOURCE, "matrices": []}]
-    + [{"source": SOURCE, "matrices": {"a": offset}} for offset in (-10_000, 1 << 70, 1.5, "1", None, float("inf"))],
+    + [{"source": SOURCE, "matrices": {"a": [offset, 1, "0"]}} for offset in (-10_000, 0, 1 << 70, 1.5, "1", None, float("inf"))]
+    + [{"source": SOURCE, "matrices": {"a": [8192, size, "0"]}} for size in (-1, 1 << 70, 1.5, "1", None)]
+    + [{"source": SOURCE, "matrices": {"a": place}} for place in (8192, [8192], [8192, 1, 5], [8192, 1, "x"], [8192, 1, "0", 0])],
 )
 def test_an_index_that_says_something_else(index: Any) -> None:
     text = index if isinstance(index, bytes) else json.dumps(index).encode()
     size = 100_000
-    head = struct.pack("<8sIIQQ", b"mlxipack", 1, zlib.crc32(text), len(text), size)
+    head = struct.pack("<8sIIQQ", b"mlxipack", 2, zlib.crc32(text), len(text), size)
     assert read(head + text, size) is None
