@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
-from ..loading.formats import AFFINE_GROUPS, dtype_name, main_dtype, packed_shapes
+from ..loading.formats import AFFINE_GROUPS, format_text, main_dtype, packed_shapes
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.load import model_type
 from ..loading.weights import MetaWeights, Planned, Request, can_quantize
@@ -22,6 +22,8 @@ from ..nn.weights import Format
 from .report import Action
 
 _TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
+_QUANTIZED = ("Q", "I", "T")
+"""First letters of GGUF's quantized types (Q4_K, IQ4_XS, TQ1_0); floating types begin with F or B, and MX and NV formats are MLX's own."""
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
 
@@ -37,12 +39,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor of the graph, as it comes (`stored`) and as it is to be written (`target`); `dtype` is that of its floating parts."""
+    """A tensor of the graph, as it is read and as it is to be written."""
 
     request: Request
     stored: Format | mx.Dtype
+    """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
     target: Format | mx.Dtype
+    """How it is written."""
     dtype: mx.Dtype
+    """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
+    unpacked_from: str | None = None
+    """The source's quantized type where MLX does not have it, such as "Q4_K": its numbers are read in float32."""
 
     @property
     def name(self) -> str:
@@ -52,14 +59,19 @@ class Output:
     @property
     def action(self) -> Action:
         if isinstance(self.target, Format):
-            if not isinstance(self.stored, Format):
-                return "quantized"
-            return "kept" if self.stored == self.target else "requantized"
-        if isinstance(self.stored, Format):
+            if self.stored == self.target:
+                return "kept"
+            return "requantized" if self.quantized_before else "quantized"
+        if self.quantized_before:
             return "dequantized"
         if self.stored != self.target:
             return "cast"
         return "kept" if self.request.recipe is None else "made"
+
+    @property
+    def quantized_before(self) -> str | None:
+        """How the source quantizes it, in words; None where it does not."""
+        return format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
     def parts(self) -> list[Part]:
         shape = self.request.shape
@@ -79,16 +91,17 @@ def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a conversion will write.
-
-    `config` is that of the text model; `default` is the format that the quantization block names first, None without quantization.
-    """
+    """All that a conversion will write."""
 
     config: dict[str, Any]
+    """Of the text model."""
     outputs: tuple[Output, ...]
     skipped: dict[str, str]
+    """Tensors of the source that are not written, with the reason."""
     dtype: mx.Dtype
+    """Dtype of what is not quantized."""
     default: Format | None
+    """The format that the quantization block names first; None without quantization."""
     notes: tuple[str, ...]
 
     @property
@@ -106,7 +119,7 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     build(checkpoint.config, planned)
     planned.finish()
     dtype = dtype or _natural_dtype(checkpoint)
-    outputs = tuple(_output(tensor, asked, any_group, dtype) for tensor in planned.tensors.values())
+    outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype) for tensor in planned.tensors.values())
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
     return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
@@ -120,14 +133,15 @@ def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
     return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
-def _output(tensor: Planned, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
+def _output(tensor: Planned, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
     request, stored = tensor.request, tensor.stored
     if isinstance(stored, Format):
         keep = asked is None or _as_good(stored, asked, any_group)
         target = stored if keep else _fitting(request, asked) or stored
         return Output(request, stored, target, dtype)
     own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
-    return Output(request, stored, _fitting(request, asked) or own, dtype)
+    kind = checkpoint.kind(request.sources[0]) if isinstance(checkpoint, GGUFCheckpoint) else ""
+    return Output(request, stored, _fitting(request, asked) or own, dtype, kind if kind[:1] in _QUANTIZED else None)
 
 
 def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
@@ -156,6 +170,8 @@ def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
     notes = [f"{count} matrices keep their format: {form}" for form, count in _counted(kept)]
+    if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):
+        notes.insert(0, f"asking for {asked.bits} bits changed nothing: more bits than are stored would add size, but no precision")
     notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
     if asked:
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]
@@ -167,11 +183,4 @@ def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
 
 
 def _counted(outputs: list[Output]) -> list[tuple[str, int]]:
-    return Counter(str_format(output.stored) for output in outputs).most_common()
-
-
-def str_format(stored: Format | mx.Dtype) -> str:
-    """In words, for notes and reports."""
-    if isinstance(stored, Format):
-        return f"{stored.bits}-bit {stored.mode} in groups of {stored.group_size}"
-    return dtype_name(stored)
+    return Counter(str(output.quantized_before) for output in outputs).most_common()

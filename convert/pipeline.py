@@ -9,9 +9,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
-from ..loading.formats import check_format, parse_dtype
+from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
@@ -19,7 +20,7 @@ from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
-from .mapper import Output, Plan, plan, str_format
+from .mapper import Output, Plan, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
@@ -29,6 +30,9 @@ from .verifier import verify
 from .writer import SHARD_BYTES, Writer
 
 Progress = Callable[[int, int], None]
+
+_MOST_GROWTH = 1.5
+"""How many times as large as its source a result may be without being asked for."""
 
 
 def convert(
@@ -50,6 +54,8 @@ def convert(
     whether a lossy result is compared with its source on a text; by default if that takes seconds. Everything that can be wrong is
     found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
     """
+    if group_size is not None and bits is None and mode == "affine":
+        raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
     asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     target_dtype = None if dtype is None else parse_dtype(dtype)
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
@@ -57,11 +63,14 @@ def convert(
     checkpoint = open_checkpoint(resolve(src).path)
     try:
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
+        source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
+        if asked is None and target_dtype is None:
+            _check_growth(checkpoint, planned, source_nbytes)
         check_room(destination, planned.nbytes)
         tokenizer = load_tokenizer(checkpoint)
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
-        report.source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
+        report.source_nbytes = source_nbytes
         with staged(destination) as directory:
             _write_small_files(checkpoint, tokenizer, planned, directory, report)
             writer = Writer(directory, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
@@ -72,6 +81,17 @@ def convert(
     if any(tensor.error for tensor in report.tensors) and measure is not False:
         _measure(report, tokenizer, required=measure is True)
     return report
+
+
+def _check_growth(checkpoint: Checkpoint, planned: Plan, source_nbytes: int) -> None:
+    """Raise `ConversionError` where formats that MLX does not have would be unpacked to a much larger model that nobody asked for."""
+    kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
+    if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
+        raise ConversionError(
+            f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). Unpacked to "
+            f"{dtype_name(planned.dtype)}, its {source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
+            f"Give bits (4, for example) to quantize it again, or dtype {dtype_name(planned.dtype)} to unpack it"
+        )
 
 
 def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Plan, directory: Path, report: Report) -> None:
@@ -111,7 +131,7 @@ def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> Ten
     request, error = output.request, quantizer.error
     action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(output.name, request.sources, request.shape, action, str_format(output.target), nbytes, error)
+    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error)
 
 
 def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:

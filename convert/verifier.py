@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..errors import ConversionError, MLXInferError
 from ..loading.directory import SafetensorsCheckpoint
+from ..loading.formats import format_text
 from ..loading.weights import MetaWeights
 from ..models import build
-from .mapper import Plan, str_format
+from .mapper import Plan
 
 
 def verify(directory: Path, plan: Plan) -> None:
@@ -30,7 +31,7 @@ def verify(directory: Path, plan: Plan) -> None:
     for name, tensor in weights.tensors.items():
         output = expected.pop(name, None)
         if output is None or tensor.request.shape != output.request.shape or _stored_as(weights, name) != output.target:
-            raise ConversionError(f"{name} was not written as planned ({str_format(output.target) if output else 'not at all'})")
+            raise ConversionError(f"{name} was not written as planned ({format_text(output.target) if output else 'not at all'})")
     if expected:
         raise ConversionError(f"{next(iter(expected))} was written, but no graph asks for it")
 

@@ -39,7 +39,9 @@ class KVFormat:
             )
         both, keys, values = found.groups()
         chosen = cls(int(both or keys), int(both or values))
-        return replace(chosen, first16=first16 and chosen.quantized)
+        if first16 and not chosen.quantized:
+            raise UnsupportedModelError("keeping the first page in 16 bits needs a quantized cache: choose kv 8, 4 or k8v4 as well")
+        return replace(chosen, first16=first16)
 
     @property
     def quantized(self) -> bool:

@@ -34,6 +34,10 @@ class Checkpoint(Protocol):
         """What `read` will give, known without reading: the format of a `Quantized` or of `RawBlocks`, or the dtype of a `Dense`."""
         ...
 
+    def kind(self, name: str) -> str:
+        """The type in the file by its own name: "Q4_K" or "BF16" in GGUF, "bfloat16" or "4-bit affine in groups of 64" in safetensors."""
+        ...
+
     def read(self, name: str) -> Matrix:
         """Read one tensor, as it is stored: `Quantized` where MLX has the same format, else `Dense` in its stored (or, for
         GGUF's other types, dequantized float32) precision. The result is evaluated and shares no memory with the file, except for

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
-from .formats import QuantizationBlock
+from .formats import QuantizationBlock, format_text
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -44,6 +44,9 @@ class SafetensorsCheckpoint:
 
     def nbytes(self, name: str) -> int:
         return sum(self._info(part).nbytes for part in self._parts(name))
+
+    def kind(self, name: str) -> str:
+        return format_text(self.stored(name))
 
     def stored(self, name: str) -> Format | mx.Dtype:
         if name in self._formats:

@@ -33,6 +33,11 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
+def format_text(stored: Format | mx.Dtype) -> str:
+    """In words, for notes and reports: "bfloat16", "4-bit affine in groups of 64"."""
+    return f"{stored.bits}-bit {stored.mode} in groups of {stored.group_size}" if isinstance(stored, Format) else dtype_name(stored)
+
+
 def main_dtype(checkpoint: Checkpoint) -> mx.Dtype | None:
     """The floating dtype that most bytes of the plain tensors have; None where there is none."""
     sizes: Counter[mx.Dtype] = Counter()

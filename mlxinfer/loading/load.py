@@ -25,7 +25,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
 from .files import read_json_if_there
-from .formats import check_format, compute_dtype, dtype_name
+from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
@@ -210,9 +210,28 @@ def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None,
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress, index=meta.index)
         model = build(checkpoint.config, weights, ready=partial(settle, copies=copies))
         weights.finish()
-        return model, _notes(weights)
+        return model, [*notes, *_notes(weights)]
 
+    notes = _quantized_before(checkpoint, meta, quantize) if quantize else []
     return _Outline(outline, [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()], read)
+
+
+def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Format) -> list[str]:
+    """What to tell the user about matrices that `quantize` leaves as they are, or quantizes a second time. Raises `UnsupportedModelError`
+    where it would change nothing."""
+    changed = [tensor for tensor in meta.tensors.values() if tensor.is_quantized_by(quantize)]
+    kept = Counter(format_text(t.stored) for t in meta.tensors.values() if isinstance(t.stored, Format))
+    kinds = {checkpoint.kind(t.request.sources[0]) for t in changed} if isinstance(checkpoint, GGUFCheckpoint) else set()
+    if kept and not changed:
+        raise UnsupportedModelError(
+            f"{checkpoint.path.name} is quantized already ({kept.most_common(1)[0][0]}), so asking for {quantize.bits} bits would change "
+            f"nothing: leave that out, or write a requantized model with mlxinfer convert"
+        )
+    notes = [f"{count} matrices are quantized already and stay {form}" for form, count in kept.items()]
+    again = sorted(kind for kind in kinds if kind[:1] not in "FB")
+    if again:
+        notes.append(f"quantized again to {quantize.bits} bits, which loses more than quantizing once: from {', '.join(again)}")
+    return notes
 
 
 def _borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, kv: KVFormat | None) -> _Outline:

@@ -1,4 +1,4 @@
-"""What the headers of a checkpoint tell of a model."""
+"""What the headers of a checkpoint tell about a model."""
 
 from __future__ import annotations
 
@@ -20,27 +20,34 @@ _PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`stored` counts tensors by how they are stored, and `most` is the short name of how most of the parameters are. `file_type` is what
-    the writer of a GGUF file calls its mixture of types, by its number there."""
+    """A model as its files describe it."""
 
     name: str
     path: Path
     file_format: Literal["gguf", "safetensors"]
     architecture: str
+    """`model_type` of the config."""
     parameters: int
+    """Numbers in all tensors, a count."""
     nbytes: int
+    """Bytes of all tensors in the file, scales included."""
     stored: dict[str, int]
+    """How many tensors there are of each type, commonest first, by the name that `Checkpoint.kind` gives it."""
     most: str
+    """Short name of the type that most parameters have."""
     file_type: int | None
+    """The mixture of types, by its number in the GGUF file's `general.file_type`; None where there is none."""
     max_context: int | None
-    """None where this program has no graph of the architecture."""
+    """Tokens; None where this program has no graph of the architecture."""
 
     @property
     def bits_per_weight(self) -> float:
+        """Bits of the file for each parameter."""
         return self.nbytes * 8 / self.parameters if self.parameters else 0.0
 
     @property
     def quantization(self) -> str:
+        """As llama.cpp names it, such as "Q4_K_M"; `most` where the file does not say."""
         if self.file_type is None:
             return self.most
         from gguf import LlamaFileType  # takes longer than all of the summary
@@ -52,14 +59,17 @@ class Summary:
 
 
 def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context: int | None, quantize: Format | None = None) -> Summary:
-    """`quantize`: what matrices that are stored plain become when they are loaded."""
+    """`quantize` is the format that plain matrices get when they are loaded."""
     names = list(checkpoint.names())
-    stored = {tensor: checkpoint.stored(tensor) for tensor in names}
-    parameters: Counter[Format | mx.Dtype] = Counter()
+    parameters: Counter[str] = Counter()
+    first: dict[str, str] = {}
     for tensor in names:
-        parameters[stored[tensor]] += math.prod(checkpoint.shape(tensor))
-    most = parameters.most_common(1)[0][0] if parameters else mx.float32
-    quantized = quantize if quantize and not isinstance(most, Format) else None
+        kind = checkpoint.kind(tensor)
+        parameters[kind] += math.prod(checkpoint.shape(tensor))
+        first.setdefault(kind, tensor)
+    most = parameters.most_common(1)[0][0] if parameters else "F32"
+    stored = checkpoint.stored(first[most]) if parameters else mx.float32
+    quantized = quantize if quantize and not isinstance(stored, Format) else None
     return Summary(
         name=name,
         path=checkpoint.path,
@@ -67,17 +77,11 @@ def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context:
         architecture=architecture,
         parameters=sum(parameters.values()),
         nbytes=sum(map(checkpoint.nbytes, names)),
-        stored=dict(Counter(map(_form, stored.values())).most_common()),
-        most=_short(quantized or most),
+        stored=dict(Counter(map(checkpoint.kind, names)).most_common()),
+        most=_short(quantized or stored) if quantized or not isinstance(checkpoint, GGUFCheckpoint) else most,
         file_type=None if quantized else _file_type(checkpoint),
         max_context=max_context,
     )
-
-
-def _form(stored: Format | mx.Dtype) -> str:
-    if not isinstance(stored, Format):
-        return dtype_name(stored)
-    return f"{stored.bits}-bit {stored.mode}, groups of {stored.group_size}"
 
 
 def _short(stored: Format | mx.Dtype) -> str:

@@ -35,7 +35,8 @@ def test_bits_are_checked_however_they_come():
 
 def test_a_first_page_apart_makes_sense_only_beside_quantized_ones():
     assert KVFormat.parse("4", first16=True).first16
-    assert not KVFormat.parse("16", first16=True).first16
+    with pytest.raises(UnsupportedModelError, match="quantized cache"):
+        KVFormat.parse("16", first16=True)
 
 
 @pytest.mark.parametrize(

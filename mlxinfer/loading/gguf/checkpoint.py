@@ -61,6 +61,9 @@ class GGUFCheckpoint:
     def stored(self, name: str) -> Format | mx.Dtype:
         return self._tensors[name].stored
 
+    def kind(self, name: str) -> str:
+        return self._files.tensors[self._tensors[name].sources[0]].type.name
+
     def read(self, name: str) -> Matrix:
         tensor = self._tensors[name]
         matrix = tensor.make([self._files.read(source) for source in tensor.sources])
