@@ -13,7 +13,7 @@ _DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_conf
 
 
 def destination_config(plan: Plan) -> dict[str, Any]:
-    """Its keys in order of the alphabet are what `loading.files.to_json` writes."""
+    """The config that is written."""
     written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
     for owner in (written, written.get("text_config")):

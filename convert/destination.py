@@ -15,7 +15,7 @@ _SLACK = 16 << 20
 
 
 def check_destination(destination: Path) -> None:
-    """Raise `DestinationError` if it exists or cannot be made."""
+    """Raise `DestinationError` if it exists or cannot be created."""
     if os.path.lexists(destination):
         raise DestinationError(f"{destination} exists: choose another destination, or delete it")
     parent = destination.parent
@@ -26,7 +26,7 @@ def check_destination(destination: Path) -> None:
 
 
 def check_room(destination: Path, nbytes: int) -> None:
-    """Raise `DestinationError` unless so many bytes are free there."""
+    """Raise `DestinationError` unless `nbytes` are free there."""
     free = shutil.disk_usage(destination.parent).free
     if free < nbytes + _SLACK:
         raise DestinationError(f"{destination} needs {nbytes / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free")

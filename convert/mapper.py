@@ -53,7 +53,7 @@ class Output:
 
     @property
     def name(self) -> str:
-        """That of the text model by itself, also where the source has it inside a larger one."""
+        """Name in the text model alone, without the prefix it has inside a larger model."""
         return _TEXT_PREFIX.sub("", self.request.name)
 
     @property
@@ -110,8 +110,9 @@ class Plan:
 
 
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
-    """Raises `MLXInferError` for whatever cannot be converted. With `any_group`, matrices that are stored in the bits and mode asked
-    for keep their own group size."""
+    """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
+    stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
+    `MLXInferError`."""
     architecture = model_type(checkpoint)
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
@@ -125,8 +126,8 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
 
 
 def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
-    """The stored one. In a GGUF file what is plain is in float32 only because the rest is packed, or was until it was read; 16 bits are
-    natural there: float16, as the scales have, but bfloat16 for Gemma, whose activations leave float16's range."""
+    """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
+    for Gemma, whose activations leave float16's range."""
     main = main_dtype(checkpoint) or mx.bfloat16
     if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
         return main
@@ -145,7 +146,7 @@ def _output(tensor: Planned, checkpoint: Checkpoint, asked: Format | None, any_g
 
 
 def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
-    """More bits than are stored would add bytes and no precision."""
+    """Whether the stored format is kept: more bits would add size, but no precision."""
     if stored.mode != asked.mode or stored.bits > asked.bits:
         return False
     return stored.bits < asked.bits or any_group or stored.group_size == asked.group_size

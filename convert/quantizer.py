@@ -23,7 +23,7 @@ class Quantizer:
 
     @property
     def error(self) -> float:
-        """Relative, of the blocks so far; 0 where nothing is rounded."""
+        """Relative error of the blocks so far; 0 where nothing is rounded."""
         return math.sqrt(self._squared_error / self._squared_norm) if self._squared_norm else 0.0
 
     def __call__(self, block: Matrix) -> list[mx.array]:

@@ -20,7 +20,7 @@ BLOCK = 1 << 24
 def blocks(checkpoint: Checkpoint, request: Request) -> Iterator[Matrix]:
     """The tensor in blocks `[rows, in]` (one axis for a vector), in order.
 
-    Of a plain safetensors tensor only one block is in memory at a time; what is made by a recipe, or stored otherwise, is read whole.
+    A plain safetensors tensor is read a block at a time; what is made by a recipe, or stored otherwise, is read whole.
     """
     if request.recipe is None and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
         for first, last in _ranges(request.shape[0], math.prod(request.shape[1:])):

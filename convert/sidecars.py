@@ -1,4 +1,4 @@
-"""The files beside the weights: tokenizer, chat template, licence. Copied byte for byte, never code."""
+"""The files next to the weights (tokenizer, chat template, licence), copied byte for byte; code is never copied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.in
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files to copy, and those that are left with the reason, hidden ones apart. Of folders only that of further chat templates
-    is copied."""
+    """The files to copy, and those left out with the reason; hidden files are ignored. Only one folder is copied, that of additional chat
+    templates."""
     copied, left = [], {}
     for path in sorted(source.glob("[!.]*")):
         reason = _reason_to_leave(path)

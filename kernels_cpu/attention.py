@@ -11,7 +11,7 @@ from .native import native
 
 
 def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
-    """Whose rows a step has and where their past lies, for every layer of one window.
+    """Which sequences the rows of a step belong to and where their past lies, for every layer of one window.
 
     `segments` are `(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the
     sequence in `slot`, whose pages `first_page ..` of 64 tokens are sealed under the numbers `pages`, up to its open page. A number

@@ -20,7 +20,7 @@ class Layout(Protocol):
 
 
 class AttentionPlan(Protocol):
-    """Whose rows a step has and where their past lies; see `attention_plan`."""
+    """Which sequences the rows of a step belong to and where their past lies; see `attention_plan`."""
 
     full_pages: int
     first_full_pages: int

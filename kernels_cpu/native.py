@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .interface import Native
 
 BUILD_NOTE = "_native.json"
-"""What setup.py leaves beside the module: `{"mlx": version}`, or `{"failed": reason}`."""
+"""Written by setup.py next to the module: `{"mlx": version}`, or `{"failed": reason}`."""
 
 _COST = "matrices and attention then run on MLX's own CPU operations, some thirty times slower"
 _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir mlxinfer"
@@ -44,7 +44,7 @@ def _native() -> _Native:
 
 
 def _unfit() -> str | None:
-    """Why the module must not be loaded: a library of another version could crash, so this is found out before."""
+    """Why the module must not be loaded, None if it may: built for another version of MLX, it could crash the process."""
     if os.environ.get("MLXINFER_CPU_KERNELS") == "0":
         return "switched off by MLXINFER_CPU_KERNELS=0"
     try:

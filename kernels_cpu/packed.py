@@ -14,12 +14,12 @@ from .interface import Layout
 from .native import in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}
-"""Activations that a product can end with, by the number that the native operation knows them under."""
+"""Activations that a product can end with, and the numbers the native operation has for them."""
 
 _GATED_ROWS = 32
 
 PRECISIONS = {"float32": 0, "int16": 1, "int8": 2}
-"""What activations are rounded to in products with quantized matrices: nothing, or 15 or 8 bits with a scale per 32 columns."""
+"""How activations are rounded in products with quantized matrices: not at all, or to 15 or 8 bits with a scale per 32 columns."""
 
 
 def default_precision() -> str:
@@ -84,7 +84,7 @@ class Packed:
 
 
 def checked_precision(precision: str | None) -> str:
-    """None is the default. Raises ValueError for anything that is not one of `PRECISIONS`."""
+    """`precision`, or the default for None. Raises ValueError for anything that is not one of `PRECISIONS`."""
     precision = precision or default_precision()
     if precision not in PRECISIONS:
         raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
@@ -142,8 +142,8 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
 
 @contextmanager
 def weight_memory(nbytes: int) -> Iterator[None]:
-    """Matrices that are packed inside take their memory from so many bytes, which another thread makes ready from now on. What they
-    need beyond that they get as always."""
+    """Matrices packed inside the block take their memory from one region of `nbytes`, whose pages another thread clears meanwhile. What
+    they need beyond it is allocated as usual. 0 reserves nothing."""
     wanted = in_use() and nbytes > 0
     if wanted:
         native().reserve_weight_memory(nbytes)

@@ -39,8 +39,8 @@ def preamble(nbytes: int) -> bytes:
 
 
 def mapped_gguf(file: WeightFile, offset: int, kind: str, shape: Sequence[int], *, precision: str | None = None) -> Packed:
-    """A matrix as `pack_gguf` makes it, from a file that has its `data` at `offset`. Raises ValueError where the file has no such
-    matrix there; the numbers themselves are not looked at."""
+    """A matrix as `pack_gguf` returns it, whose `data` is at byte `offset` of the file. Raises ValueError where the file has no such
+    matrix there; its numbers are not checked."""
     precision = checked_precision(precision)
     data, layout = native().gguf_in(file, offset, kind, list(shape))
     return Packed(data, layout, None, precision)

@@ -1,4 +1,4 @@
-"""The device that MLX computes on: its memory, and the dtype it is quick in."""
+"""The device that MLX computes on: its memory, its threads, and the dtype it is fastest in."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from pathlib import Path, PurePosixPath
 import mlx.core as mx
 
 _WIRED_SHARE = 0.6
-"""Of a Mac's memory. Kernels have panicked where three quarters of it and more were wired, which the recommended working set allows."""
+"""Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """`total` bytes there are, and `usable` bytes that a model and its cache may take without harm to the rest of the machine. `source`
-    says what the total is the limit of. `buffers` is how many of them there can be (Metal's limit), None where nobody counts."""
+    """The memory that MLX computes in."""
 
     total: int
+    """Bytes there are."""
     usable: int
+    """Bytes that a model and its cache may take without harm to the rest of the machine."""
     source: str = "physical memory"
+    """Which limit `total` is."""
     buffers: int | None = None
+    """How many arrays can be alive at once (Metal's limit); None where there is no limit."""
 
 
 def is_gpu() -> bool:
@@ -48,22 +51,21 @@ def device_memory() -> DeviceMemory:
 
 
 def limit_memory(wanted: int, spare: int) -> None:
-    """Tell MLX, for the whole process, what was planned: `wanted` bytes are in use at most, and at most `spare` bytes of buffers that
-    are not in use are kept for the next ones. On a Mac what is in use stays in memory, up to three fifths of it."""
+    """Set MLX's limits for the whole process: `wanted` bytes are in use at most, and at most `spare` bytes of freed buffers are kept for
+    reuse. On a Mac, what is in use is wired, up to three fifths of the memory."""
     mx.set_cache_limit(spare)
     if mx.metal.is_available():
         mx.set_wired_limit(min(wanted, wired_limit()))
 
 
 def wired_limit() -> int:
-    """The most bytes that are ever wired."""
+    """Bytes that may be wired at most."""
     recommended = mx.device_info().get("max_recommended_working_set_size", 0)
     return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
 
 
 def peak_memory() -> int:
-    """The most bytes held since the process began: by MLX on a GPU, by the whole process on a CPU, where packed weights lie in memory
-    that MLX does not count."""
+    """Peak bytes since the process began: MLX's on a GPU, the whole process's on a CPU, where MLX does not count packed weights."""
     return int(mx.get_peak_memory()) if is_gpu() else peak_rss()
 
 
@@ -77,13 +79,13 @@ _RESOURCES = (("address space", resource.RLIMIT_AS, "VmSize"), ("data", resource
 
 
 def memory_limit(proc: Path = _PROC) -> tuple[int, str]:
-    """The least of all limits in bytes, and which one it is."""
+    """The lowest of all memory limits in bytes, and its name."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([(physical, "physical memory"), *cgroup_limits(proc), *_resource_limits()])
 
 
 def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
-    """Those of the process's own control group and of every one above it, of both versions; nothing where there are none."""
+    """Limits in bytes, with their names, of the process's control group and its parents, cgroup v1 and v2."""
     try:
         groups = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (proc / "mountinfo").read_text(encoding="utf-8").splitlines()
@@ -102,7 +104,7 @@ def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
 
 
 def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[Path]:
-    """Where the files of a group and of its parents are, in the mounts of its hierarchy (`controller` None is version 2)."""
+    """The folders of a group and its parents, in the mounts of its hierarchy (`controller` None is version 2)."""
     for line in mounts:
         before, _, after = line.partition(" - ")
         kind, _, options = (*after.split(" "), "", "", "")[:3]
@@ -135,7 +137,7 @@ def _resource_limits() -> Iterator[tuple[int, str]]:
 
 @cache
 def _held_at_first(field: str) -> int:
-    """What the process had when this was first asked, before a model: a plan counts the model itself."""
+    """Bytes the process had when first asked, before a model was loaded: a plan counts the model itself."""
     try:
         lines = (_PROC / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -157,9 +159,9 @@ def allowed_threads() -> int:
 
 
 def peak_rss() -> int:
-    """Bytes of memory that this process has held at most. On a Mac, without what only the GPU holds."""
+    """Peak bytes of resident memory of this process. On a Mac, without what only the GPU holds."""
     try:
-        # Not getrusage: on Linux that begins with the peak of the process which started this one.
+        # Not getrusage: on Linux its peak is inherited from the parent process.
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -169,7 +171,7 @@ def peak_rss() -> int:
 
 
 def processor_name() -> str:
-    """The model of the processor, or "" where the system does not tell."""
+    """The model of the processor, or "" where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

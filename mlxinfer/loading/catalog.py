@@ -1,4 +1,4 @@
-"""The models on this machine: what there is, what it is, and how to be rid of it."""
+"""The models on this machine: listing, describing and removing them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ Kind = Literal["alias", "hub", "converted"]
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model that can be loaded without a download, by its name. `nbytes` counts its files."""
+    """A model that can be loaded without a download."""
 
     name: str
+    """What `load` accepts for it."""
     kind: Kind
     path: Path
     nbytes: int
+    """Bytes of its files."""
 
 
 def local_models() -> list[LocalModel]:
@@ -76,7 +78,7 @@ def _remove_assembled(name: str) -> int:
 
 
 def describe(what: str | Path) -> Summary:
-    """Read the headers of a model. A hub id is downloaded if need be. Raises `MLXInferError`."""
+    """What the headers of a model say. A hub id is downloaded if it is not cached. Raises `MLXInferError`."""
     found = resolve(what)
     checkpoint = open_checkpoint(found.path)
     try:

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, and those of its cache on this machine."""
+"""Models from the Hugging Face hub, and from its cache on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def download(hub_id: HubId) -> Path:
     try:
         found = huggingface_hub.snapshot_download(hub_id.repo, revision=hub_id.revision, allow_patterns=wanted, ignore_patterns=unwanted)
     except errors.HFValidationError:
-        raise ModelNotFoundError(f"{hub_id.repo!r} is no path here and no valid hub id") from None
+        raise ModelNotFoundError(f"{hub_id.repo!r} is neither a local path nor a valid hub id") from None
     except OSError as error:
         raise _explain(error, hub_id) from None
     except HTTPError as error:

@@ -1,4 +1,4 @@
-"""A path, alias or hub id becomes a model that is ready to run."""
+"""From a path, alias or hub id to a model that is ready to run: read the headers, then the weights."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def prepare(
     kv: KVFormat | None = None,
     memory_gb: float | None = None,
 ) -> Iterator[PreparedModel]:
-    """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check everything that its headers tell. No
-    weight is read before `PreparedModel.read`, which must be called inside the `with` block.
+    """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check all that its headers say. Weights are
+    read by `PreparedModel.read`, inside the `with` block.
 
     `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `kv` is the format the cache will have; `memory_gb`
     is the caller's limit, in GB of 10^9 bytes. Raises `MLXInferError`.
@@ -265,7 +265,7 @@ def model_type(checkpoint: Checkpoint) -> str:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer beside the weights, or in the GGUF file. Raises `TokenizerError`."""
+    """The tokenizer next to the weights, or in the GGUF file. Raises `TokenizerError`."""
     if isinstance(checkpoint, GGUFCheckpoint):
         return tokenizers.from_gguf(checkpoint.metadata)
     if not has_tokenizer(checkpoint.path):

@@ -1,4 +1,4 @@
-"""What the device's memory is used for, decided before it is used: weights, the cache, a step, and what is kept for reuse."""
+"""The memory plan, made before a weight is read: weights, the cache, a step, and what is kept for reuse."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .step_memory import StepSize, kept_arrays, step_size, weight_arrays
 
 _GPU_CHUNK = 512
 _CPU_CHUNK = 64
-"""Rows of a step: the CPU is slow enough that Ctrl-C would wait long for a larger one, and gains nothing from it."""
+"""Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
 
 _MOST_REUSE = 2 * 2**30
 _REUSE_SHARE = 0.25
-"""Of the room beside the weights, for what is kept only in case that a prompt begins alike."""
+"""Share of the room besides the weights for what is only kept in case a later prompt begins alike."""
 _SNAPSHOT_SHARE = {False: 0.125, True: 0.5}
-"""Of what is kept for reuse; more where layers are recurrent, whose states are large and are found nowhere else."""
+"""Share of what is kept for reuse, by whether layers are recurrent: their states are large and cannot be found in the pool."""
 _SEQUENCES_SHARE = 0.5
-"""Of the room, at most, for what every running sequence has whatever its length: fewer run together where that would be more."""
+"""Share of the room, at most, for what running sequences take whatever their length: fewer run together where it would be more."""
 _LEAST_TOKENS = 4 * PAGE
 _MOST_BUFFERS_SHARE = 0.75
 MAX_SEQUENCES = 16
 _ENDLESS = 2**40
-"""Tokens that fit where a sequence needs no more for each: there are only windows and states."""
+"""Stands for "unlimited": with only windows and recurrent states, further tokens cost no memory."""
 
 
 class Planned(Protocol):
@@ -273,7 +273,7 @@ def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, pref
 
 
 def _within_buffers(demands: _Demands, snapshots: int, limit: int | None) -> tuple[int, int]:
-    """Bytes of snapshots, fewer where they could be too many arrays, and all arrays that there can be then."""
+    """Bytes of snapshots, reduced where they could be too many arrays, and the most arrays that can be alive then."""
     fixed = demands.weight_arrays + demands.layer_arrays + demands.step.arrays
     if limit is not None:
         snapshots = min(snapshots, max(int(limit * _MOST_BUFFERS_SHARE) - fixed, 0) * LEAST_BYTES)

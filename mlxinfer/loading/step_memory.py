@@ -1,4 +1,4 @@
-"""What a step needs beside what stays: an upper bound of its activations, from the sizes of the model's matrices."""
+"""Upper bound on the transient memory of one step, from the shapes of the model's matrices."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ from ..nn.packing import arrays, objects
 from ..nn.weights import RawBlocks
 
 _SLACK = 16 * 2**20
-"""Indices, rotations, masks, and what allocating rounds up."""
+"""Bytes for indices, rotations, masks, and rounding by the allocator."""
 _GPU_SLACK = 128 * 2**20
-"""Metal keeps what two command buffers use until they are done, each of some 50 MB."""
+"""Bytes more on a GPU: Metal keeps what two command buffers use until they are done, about 50 MB each."""
 _ROW_COPIES = 6
-"""Of the widest row and of the hidden state that are alive at once: the state, its norm, a product, its activation, the sum, and one
-that waits to be freed."""
+"""Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one that waits to
+be freed."""
 _SAMPLING_STAGES = 16
-"""Arrays `[rows, vocab]` of 4 bytes that are alive at once where every stage is used; 13 are measured, sorting takes more."""
+"""float32 arrays `[rows, vocab]` that are alive at once when every sampling stage is used: 13 were measured, and sorting takes more."""
 _PLAIN_COPIES = 3
-"""Of a layer's keys and values, and of the scores, where MLX's own operations attend."""
+"""Copies of a layer's keys, values and scores where MLX's own operations attend."""
 _LAYER_ARRAYS = 64
-"""Arrays that a layer makes in a step, at most."""
+"""Arrays that a layer creates in a step, at most."""
 _MOST_EXPERTS = 16
-"""Experts of a token, where only their matrices are known: hardly a model chooses more."""
+"""Experts per token; only the matrices are known here, and few models choose more."""
 _STEPS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """`fixed` bytes whatever the context, and as many more as the longest sequence of the step has tokens times `per_token`.
-    `arrays` are alive at once, those of steps in flight."""
+    """Transient memory of one step."""
 
     fixed: int
+    """Bytes whatever the context."""
     per_token: float
+    """Bytes for each token of the longest sequence of the step."""
     arrays: int
+    """Arrays alive at once, those of all steps in flight; a count."""
 
     def __add__(self, other: StepSize) -> StepSize:
         return StepSize(self.fixed + other.fixed, self.per_token + other.per_token, self.arrays + other.arrays)
 
 
 def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, rows: int, sampled: int) -> StepSize:
-    """Of `rows` tokens, of which `sampled` get the next one chosen, at most."""
+    """The largest step: `rows` tokens, of which `sampled` at most are followed by a sampled one."""
     nodes = [node for node in objects(model) if isinstance(node, (Linear, Embedding, Experts))]
     linears = [node for node in nodes if isinstance(node, (Linear, Embedding))]
     in_experts = {id(node) for experts in nodes if isinstance(experts, Experts) for node in objects(experts)}
@@ -77,12 +79,12 @@ def weight_arrays(model: Model) -> int:
 
 
 def _is_inner(node: Linear | Embedding, model: Model) -> bool:
-    """Whether its products are rows of the step, and not logits of the few that are sampled."""
+    """Whether its products have a row for each token of the step. The logits have one for each that is sampled."""
     return not isinstance(node, Embedding) and _width(node) != model.vocab_size
 
 
 def _width(node: Linear | Embedding) -> int:
-    """Of a row that goes in or comes out."""
+    """Columns of its wider side, input or output."""
     return int(max(node.matrix.shape[-2:]))
 
 
@@ -91,14 +93,14 @@ def _state(spec: RecurrentSpec) -> int:
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
-    """Bytes of a matrix that MLX multiplies with unpacked: blocks of a GGUF file without the kernels for them."""
+    """Bytes of a matrix that is unpacked for its product: raw GGUF blocks, where the kernels for them are missing."""
     if isinstance(node.matrix, RawBlocks) and not kernels_cpu.in_use():
         return prod(tuple(node.matrix.shape)) * dtype.size
     return 0
 
 
 def _attention(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat, rows: int) -> float:
-    """Bytes for each token that is seen, in one layer; layers are computed one after another."""
+    """Bytes per token of context in one layer; layers are computed one after another."""
     if not isinstance(attention_backend(LayerStore(spec, dtype, kv)), PlainAttention):
         return 0.0
     size = mx.float32.size if kv.quantized else dtype.size
@@ -108,6 +110,6 @@ def _attention(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat, rows: int) ->
 
 
 def kept_arrays(model: Model) -> Iterator[int]:
-    """For each layer, the arrays that its pools are: codes and scales of keys and values, first pages, open pages; or states."""
+    """For each layer, how many arrays its pools have: codes and scales of keys and values, first pages, open pages; or states."""
     for spec in model.layers:
         yield 8 if isinstance(spec, AttentionSpec) else len(spec.shapes) if isinstance(spec, RecurrentSpec) else 2
