@@ -94,10 +94,10 @@ class CopyWriter:
 
 
 def _write_matrix(descriptor: int, at: int, content: memoryview) -> Iterator[bool]:
-    """Returns the CRC-32."""
+    """Returns the CRC-32 of the preamble and the matrix."""
     preamble = kernels_cpu.preamble(len(content))
     os.pwrite(descriptor, preamble, at - len(preamble))
-    checksum = 0
+    checksum = zlib.crc32(preamble)
     for begin in range(0, len(content), _PIECE):
         piece = content[begin : begin + _PIECE]
         checksum = zlib.crc32(piece, checksum)
@@ -132,7 +132,8 @@ def _try_lock(descriptor: int) -> bool:
 def _is_whole(path: Path, planned: Plan) -> bool:
     """Whether another process has written the same copy meanwhile."""
     with suppress(OSError), path.open("rb") as file:
-        return read_places(file, os.fstat(file.fileno()).st_size, planned.source) is not None
+        places = read_places(file, os.fstat(file.fileno()).st_size, planned.source)
+        return places is not None and places.keys() >= planned.offsets.keys()
     return False
 
 
@@ -223,7 +224,7 @@ def open_copies(model: Path) -> RepackCache | None:
 def _has_checksums(descriptor: int, places: Mapping[str, Place]) -> bool:
     """Reads everything: a third of a second for a gigabyte. Raises OSError."""
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as content, memoryview(content) as whole:
-        return all(zlib.crc32(whole[p.offset : p.offset + p.nbytes]) == p.checksum for p in places.values())
+        return all(zlib.crc32(whole[p.offset - kernels_cpu.ALIGNMENT : p.offset + p.nbytes]) == p.checksum for p in places.values())
 
 
 def _key(blocks: RawBlocks) -> str:

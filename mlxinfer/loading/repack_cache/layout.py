@@ -158,7 +158,7 @@ class Place:
     """Byte at which the matrix begins, a multiple of `ALIGNMENT`."""
     nbytes: int
     checksum: int
-    """CRC-32 of the matrix."""
+    """CRC-32 of its preamble and the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Plan:
     """Bytes of the file."""
 
     def head(self, checksums: Mapping[str, int]) -> bytes:
-        """The beginning of the file, `base` bytes, given the CRC-32 of each matrix."""
+        """The beginning of the file, `base` bytes, given the checksum of each matrix."""
         index = _index(self.source, {key: at - self.base for key, at in self.offsets.items()}, self.sizes, checksums)
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(index), len(index), self.size)
         return (header + index).ljust(self.base, b"\0")

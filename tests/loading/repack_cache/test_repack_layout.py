@@ -61,7 +61,7 @@ def test_any_bytes(content: bytes) -> None:
 @pytest.mark.parametrize(
     "index",
     [b"", b"[]", b"{}", b"\xff", b"[" * 100_000, {"source": SOURCE}, {"source": SOURCE, "matrices": []}]
-    + [{"source": SOURCE, "matrices": {"a": [offset, 1, "0"]}} for offset in (-10_000, 0, 1 << 70, 1.5, "1", None, float("inf"))]
+    + [{"source": SOURCE, "matrices": {"a": [offset, 1, "0"]}} for offset in (-10_000, 1 << 70, 1.5, "1", None, float("inf"))]
     + [{"source": SOURCE, "matrices": {"a": [8192, size, "0"]}} for size in (-1, 1 << 70, 1.5, "1", None)]
     + [{"source": SOURCE, "matrices": {"a": place}} for place in (8192, [8192], [8192, 1, 5], [8192, 1, "x"], [8192, 1, "0", 0])],
 )
