@@ -76,7 +76,10 @@ class CopyWriter:
             return
         unfinished = self._path.with_suffix(UNFINISHED)
         with _locked(unfinished) as descriptor:
-            if descriptor is None or _is_whole(self._path, self._plan):
+            if descriptor is None:
+                return
+            if _is_whole(self._path, self._plan):
+                os.unlink(unfinished)
                 return
             try:
                 os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, self._plan.size))

@@ -224,7 +224,7 @@ def read_places(file: IO[bytes], file_size: int, source: Source) -> dict[str, Pl
 def _is_inside(place: Place, base: int, file_size: int) -> bool:
     if type(place.offset) is not int or type(place.nbytes) is not int:
         return False
-    return base <= place.offset and place.nbytes >= 0 and place.offset + place.nbytes <= file_size
+    return base + ALIGNMENT <= place.offset and place.nbytes >= 0 and place.offset + place.nbytes <= file_size
 
 
 def _up(size: int, to: int) -> int:
