@@ -6,7 +6,7 @@ import logging
 import mmap
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class CopyWriter:
                 return
             try:
                 os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, self._plan.size))
-                checksums = {}
+                checksums: dict[str, int] = {}
                 for key, data in self._matrices.items():
                     checksums[key] = yield from _write_matrix(descriptor, self._plan.offsets[key], memoryview(data).cast("B"))  # type: ignore[arg-type]
                 os.ftruncate(descriptor, self._plan.size)
@@ -96,7 +96,7 @@ class CopyWriter:
             self.done = True
 
 
-def _write_matrix(descriptor: int, at: int, content: memoryview) -> Iterator[bool]:
+def _write_matrix(descriptor: int, at: int, content: memoryview) -> Generator[bool, None, int]:
     """Returns the CRC-32 of the preamble and the matrix."""
     preamble = kernels_cpu.preamble(len(content))
     os.pwrite(descriptor, preamble, at - len(preamble))
