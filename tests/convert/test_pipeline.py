@@ -233,6 +233,9 @@ class TestRefusals:
         assert set(folder.iterdir()) == before
         return str(caught.value)
 
+    def test_a_group_size_without_bits(self, tmp_path: Path) -> None:
+        assert "give the bits as well" in self.refused(GOLDEN / "llama", tmp_path, ConversionError, group_size=64)
+
     def test_the_destination_exists(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         assert "exists" in self.refused(GOLDEN / "llama", tmp_path, DestinationError)

@@ -12,6 +12,7 @@ from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
 from support.peak_rss import peak_rss
 from support.plain_step import PlainCache
 from support.tiny_directory import tiny_directory
+from support.tiny_gguf import write_tiny_gguf
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.convert import convert
@@ -191,6 +192,9 @@ class TestRefusals:
     def test_a_bad_dtype_and_bad_bits(self) -> None:
         self.refused(GOLDEN / "llama", UnsupportedModelError, dtype="int4")
         self.refused(GOLDEN / "llama", UnsupportedModelError, bits=7)
+
+    def test_bits_for_what_is_quantized_already(self, tmp_path: Path) -> None:
+        assert "is quantized already (8-bit affine" in self.refused(write_tiny_gguf(tmp_path / "m.gguf"), UnsupportedModelError, bits=4)
 
     def test_a_model_larger_than_memory(self, tmp_path: Path) -> None:
         """A file with holes has any size, and nothing of it is read."""
