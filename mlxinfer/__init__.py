@@ -22,7 +22,7 @@ __all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingP
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` and `AsyncLLM` bring MLX with them, so they are imported when first asked for: `mlxinfer --help` must not wait for it."""
+    """`LLM` and `AsyncLLM` are imported on first use, as they import MLX, for which `mlxinfer --help` must not wait."""
     if name == "LLM":
         from .engine.llm import LLM
 

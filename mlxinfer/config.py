@@ -1,51 +1,275 @@
-"""Settings of the engine, frozen, with their defaults in one place."""
+"""What can be set of an engine. `EngineArgs` is what callers set, and the only list of it; `EngineConfig` is what an engine runs with.
+
+The command line's options, the keywords of `LLM` and `AsyncLLM` with their documentation, and the table in docs/settings.md follow
+`EngineArgs`. To add a setting: a field here, a keyword in `engine/front_door.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .errors import SamplingError
+from .errors import SamplingError, SettingError, UnknownKeywordError
 from .types import SamplingParams
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
 MAX_DRAFT = 8
+"""Tokens drafted for a sequence in one step, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How a field of `EngineArgs` is explained, checked and spelled on the command line."""
+
+    meaning: str
+    """One line of help, without a full stop."""
+    unit: str = ""
+    """What a number counts, as in "tokens" or "GB"."""
+    automatic: str = ""
+    """What None stands for."""
+    flag: str = ""
+    """The option's name where it is not the field's."""
+    metavar: str = ""
+    """The option's value in the help text, where its type does not tell."""
+    command: str = "all"
+    """Commands that have the option: "all", or "answering" for those that answer requests (`bench` does not)."""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """`least`, but excluded."""
+
+    def problem(self, kind: str, value: object) -> str | None:
+        """What is wrong with a value, such as "must be a whole number of at least 1, not 0"; None if nothing is."""
+        if kind == "bool":
+            return None if isinstance(value, bool) else f"must be true or false, not {value!r}"
+        if kind not in ("int", "float"):
+            return None
+        accepted = (int,) if kind == "int" else (int, float)
+        inside = isinstance(value, accepted) and not isinstance(value, bool) and math.isfinite(value) and self._holds(value)
+        return None if inside else f"must be {'a whole number' if kind == 'int' else 'a number'}{self._range()}, not {value!r}"
+
+    def _holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+        )
+
+    def _range(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        low = f"above {self.above}" if self.above is not None else f"of at least {self.least}" if self.least is not None else ""
+        high = f"at most {self.most}" if self.most is not None else ""
+        bounds = " and ".join(bound for bound in (low, high) if bound)
+        return f" {bounds}{unit}" if bounds else unit
+
+
+def about(meaning: str, **details: Any) -> dict[str, Setting]:
+    """The metadata of a field of `EngineArgs`: the fields of its `Setting`."""
+    return {"setting": Setting(meaning=meaning, **details)}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What is set of a model and its engine, each field explained in its metadata and in docs/settings.md.
+
+    Raises `SettingError` for a value that has no meaning.
+    """
+
+    path_or_id: str | Path = field(metadata=about("Directory (Hugging Face or MLX), GGUF file, alias or hub id"))
+    dtype: str | mx.Dtype | None = field(
+        default=None, metadata=about("Compute in float32, bfloat16 or float16", automatic="what suits the device", metavar="DTYPE")
+    )
+    kv: str = field(default="16", metadata=about("Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, or as k8v4", unit="bits"))
+    kv_first16: bool = field(default=False, metadata=about("Keep the first page of each sequence at 16 bits, with kv"))
+    bits: int | None = field(
+        default=None, metadata=about("Quantize the weights while loading", unit="bits", automatic="as they are stored", least=1)
+    )
+    group_size: int = field(default=64, metadata=about("Weights that share a scale, with bits", unit="weights", least=1))
+    max_context: int | None = field(
+        default=None,
+        metadata=about("Longest sequence, prompt and answer together", unit="tokens", automatic="what the model and the memory allow"),
+    )
+    max_num_seqs: int = field(default=16, metadata=about("Sequences that run together; others wait", unit="sequences", least=1))
+    memory_gb: float | None = field(
+        default=None,
+        metadata=about(
+            "Memory for weights, cache and a step together",
+            unit="GB",
+            automatic="what the device has",
+            flag="--memory",
+            above=0,
+            most=1_000_000,
+        ),
+    )
+    deterministic: bool = field(default=False, metadata=about("Compute every row in the same shapes whatever runs beside it, on a GPU too"))
+    draft: str | Path | None = field(
+        default=None,
+        metadata=about(
+            "A smaller model of the same vocabulary that proposes tokens", automatic="none", metavar="MODEL", command="answering"
+        ),
+    )
+    speculate: bool = field(
+        default=True, metadata=about("Let text that repeats itself propose tokens; answers are the same", command="answering")
+    )
+    prefix_cache: bool = field(default=True, metadata=about("Keep what was computed for prompts that begin alike", command="answering"))
+    prefix_disk_gb: float = field(
+        default=0.0,
+        metadata=about(
+            "Keep this much of it on disk too, for later processes",
+            unit="GB",
+            flag="--prefix-disk",
+            least=0,
+            most=1_000_000,
+            command="answering",
+        ),
+    )
+    prefix_dir: str | Path | None = field(
+        default=None,
+        metadata=about("Folder for that", automatic="prefix in the cache folder", metavar="DIRECTORY", command="answering"),
+    )
+    max_waiting: int = field(
+        default=1024, metadata=about("Requests that may wait; more are refused", unit="requests", least=1, command="answering")
+    )
+    decode_share: float = field(
+        default=0.8,
+        metadata=about("Share of their speed that running answers keep while prompts are read", above=0, most=1, command="answering"),
+    )
+    max_step_s: float = field(
+        default=0.1,
+        metadata=about("Longest step while prompts are read beside answers", unit="s", above=0, most=3600, command="answering"),
+    )
+
+    def __post_init__(self) -> None:
+        for one, how in settings():
+            value = getattr(self, one.name)
+            problem = None if value is None and may_be_none(one) else how.problem(kind_of(one), value)
+            if problem:
+                raise SettingError(f"{one.name} {problem}")
+
+    @property
+    def max_draft(self) -> int:
+        """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
+        return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+OLDER_NAMES = {"max_sequences": "max_num_seqs"}
+"""Keywords and, with hyphens, options that are accepted under another name than the field's."""
+
+
+def settings() -> Iterator[tuple[Field[Any], Setting]]:
+    """The fields of `EngineArgs` in order, with what is known of each."""
+    for one in fields(EngineArgs):
+        yield one, one.metadata["setting"]
+
+
+def kind_of(one: Field[Any]) -> str:
+    """The first type of a field's annotation: "str", "int", "float" or "bool"."""
+    return str(one.type).split(" | ")[0]
+
+
+def may_be_none(one: Field[Any]) -> bool:
+    return str(one.type).endswith("None")
+
+
+def flags_of(one: Field[Any], how: Setting) -> list[str]:
+    """The spellings of a setting's option, the one to show first."""
+    older = [f"--{old.replace('_', '-')}" for old, name in OLDER_NAMES.items() if name == one.name]
+    return [how.flag or f"--{one.name.replace('_', '-')}", *older]
+
+
+def default_text(one: Field[Any], how: Setting) -> str:
+    """A default as it is shown to people."""
+    if one.default is None:
+        return how.automatic
+    return (
+        str(one.default).lower() if isinstance(one.default, bool) else f"{one.default:g}" if kind_of(one) == "float" else str(one.default)
+    )
+
+
+def keyword_docs(*, indent: str = "    ") -> str:
+    """A line for each setting, for docstrings."""
+    lines = []
+    for one, how in settings():
+        details = ", ".join(part for part in (how.unit, f"default: {default_text(one, how)}" if one.default is not MISSING else "") if part)
+        lines.append(f"{indent}{one.name}: {how.meaning}{f' ({details})' if details else ''}.")
+    return "\n".join(lines)
+
+
+def settings_table() -> str:
+    """The table in docs/settings.md. `python -m mlxinfer.config` prints it."""
+    rows = ["| keyword | option | unit | default | meaning |", "| --- | --- | --- | --- | --- |"]
+    for one, how in settings():
+        option = "MODEL" if one.name == "path_or_id" else f"`{flags_of(one, how)[0]}`"
+        if one.default is True:
+            option = f"`--no-{one.name.replace('_', '-')}`"
+        default = "" if one.default is MISSING else default_text(one, how)
+        rows.append(f"| `{one.name}` | {option} | {how.unit} | {default} | {how.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def unknown_keyword(where: str, name: str, known: Mapping[str, object] | list[str], advice: str = "") -> UnknownKeywordError:
+    """The error for a keyword that `where` does not have, with the nearest one that it has."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = advice or (f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}")
+    return UnknownKeywordError(f"{where} has no keyword {name!r}: {hint}")
+
+
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(EngineArgs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`max_num_batched_tokens`: rows of one step, the length of a prefill chunk. `max_sequences`: running at once.
-    `max_context`: tokens of one sequence, prompt and answer. `kv_cache_tokens`: tokens of all running sequences together, and of what is
-    kept for reuse, of which there may be `prefix_cache_tokens`. `snapshot_bytes`: open pages and recurrent states kept for reuse.
-    `max_waiting`: requests that wait; more are refused. `decode_share`: the part of their speed that running answers keep while prompts are
-    read, and `max_step_s` the longest a step may take then. `max_draft`: tokens drafted per sequence and step, 0 is none; `ngrams`: from
-    the text itself too, not by a draft model alone.
-    `deterministic`: every row is computed in the same shapes, whatever runs beside it."""
+    """What an engine runs with, after the memory was planned."""
 
     max_context: int
+    """Longest sequence, prompt and answer together, in tokens."""
     kv_cache_tokens: int
+    """Tokens that the page pool holds: all running sequences, and what is kept for reuse."""
     max_num_batched_tokens: int = 512
-    max_sequences: int = 16
-    max_waiting: int = 1024
-    prefix_cache: bool = True
+    """Rows of a step, which is also the longest chunk of a prompt."""
+    max_num_seqs: int = _DEFAULTS["max_num_seqs"]
+    """Sequences that run together."""
+    max_waiting: int = _DEFAULTS["max_waiting"]
+    """Requests that may wait; more are refused with `QueueFullError`."""
+    prefix_cache: bool = _DEFAULTS["prefix_cache"]
+    """Whether what was computed is kept for prompts that begin alike."""
     prefix_cache_tokens: int = 2**20
+    """Tokens of the pool that may be kept for reuse."""
     snapshot_bytes: int = 256 * 2**20
-    decode_share: float = 0.8
-    max_step_s: float = 0.1
+    """Bytes of open pages and recurrent states that may be kept for reuse."""
+    decode_share: float = _DEFAULTS["decode_share"]
+    """Share of their speed that running answers keep while prompts are read, above 0 and at most 1."""
+    max_step_s: float = _DEFAULTS["max_step_s"]
+    """Longest step, in seconds, while prompts are read beside running answers."""
     max_draft: int = MAX_DRAFT
+    """Tokens drafted for a sequence in one step; 0 drafts none."""
     ngrams: bool = True
-    deterministic: bool = False
+    """Whether drafts come from the text itself too, not only from a draft model."""
+    deterministic: bool = _DEFAULTS["deterministic"]
+    """Whether every row is computed in the same shapes whatever runs beside it."""
 
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """From `generation_config.json`: its values where it samples, greedy where it does not or says nothing."""
+    """What a model's authors recommend in `generation_config.json`: its values where it samples, greedy where it does not or says
+    nothing. Every field that may be unset is set in the result."""
     values = {k: generation_config[k] for k in _RECOMMENDED if generation_config.get(k) is not None}
+    greedy = SamplingParams(temperature=0.0).resolved()
     if not generation_config.get("do_sample", "temperature" in values):
-        return SamplingParams(temperature=0.0)
+        return greedy
     try:
-        return SamplingParams(**values)
+        return SamplingParams(**values).resolved()
     except SamplingError:
-        return SamplingParams(temperature=0.0)
+        return greedy
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")  # noqa: T201

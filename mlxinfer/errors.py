@@ -54,7 +54,15 @@ class PromptError(MLXInferError):
 
 
 class SamplingError(MLXInferError):
-    """A sampling parameter has no meaning."""
+    """A sampling parameter, or an option of a request, has no meaning."""
+
+
+class SettingError(MLXInferError, ValueError):
+    """A setting of the engine (`EngineArgs`) has no meaning."""
+
+
+class UnknownKeywordError(MLXInferError, TypeError):
+    """A keyword that a class or method does not have. The message names the nearest one."""
 
 
 class ConversionError(MLXInferError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import SamplingError
 
@@ -19,33 +19,48 @@ MAX_LOGPROBS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop.
+    """How to choose the next token, and when to stop. Raises `SamplingError` for a value that has no meaning.
 
-    `temperature=0` is greedy. `top_k=0` (or -1) and `top_p=1` are off. `max_tokens=None` generates to the end of the context.
-    `logprobs=k` returns the log-probability of each chosen token and of the `k` likeliest, before temperature and penalties.
-    `repetition_penalty` divides (or multiplies, where negative) the logits of every token of prompt and answer;
-    `presence_penalty` and `frequency_penalty` subtract, for tokens of the answer only. Raises `SamplingError`.
+    `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` may be left out (None): then they are what the model's authors
+    recommend (`LLM.default_params`), or greedy where they recommend nothing. The other fields do not depend on the model.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    """Divides the logits, from 0 to 100; 0 is greedy: always the likeliest token, whatever `top_p`, `top_k` and `min_p` say."""
+    top_p: float | None = None
+    """Keep the likeliest tokens up to this probability together, above 0 to 1; 1 keeps all."""
+    top_k: int | None = None
+    """Keep this many of the likeliest tokens; 0 or -1 keeps all."""
+    min_p: float | None = None
+    """Drop tokens below this share of the likeliest one's probability, from 0 to 1; 0 drops none."""
     max_tokens: int | None = 256
+    """Length of the answer in tokens, at most; None goes on to the end of the context."""
     stop: str | tuple[str, ...] | list[str] | None = None
+    """Texts that end the answer and are not part of it. Read back as a tuple."""
     stop_token_ids: tuple[int, ...] | list[int] = ()
+    """Token ids that end the answer, in addition to the model's own."""
     seed: int | None = None
+    """The same seed gives the same answer, on the same device; None takes a new one for each request."""
     n: int = 1
+    """Answers to the same prompt, 1 to 256."""
     logprobs: int | None = None
-    repetition_penalty: float = 1.0
+    """Return the log-probability of each chosen token and of this many of the likeliest (0 to 64), before temperature and penalties."""
+    repetition_penalty: float | None = None
+    """Divides positive logits, and multiplies negative ones, of every token of prompt and answer; above 0 to 100, 1 is off."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the answer has already, -100 to 100."""
     frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that the answer has it already, -100 to 100."""
     logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids, -100 to 100."""
     ignore_eos: bool = False
+    """Do not stop at the model's end tokens."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
-            _check_number(name, getattr(self, name), low, high)
+            value = getattr(self, name)
+            if value is not None or name not in NEUTRAL:
+                _check_number(name, value, low, high)
         for name, low, high in _INT_RANGES:
             value = getattr(self, name)
             if value is not None:
@@ -59,7 +74,21 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the likeliest token is always chosen."""
         return self.temperature == 0.0
+
+    def resolved(self, defaults: SamplingParams | None = None) -> SamplingParams:
+        """These with every field that was left out set: as in `defaults`, or neutral where those leave it out too."""
+        missing: dict[str, Any] = {name: neutral for name, neutral in NEUTRAL.items() if getattr(self, name) is None}
+        if not missing:
+            return self
+        if defaults is not None:
+            missing = {name: neutral if (value := getattr(defaults, name)) is None else value for name, neutral in missing.items()}
+        return replace(self, **missing)
+
+
+NEUTRAL: Mapping[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The fields that may be left out, with the values that change nothing about the model's own distribution."""
 
 
 _RANGES = (
@@ -125,53 +154,80 @@ def _logit_bias(bias: object) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token: its id, text, natural-log probability, and the likeliest alternatives as (id, text, logprob)."""
+    """A token with its log-probability."""
 
     token_id: int
     text: str
+    """The token's text; replacement characters stand for parts of a character."""
     logprob: float
+    """Natural logarithm of its probability."""
     top: tuple[tuple[int, str, float], ...] = ()
+    """The likeliest tokens at its place, likeliest first, as (token id, text, natural-log probability)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a request took: seconds waiting, reading its prompt and writing its answer; tokens whose keys and values were cached already
-    (`miss` says why not more), tokens drafted and those of them that were right; how often it gave its pages to others."""
+    """What one request took."""
 
     queued_s: float = 0.0
+    """Seconds it waited before it ran."""
     prefill_s: float = 0.0
+    """Seconds in which its prompt was read."""
     decode_s: float = 0.0
+    """Seconds from its first token to its last."""
     reused_tokens: int = 0
+    """Tokens of the prompt whose keys and values were cached already."""
     drafted_tokens: int = 0
+    """Tokens that were drafted for it."""
     accepted_tokens: int = 0
+    """Drafted tokens that were right."""
     preemptions: int = 0
+    """How often it gave its pages to other requests, and was computed again."""
     miss: str = ""
+    """Why not more of the prompt was reused, such as "diverged at token 312, message 3"; empty if all of it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Sums over all requests that have ended, and what there is now. Pages are counted in the layers without a window."""
+    """What all ended requests took together, and what an engine does at the moment."""
 
     requests: int = 0
+    """Requests that have ended."""
     prompt_tokens: int = 0
+    """Tokens of their prompts."""
     completion_tokens: int = 0
+    """Tokens of their answers."""
     reused_tokens: int = 0
+    """Prompt tokens whose keys and values were cached already."""
     drafted_tokens: int = 0
+    """Tokens that were drafted."""
     accepted_tokens: int = 0
+    """Drafted tokens that were right."""
     preemptions: int = 0
+    """How often a request gave its pages to others."""
     queued_s: float = 0.0
+    """Seconds that requests waited, summed."""
     prefill_s: float = 0.0
+    """Seconds in which prompts were read, summed over requests."""
     decode_s: float = 0.0
+    """Seconds in which answers were written, summed over requests."""
     steps: int = 0
+    """Steps that the engine has computed."""
     restarts: int = 0
+    """How often the engine failed and began anew."""
     running: int = 0
+    """Sequences that run now."""
     waiting: int = 0
+    """Sequences that wait now."""
     pages: int = 0
+    """Pages of 64 tokens that the pool can hold, in layers without a window."""
     pages_used: int = 0
+    """Pages that running sequences hold now."""
     pages_cached: int = 0
+    """Pages that are kept for reuse now, and held by no sequence."""
 
     def __add__(self, later: EngineStats) -> EngineStats:
-        """Sums of both; what there is now is what `later` says."""
+        """The sums of both; what describes the moment is taken from `later`."""
         return replace(later, **{name: getattr(self, name) + getattr(later, name) for name in _SUMS})
 
 
@@ -181,14 +237,20 @@ _SUMS = tuple(each.name for each in fields(EngineStats) if each.name not in _NOW
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request, its times in seconds, tokens per second, and the most bytes held since the process began."""
+    """What one answer took: tokens, times, memory."""
 
     prompt_tokens: int
+    """Tokens of the prompt."""
     completion_tokens: int
+    """Tokens of the answer, the end token included."""
     ttft_s: float = 0.0
+    """Seconds from the call to the first token."""
     prefill_tps: float = 0.0
+    """Prompt tokens computed per second; those that were reused do not count."""
     decode_tps: float = 0.0
+    """Tokens per second after the first one."""
     peak_memory_bytes: int = 0
+    """The most bytes that the process has held since it began."""
     stats: RequestStats = field(default_factory=RequestStats)
 
     @property
@@ -198,30 +260,39 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished answer. `index` counts the samples of one prompt when `n > 1`; `stop_string` is the one that ended it."""
+    """One finished answer."""
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
+    """One of "stop" (an end token or a stop string), "length" (`max_tokens` or the context), "timeout" or "cancelled"."""
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
+    """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
     index: int = 0
+    """Which of the `n` answers to its prompt it is, from 0."""
     stop_string: str | None = None
+    """The stop string that ended it, which is not in `text`."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """For each token of the prompt from the second on, where the request asked for that instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. The last one has a `finish_reason`, the `usage`, and the `stop_string` if there was one; its text may
-    be empty."""
+    """A piece of a streamed answer."""
 
     text: str
+    """May be empty, while a character or a possible stop string is incomplete."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
     finish_reason: FinishReason | None = None
+    """Why the answer ended; None on every chunk but the last one of an answer."""
     usage: Usage | None = None
+    """What the answer took; on its last chunk only."""
     index: int = 0
+    """Which of the `n` answers to its prompt it belongs to, from 0."""
     stop_string: str | None = None
+    """The stop string that ended the answer; on its last chunk only."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """As in `Completion`, for the tokens that were read since the last chunk."""

@@ -56,8 +56,8 @@ async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int)
 
 async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[int]:
     """Steps that the engine has submitted after the client had closed its connection."""
-    assert llm._thread._desk is not None
-    runner = llm._thread._desk.engine.runner
+    assert llm._thread._outputs is not None
+    runner = llm._thread._outputs.engine.runner
     submitted: list[float] = []
     submit = runner.submit
 

@@ -225,8 +225,8 @@ def _obstacle(bench: Bench, plan: Plan, depth: int, batch: int, speed: float) ->
     config = bench.engine.config
     if _limit(depth, plan.steps) > config.max_context:
         return _beyond(bench)
-    if batch > config.max_sequences:
-        return f"at most {config.max_sequences} sequences run together"
+    if batch > config.max_num_seqs:
+        return f"at most {config.max_num_seqs} sequences run together"
     if not bench.fits(depth, batch, plan.steps):
         return "does not fit in the cache's memory"
     return _too_long(plan, depth * batch / speed, "to fill the cache")

@@ -1,20 +1,24 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share. The engine's are made from `EngineArgs`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import Field
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import SamplingError
+from ..config import EngineArgs, Setting, default_text, flags_of, kind_of, settings
+from ..errors import MLXInferError
 from ..types import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_MAX_TOKENS = 1024
+ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+_UNITS = {"s": "seconds", "tokens": "tokens"}
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -35,39 +39,58 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return biases or None
 
 
-ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
-AT_LEAST_ZERO = click.FloatRange(min=0)
+def _checked(owner: type[Any], *required: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that refuses what the field of `owner` refuses, in its words, and names the option."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value is not None and value != ():
+            try:
+                owner(*required, **{param.name or "": value})
+            except MLXInferError as error:
+                raise type(error)(str(error).replace(param.name or "", param.opts[0], 1)) from None
+        return value
+
+    return check
+
+
+def _sampling_option(flag: str, **details: Any) -> Callable[[Any], Any]:
+    return click.option(flag, callback=_checked(SamplingParams), **details)
+
 
 _SAMPLING = [
-    click.option("--temperature", type=float, help="0 is greedy."),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
-    click.option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all."),
-    click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest one's probability."),
-    click.option("--max-tokens", type=int, help=f"Stop after so many tokens.  [default: {DEFAULT_MAX_TOKENS}]"),
-    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
-    click.option("--seed", type=int, help="The same seed gives the same answer."),
-    click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and answer become less likely."),
-    click.option("--presence-penalty", type=float, help="Subtracted once for every token of the answer so far."),
-    click.option("--frequency-penalty", type=float, help="Subtracted for every time a token was used in the answer."),
+    _sampling_option("--temperature", type=float, help="0 is greedy.  [default: what the model's authors recommend, else 0]"),
+    _sampling_option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
+    _sampling_option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all."),
+    _sampling_option("--min-p", type=float, help="Drop tokens below this share of the likeliest one's probability."),
+    _sampling_option("--max-tokens", type=int, help=f"Stop after this many tokens.  [default: {DEFAULT_MAX_TOKENS}]"),
+    _sampling_option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
+    _sampling_option("--seed", type=int, help="The same seed gives the same answer."),
+    _sampling_option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and answer become less likely."),
+    _sampling_option("--presence-penalty", type=float, help="Subtracted once for every token of the answer so far."),
+    _sampling_option("--frequency-penalty", type=float, help="Subtracted for every time a token was used in the answer."),
     click.option("--logit-bias", multiple=True, metavar="ID:BIAS", callback=_biases, help="Added to a token's logit; repeatable."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Do not stop at the end of the turn."),
 ]
-_MODEL = [
-    click.option("--dtype", metavar="DTYPE", help="Compute in float32, bfloat16 or float16.  [default: what suits the device]"),
-    click.option("--kv", default="16", show_default=True, help="Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, or as k8v4."),
-    click.option("--kv-first16", is_flag=True, help="Keep the first page of each sequence at 16 bits, with --kv."),
-    click.option("--bits", type=int, help="Quantize the weights while loading."),
-    click.option("--group-size", type=int, default=64, show_default=True, help="Weights that share a scale, with --bits."),
-    click.option("--max-context", type=int, help="Tokens of prompt and answer together.  [default: what the model allows]"),
-    click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most so much.  [default: what the device has]"),
-    click.option("--deterministic", is_flag=True, help="Answers never depend on what runs beside them, on a GPU too."),
-]
-_ENGINE = [
-    click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="A smaller model of the same vocabulary, to be quicker."),
-    click.option("--speculate/--no-speculate", default=True, help="Let text that repeats itself propose tokens; answers are the same."),
-    click.option("--prefix-cache/--no-prefix-cache", default=True, help="Keep what was computed for prompts that begin alike."),
-    click.option("--prefix-disk", "prefix_disk_gb", type=AT_LEAST_ZERO, default=0.0, metavar="GB", help="Keep so much of it on disk too."),
-]
+
+
+def _engine_option(one: Field[Any], how: Setting) -> Callable[[Any], Any]:
+    kind, flags = kind_of(one), flags_of(one, how)
+    shown = "" if kind == "bool" else f"  [default: {default_text(one, how)}]"
+    unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
+    details: dict[str, Any] = {"default": one.default, "help": f"{how.meaning}{unit}.{shown}", "callback": _checked(EngineArgs, "")}
+    if kind == "bool":
+        name = one.name.replace("_", "-")
+        flags = [f"--{name}/--no-{name}"] if one.default else flags
+        details["is_flag"] = True
+    else:
+        details |= {"type": _TYPES[kind], "metavar": how.metavar or ("GB" if how.unit == "GB" else None)}
+    if how.metavar == "MODEL":
+        details["shell_complete"] = complete_model
+    return click.option(*flags, one.name, **details)
+
+
+_ENGINE = [(how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"]
+_NAMES = frozenset(one.name for one, _ in settings())
 
 
 def model_argument(command: Command) -> Command:
@@ -81,13 +104,13 @@ def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """How to load a model: the keyword arguments of `LLM`."""
-    return _all(_MODEL, command)
+    """How to load a model and run it: the settings of `EngineArgs` that every command has."""
+    return _all([option for commands, option in _ENGINE if commands == "all"], command)
 
 
 def engine_options(command: Command) -> Command:
-    """How it is run: further keyword arguments of `LLM`."""
-    return _all(_ENGINE, command)
+    """The settings that only commands which answer requests have."""
+    return _all([option for commands, option in _ENGINE if commands == "answering"], command)
 
 
 def sampling_options(command: Command) -> Command:
@@ -95,25 +118,13 @@ def sampling_options(command: Command) -> Command:
     return _all(_SAMPLING, command)
 
 
-MODEL_FIELDS = frozenset(
-    {
-        *("dtype", "kv", "kv_first16", "bits", "group_size", "max_context", "memory_gb", "draft", "speculate", "deterministic"),
-        *("prefix_cache", "prefix_disk_gb"),
-    }
-)
-
-
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a command in two: those of the model, and those of sampling."""
-    model = {name: value for name, value in options.items() if name in MODEL_FIELDS}
-    return model, {name: value for name, value in options.items() if name not in MODEL_FIELDS}
+    """The options of a command in two: the keywords of `LLM`, and all others."""
+    model = {name: value for name, value in options.items() if name in _NAMES}
+    return model, {name: value for name, value in options.items() if name not in _NAMES}
 
 
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
-    """The model's own defaults, with what was given instead. Raises `SamplingError`."""
+    """What was given, and for the rest the model's own defaults. Raises `SamplingError`."""
     chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-    try:
-        return replace(defaults or SamplingParams(), **{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
-    except SamplingError as error:
-        name, _, rest = str(error).partition(" ")
-        raise SamplingError(f"--{name.replace('_', '-')} {rest}") from None
+    return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen}).resolved(defaults)

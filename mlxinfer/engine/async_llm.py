@@ -3,87 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import DeadlineError, EngineError, MLXInferError
+import mlx.core as mx
+
+from ..config import EngineArgs
+from ..errors import MLXInferError
 from ..loading.load import LoadedModel
-from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
-from .engine_thread import EngineThread, Progress, Request
-from .input_processor import InputProcessor, Messages, Prompt, RequestOptions, as_prompts
+from .engine_thread import EngineThread, Piece, Progress, Request
+from .front_door import FrontDoor, check_process, prompt_logprobs
+from .input_processor import InputProcessor, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .output_processor import FEED
 from .sequence import Sequence
-from .settings import OpenModel, Settings
+from .settings import ModelInfo, OpenModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Result = TypeVar("Result")
+TokenIds = Callable[[InputProcessor], Awaitable[list[int]]]
 
 _SHORT = 2000
-"""Characters or token ids that are prepared where they are: going through another thread would take longer."""
+"""Characters or token ids that are prepared in the event loop: going through another thread would take longer."""
 
 
-class AsyncLLM:
-    """A model that answers the tasks of event loops, as many as there are, in any thread.
+class AsyncLLM(FrontDoor):
+    """A model shared by any number of asyncio tasks, on any event loop or thread.
 
         async with AsyncLLM("smollm2") as llm:
             async for chunk in llm.stream("Once upon a time", SamplingParams(max_tokens=20)):
                 print(chunk.text, end="")
 
-    Takes what `LLM` takes. One thread of its own loads the model, which `ready` waits for, and computes. Cancelling a task, or closing a
-    stream, ends its request before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once.
+    It has the methods and properties of `LLM`, and every request takes what `LLM`'s take. One thread of its own loads the model, which
+    `ready` waits for, and computes; properties raise `MLXInferError` before. Cancelling a task, or closing a stream, ends its request
+    before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once.
     """
 
-    def __init__(
-        self, path_or_id: str | Path, dtype: str | None = None, kv: str = "16", *, progress: Progress | None = None, **settings: Any
-    ) -> None:
-        """`progress` is called in the thread."""
-        self._start(partial(OpenModel.open, Settings(path_or_id, dtype, kv, **settings)), progress)
-
-    def _start(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
-        self._thread = EngineThread(open_model, progress)
+    def _start(self, args: EngineArgs, progress: Progress | None) -> None:
+        self._thread = EngineThread(partial(OpenModel.open, args), progress)
         weakref.finalize(self, self._thread.close).atexit = False  # at the interpreter's end the thread is waited for as well
 
     async def ready(self) -> None:
-        """Until the model is loaded. Raises the `MLXInferError` that it could not be loaded for."""
+        """Wait until the model is loaded. Raises the `MLXInferError` that it could not be loaded for."""
         await self._opened()
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._now.loaded.tokenizer
-
-    @property
-    def name(self) -> str:
-        return self._now.loaded.name
+    def _info(self) -> ModelInfo:
+        return self._now.info
 
     @property
     def loaded(self) -> LoadedModel:
-        """What is known of the model; nobody but its own thread may compute with it."""
+        """The model itself, with its summary and files; only its own thread may compute with it."""
         return self._now.loaded
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the weights, the cache and a step take."""
-        opened = self._now
-        return opened.plan.used if opened.plan else opened.loaded.weight_bytes
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should be told."""
-        return self._now.notes
-
-    @property
-    def max_context(self) -> int:
-        return self._now.config.max_context
-
-    @property
-    def default_params(self) -> SamplingParams:
-        return self._now.intake.default_params
 
     @property
     def ended(self) -> bool:
@@ -94,77 +73,28 @@ class AsyncLLM:
         """What all requests took so far, and what there is now, at most a few steps ago."""
         return self._thread.stats
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        client_id: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
-        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
-        `MLXInferError`s, also in the middle of an answer."""
-        return self._stream(partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s))
-
-    def bursts(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        client_id: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-    ) -> AsyncGenerator[list[Chunk], None]:
-        """`stream`, with the pieces together that came together: for who passes them on."""
-        return self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of(client_id, priority, timeout_s)))
-
     async def generate(
         self,
         prompts: Prompt | Many[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        client_id: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
+        params: SamplingParams | Many[SamplingParams] | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
-        """Answers to one prompt or any number of them: `n` completions for each prompt, in order. Raises `MLXInferError`s."""
-        terms = RequestOptions.of(client_id, priority, timeout_s)
-        opened = await self._opened()
-        items = as_prompts(prompts)
-        all_ids = await _prepared(sum(map(len, items)), partial(_all_ids, opened.intake, items))
-        free = asyncio.Semaphore(FEED * opened.config.max_sequences)
-        requests = [opened.intake.sequences(ids, params, terms) for ids in all_ids]
-        tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
-        try:
-            answers = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-        return [completion for answer in answers for completion in answer]
-
-    async def score(
-        self, prompt: Prompt, top: int = 0, *, client_id: str = "", priority: int = 0, timeout_s: float | None = None
-    ) -> list[TokenLogprob]:
-        """How likely each token of a prompt is, from the second on, and what the `top` likeliest would have been. Raises
+        """Answers to one prompt or any number of them, as `LLM.generate`: a list with `n` completions for each prompt, in order. Raises
         `MLXInferError`s."""
-        terms = RequestOptions.of(client_id, priority, timeout_s)
+        return await self._generate(prompts, params, RequestOptions.of("generate", options))
 
-        async def scored(intake: InputProcessor) -> list[Sequence]:
-            return [intake.scored(await _prepared(len(prompt), partial(intake.scored_ids, prompt)), top, terms)]
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+    ) -> AsyncGenerator[Chunk, None]:
+        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
+        `MLXInferError`s, also in the middle of an answer."""
+        return _flat(self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of("stream", options))))
 
-        found: list[TokenLogprob] = []
-        reason = None
-        async with aclosing(self._bursts(scored)) as bursts:
-            async for burst in bursts:
-                for chunk in burst:
-                    found += chunk.prompt_logprobs or ()
-                    reason = chunk.finish_reason
-        if reason == "timeout":
-            raise DeadlineError(f"the prompt was not read within {timeout_s:g} s")
-        if reason != "stop":
-            raise EngineError(f"the prompt was not read to its end: {reason}")
-        return found
+    def bursts(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+    ) -> AsyncGenerator[list[Chunk], None]:
+        """`stream`, with those pieces in one list that came together: for programs that pass them on."""
+        return self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of("bursts", options)))
 
     async def chat(
         self,
@@ -172,14 +102,13 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Many[Mapping[str, Any]] | None = None,
-        client_id: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-        **template_vars: Any,
+        template_vars: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Completion:
-        """The assistant's next turn. `messages` are dicts with `role` and `content`, rendered by the model's own chat template."""
-        ids = await _chat_ids(messages, tools, template_vars, (await self._opened()).intake)
-        return (await self.generate([ids], params, client_id=client_id, priority=priority, timeout_s=timeout_s))[0]
+        """The assistant's next turn, one `Completion` (the first, if `n` is above 1), as `LLM.chat`."""
+        terms = RequestOptions.of("chat", options)
+        ids = await _chat_ids(messages, tools, template_vars, (await self._opened()).inputs)
+        return (await self._generate([ids], params, terms))[0]
 
     def stream_chat(
         self,
@@ -187,18 +116,33 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Many[Mapping[str, Any]] | None = None,
-        client_id: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-        **template_vars: Any,
+        template_vars: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[Chunk, None]:
-        """`chat` in pieces."""
+        """`chat` in pieces, as those of `stream`."""
         ids = partial(_chat_ids, messages, tools, template_vars)
-        return self._stream(ids, params, RequestOptions.of(client_id, priority, timeout_s))
+        return _flat(self._bursts(partial(_sequences, ids, params, RequestOptions.of("stream_chat", options))))
+
+    async def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
+        """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
+        `MLXInferError`s, and `DeadlineError` after `timeout_s`."""
+        terms = RequestOptions.of("score", options)
+        async with aclosing(self._bursts(partial(_scored, prompt, top, terms))) as bursts:
+            return prompt_logprobs([chunk async for burst in bursts for chunk in burst], terms.timeout_s)
+
+    async def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
+        """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
+        terms = RequestOptions.of("logits", options)
+        sequences = await _scored(token_ids, 0, terms, (await self._opened()).inputs)
+        (logits,) = await self._whole(Request(sequences, streams=False, wants_logits=True))
+        assert isinstance(logits, mx.array)
+        return logits
 
     async def close(self) -> None:
         """Give the memory back. Requests under way and later ones get `EngineError`."""
         self._thread.close()
+        if self._thread.process != os.getpid():  # the thread that would end is missing in a forked child
+            return
         await asyncio.wrap_future(self._thread.ended)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -219,20 +163,30 @@ class AsyncLLM:
         return self._thread.opened.result()
 
     async def _opened(self) -> OpenModel:
+        check_process()
         opened = self._thread.opened
         return opened.result() if opened.done() else await asyncio.wrap_future(opened)
 
-    async def _stream(
-        self, token_ids: Callable[[InputProcessor], Awaitable[list[int]]], params: SamplingParams | None, terms: RequestOptions
-    ) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self._bursts(partial(_sequences, token_ids, params, terms))) as bursts:
-            async for burst in bursts:
-                for chunk in burst:
-                    yield chunk
+    async def _generate(
+        self, prompts: Prompt | Many[Prompt], params: SamplingParams | Many[SamplingParams] | None, terms: RequestOptions
+    ) -> list[Completion]:
+        opened = await self._opened()
+        items = as_prompts(prompts)
+        each = opened.inputs.all_params(params, len(items))
+        all_ids = await _prepared(sum(map(_size, items)), partial(_all_ids, opened.inputs, items))
+        free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
+        requests = [opened.inputs.sequences(ids, one, terms) for ids, one in zip(all_ids, each, strict=True)]
+        tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [completion for answer in answers for completion in answer]
 
     async def _bursts(self, sequences: Callable[[InputProcessor], Awaitable[list[Sequence]]]) -> AsyncGenerator[list[Chunk], None]:
-        """The one iterator over a request: closing it ends the request before the next step."""
-        request = Request(await sequences((await self._opened()).intake), streams=True)
+        """The iterator over a request: closing it ends the request before the next step."""
+        request = Request(await sequences((await self._opened()).inputs), streams=True)
         running = len(request.sequences)
         self._thread.send(request)
         try:
@@ -245,40 +199,54 @@ class AsyncLLM:
 
     async def _complete(self, sequences: list[Sequence], free: asyncio.Semaphore) -> list[Completion]:
         async with free:
-            request = Request(sequences, streams=False)
-            self._thread.send(request)
-            try:
-                found: list[Completion] = []
-                while len(found) < len(sequences):
-                    found += (piece for piece in await request.next() if isinstance(piece, Completion))
-            finally:
-                self._thread.cancel(request)
+            found = [piece for piece in await self._whole(Request(sequences, streams=False)) if isinstance(piece, Completion)]
         return sorted(found, key=lambda completion: completion.index)
 
+    async def _whole(self, request: Request) -> list[Piece]:
+        """What a request that does not stream brings, a piece for each of its sequences."""
+        self._thread.send(request)
+        try:
+            found: list[Piece] = []
+            while len(found) < len(request.sequences):
+                found += await request.next()
+        finally:
+            self._thread.cancel(request)
+        return found
 
-async def _ids(prompt: Prompt, intake: InputProcessor) -> list[int]:
-    return await _prepared(len(prompt), partial(intake.token_ids, prompt))
+
+async def _flat(bursts: AsyncGenerator[list[Chunk], None]) -> AsyncGenerator[Chunk, None]:
+    async with aclosing(bursts):
+        async for burst in bursts:
+            for chunk in burst:
+                yield chunk
 
 
-async def _sequences(
-    token_ids: Callable[[InputProcessor], Awaitable[list[int]]],
-    params: SamplingParams | None,
-    terms: RequestOptions,
-    intake: InputProcessor,
-) -> list[Sequence]:
-    return intake.sequences(await token_ids(intake), params, terms)
+async def _ids(prompt: Prompt, inputs: InputProcessor) -> list[int]:
+    return await _prepared(_size(prompt), partial(inputs.token_ids, prompt))
 
 
 async def _chat_ids(
-    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any], intake: InputProcessor
+    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any] | None, inputs: InputProcessor
 ) -> list[int]:
-    return await asyncio.to_thread(intake.chat_ids, messages, tools, template_vars)
+    return await asyncio.to_thread(inputs.chat_ids, messages, tools, template_vars)
 
 
-def _all_ids(intake: InputProcessor, prompts: list[Prompt]) -> list[list[int]]:
-    return [intake.token_ids(prompt) for prompt in prompts]
+async def _sequences(token_ids: TokenIds, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
+    return inputs.sequences(await token_ids(inputs), params, terms)
+
+
+async def _scored(prompt: Prompt, top: int, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
+    return [inputs.scored(await _prepared(_size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
+
+
+def _all_ids(inputs: InputProcessor, prompts: list[Prompt]) -> list[list[int]]:
+    return [inputs.token_ids(prompt) for prompt in prompts]
+
+
+def _size(prompt: Prompt) -> int:
+    return len(prompt) if hasattr(prompt, "__len__") else 0
 
 
 async def _prepared(size: int, prepare: Callable[[], Result]) -> Result:
-    """What takes long is done in another thread, so that the loop goes on."""
+    """Prepare a short prompt here, and a long one in another thread, so that the event loop goes on."""
     return prepare() if size <= _SHORT else await asyncio.to_thread(prepare)

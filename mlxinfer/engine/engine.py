@@ -71,7 +71,7 @@ class Engine:
         config = self.config
         rope = RopeRegime(self.model)
         chunks = (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)
-        rows = chunks.step_rows(config.max_num_batched_tokens, config.max_sequences)
+        rows = chunks.step_rows(config.max_num_batched_tokens, config.max_num_seqs)
         self.cache = PagedCache(
             self.model.layers,
             dtype=self._dtype,
@@ -87,7 +87,7 @@ class Engine:
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
-            max_num_seqs=config.max_sequences,
+            max_num_seqs=config.max_num_seqs,
             pages=self.cache,
             budget=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
             waiting=RequestQueue(config.max_waiting),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,38 +20,42 @@ import mlx.core as mx
 
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
+from .front_door import FORKED, stopped
 from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
 from .settings import OpenModel
 
-Piece = Union[Chunk, Completion, MLXInferError]
+Piece = Union[Chunk, Completion, mx.array]
+"""Part of an answer, a whole one, or logits."""
 
 _EVERY_S = 1 / 30
-"""Pieces of running answers are handed over so often at most: faster than anybody reads. To wake a loop for each token of a small
-model takes 5 % of its speed on two cores."""
+"""Seconds between two deliveries of the pieces of running answers, at least: faster than people read. Waking an event loop for each token
+of a small model would take 5 % of its speed on two cores."""
 
 
 class Request:
-    """What an answer's reader waits on. Pieces that nobody has taken yet wait here, at most `max_tokens` of them: a slow reader never
-    holds up the engine.
+    """What an answer's reader waits on. Pieces that were not taken yet wait here, at most `max_tokens` of them: a slow reader never holds
+    up the engine.
 
-    `sequences` and `answers` belong to the engine's thread once the request was sent there, everything else to the loop.
+    `sequences` and `answers` belong to the engine's thread once the request was sent there, everything else to the event loop.
     """
 
-    def __init__(self, sequences: list[Sequence], *, streams: bool) -> None:
+    def __init__(self, sequences: list[Sequence], *, streams: bool, wants_logits: bool = False) -> None:
+        """`streams`: hand over chunks, not whole completions. `wants_logits`: hand over the logits of the prompt, evaluated."""
         self.loop = asyncio.get_running_loop()
         self.sequences = sequences
         self.streams = streams
+        self.wants_logits = wants_logits
         self.answers: list[Output] = []
         self.cancelled = False
         self.begun = False
-        """Whether a piece of it has been handed over. The thread's."""
-        self._pieces: list[Chunk | Completion] = []
+        """Whether a piece of it has been handed over. Belongs to the engine's thread."""
+        self._pieces: list[Piece] = []
         self._error: MLXInferError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[Chunk | Completion]:
-        """What has come since the last time, at least one. Raises what ended the request early."""
+    async def next(self) -> list[Piece]:
+        """The pieces that have come since the last time, at least one. Raises what ended the request early."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -62,7 +67,8 @@ class Request:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: Piece | MLXInferError) -> None:
+        """Called in the event loop."""
         if isinstance(piece, MLXInferError):
             self._error = piece
         else:
@@ -72,14 +78,14 @@ class Request:
 
 
 class Outbox:
-    """Pieces for many requests, handed over together: waking a loop costs as much as all they hold."""
+    """Pieces for many requests, handed over together: waking an event loop costs as much as all that they hold."""
 
     def __init__(self) -> None:
-        self._pieces: dict[asyncio.AbstractEventLoop, list[tuple[Request, Piece]]] = {}
+        self._pieces: dict[asyncio.AbstractEventLoop, list[tuple[Request, Piece | MLXInferError]]] = {}
         self._sent_at = 0.0
         self._urgent = False
 
-    def put(self, request: Request, piece: Piece) -> None:
+    def put(self, request: Request, piece: Piece | MLXInferError) -> None:
         self._pieces.setdefault(request.loop, []).append((request, piece))
         if not request.begun or not isinstance(piece, Chunk) or piece.finish_reason:
             request.begun = self._urgent = True
@@ -101,22 +107,19 @@ class Outbox:
         return lost
 
 
-def _deliver(pieces: Iterable[tuple[Request, Piece]]) -> None:
+def _deliver(pieces: Iterable[tuple[Request, Piece | MLXInferError]]) -> None:
     for request, piece in pieces:
         request.take(piece)
-
-
-def stopped(reason: str) -> EngineError:
-    return EngineError(f"the engine stopped before the answer was finished: {reason}")
 
 
 Command = Callable[[], None]
 Progress = Callable[[int, int], None]
 
 _RESTARTS = 1
+"""How often a failed engine begins anew."""
 _STATS_EVERY_S = 0.05
 _EXIT_PATIENCE_S = 10.0
-"""The interpreter waits so long at its end for the step that is running."""
+"""Seconds to wait at interpreter exit for the step in progress."""
 
 _CLOSED = "this AsyncLLM is closed: create a new one"
 
@@ -124,11 +127,12 @@ _log = logging.getLogger(__name__)
 
 
 class _Closed(BaseException):
-    """Loading is given up. No `Exception`, so that nobody on the way takes it for a fault of the checkpoint."""
+    """Loading is given up. Not an `Exception`, so that no handler on the way takes it for a fault of the checkpoint."""
 
 
 class EngineThread:
-    """`send` and `close` may be called from any thread; everything that begins with an underscore runs in the thread itself.
+    """A thread that loads a model and runs its engine. `send`, `cancel` and `close` may be called from any thread; everything that begins
+    with an underscore runs in the thread itself.
 
     A fault (anything but a user's error) ends all requests with `EngineError`, and the engine begins anew, once; after a second one it
     stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
@@ -136,19 +140,21 @@ class EngineThread:
 
     def __init__(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
         self.opened: Future[OpenModel] = Future()
-        self.opened.set_running_or_notify_cancel()  # now nobody who waits for it can cancel it
+        self.opened.set_running_or_notify_cancel()  # so that none of those who wait for it can cancel it
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()
         self.stats = EngineStats()
+        self.process = os.getpid()
+        """Where the thread runs: a forked child does not have it."""
         self._open_model = open_model
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._outbox = Outbox()
-        self._desk: OutputProcessor | None = None
+        self._outputs: OutputProcessor | None = None
         self._requests: dict[Sequence, Request] = {}
-        """Of every sequence that has not ended."""
+        """The requests of all sequences that have not ended."""
         self._gate = Lock()
-        """Between a request that comes and the end, after which none may come."""
+        """Keeps requests from being sent after the end."""
         self._over = ""
         self._closing = False
         self._down = ""
@@ -161,14 +167,16 @@ class EngineThread:
         self._thread.start()
 
     def send(self, request: Request) -> None:
-        """Have it run. Its pieces come through its loop. Raises `EngineError` where nothing runs any more."""
+        """Run a request, whose pieces come through its event loop. Raises `EngineError` where nothing runs any more."""
+        if os.getpid() != self.process:
+            raise EngineError(FORKED)
         with self._gate:
             if self._over:
                 raise EngineError(self._over)
             self._commands.put(partial(self._submit, request))
 
     def cancel(self, request: Request) -> None:
-        """End it between two steps. Harmless if it has ended."""
+        """End a request between two steps. Harmless if it has ended."""
         if not request.cancelled:
             request.cancelled = True
             self._commands.put(partial(self._cancel, request))
@@ -188,9 +196,9 @@ class EngineThread:
             if opened is not None:
                 self._serve(opened)
         finally:
-            if self._desk is not None:
-                self._desk.engine.close()
-            opened = self._desk = None
+            if self._outputs is not None:
+                self._outputs.engine.close()
+            opened = self._outputs = None
             self._end()
 
     def _end(self) -> None:
@@ -232,8 +240,8 @@ class EngineThread:
     def _serve(self, opened: OpenModel) -> None:
         while not self._closing:
             try:
-                self._desk = OutputProcessor(opened.engine(), opened.loaded.tokenizer)
-                self._loop(self._desk)
+                self._outputs = OutputProcessor(opened.engine(), opened.loaded.tokenizer)
+                self._loop(self._outputs)
             except Exception as error:
                 self._fail_all(_one_line(error))
                 self._before, self._restarts = self.stats, self._restarts + 1
@@ -242,31 +250,31 @@ class EngineThread:
                     self.stats = replace(self.stats, running=0, waiting=0)
                     raise
                 _log.exception("the engine failed and starts again")
-                if self._desk is not None:
-                    self._desk.engine.close(timeout_s=0)
-                self._desk = None
+                if self._outputs is not None:
+                    self._outputs.engine.close(timeout_s=0)
+                self._outputs = None
                 mx.clear_cache()
 
-    def _loop(self, desk: OutputProcessor) -> None:
-        self._publish(desk)
+    def _loop(self, outputs: OutputProcessor) -> None:
+        self._publish(outputs)
         while not self._closing:
-            if desk.engine.idle:
-                self._publish(desk)
-                while self._commands.empty() and desk.engine.tidy():
+            if outputs.engine.idle:
+                self._publish(outputs)
+                while self._commands.empty() and outputs.engine.tidy():
                     pass  # each call copies something for the disk
                 self._commands.get()()
             self._take_commands()
-            if not desk.engine.idle:
-                self._step(desk)
+            if not outputs.engine.idle:
+                self._step(outputs)
 
     def _take_commands(self) -> None:
         with suppress(Empty):
             while True:
                 self._commands.get_nowait()()
 
-    def _step(self, desk: OutputProcessor) -> None:
+    def _step(self, outputs: OutputProcessor) -> None:
         ended = False
-        for answer, chunk in desk.step():
+        for answer, chunk in outputs.step():
             request = self._requests.get(answer.sequence)
             if request is None:
                 continue
@@ -276,12 +284,19 @@ class EngineThread:
                 del self._requests[answer.sequence]
                 ended = True
                 if not request.streams:
-                    self._outbox.put(request, answer.completion())
+                    self._outbox.put(request, self._whole(request, answer, outputs))
         now = perf_counter()
         if ended or now - self._stats_at > _STATS_EVERY_S:
-            self._publish(desk)
-        if desk.engine.reads_prompt or self._outbox.due(now):
+            self._publish(outputs)
+        if outputs.engine.reads_prompt or self._outbox.due(now):
             self._send()
+
+    def _whole(self, request: Request, answer: Output, outputs: OutputProcessor) -> Piece:
+        if not request.wants_logits:
+            return answer.completion()
+        logits = mx.concatenate(outputs.rows.pop(answer.sequence))
+        mx.eval(logits)
+        return logits
 
     def _send(self) -> None:
         for request in self._outbox.send():
@@ -291,11 +306,13 @@ class EngineThread:
         if request.cancelled:
             return
         self._requests.update((s, request) for s in request.sequences)
-        if self._over or self._desk is None:
+        if self._over or self._outputs is None:
             self._fail_all(self._over or "it starts again")
             return
         try:
-            request.answers = self._desk.submit(request.sequences)
+            request.answers = self._outputs.submit(request.sequences)
+            if request.wants_logits:
+                self._outputs.rows.update((sequence, []) for sequence in request.sequences)
         except MLXInferError as error:
             self._forget(request)
             self._outbox.put(request, error)
@@ -303,8 +320,10 @@ class EngineThread:
 
     def _cancel(self, request: Request) -> None:
         self._forget(request)
-        if self._desk is not None:
-            self._desk.cancel(request.answers)
+        if self._outputs is not None:
+            self._outputs.cancel(request.answers)
+            for sequence in request.sequences:
+                self._outputs.rows.pop(sequence, None)
 
     def _forget(self, request: Request) -> None:
         for sequence in request.sequences:
@@ -316,9 +335,9 @@ class EngineThread:
         self._requests.clear()
         self._outbox.send()
 
-    def _publish(self, desk: OutputProcessor) -> None:
+    def _publish(self, outputs: OutputProcessor) -> None:
         self._stats_at = perf_counter()
-        self.stats = replace(self._before + desk.engine.stats(), restarts=self._restarts)
+        self.stats = replace(self._before + outputs.engine.stats(), restarts=self._restarts)
 
 
 def _one_line(error: BaseException) -> str:

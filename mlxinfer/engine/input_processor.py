@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from operator import index
 from time import perf_counter
-from typing import Any, SupportsIndex, Union
+from typing import Any, SupportsIndex, TypedDict, Union
 
+from ..config import unknown_keyword
 from ..errors import PromptError, SamplingError
 from ..sampling.sampler import sample_seed
 from ..tokenizer.tokenizer import Tokenizer
@@ -18,36 +19,67 @@ from ..types import SamplingParams
 from .sequence import Sequence
 
 Prompt = Union[str, Many[int]]
+"""Text, or token ids: a list, a tuple or an array."""
 Messages = Many[Mapping[str, Any]]
+"""A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts."""
 
 _MOST_MARKS = 4
-"""Ends of messages whose state is kept: a conversation goes on behind the last ones."""
+"""How many message boundaries to snapshot; a conversation resumes after one of the last."""
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0
 _PRIORITIES = range(-(2**31), 2**31)
+_SAMPLING_FIELDS = frozenset(each.name for each in fields(SamplingParams))
+
+
+class RequestKeywords(TypedDict, total=False):
+    """The keywords of every request: the fields of `RequestOptions`."""
+
+    client_id: str
+    priority: int
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How a request is to be served beside others: who asks, how urgent it is (lower is served first), and when it has to end."""
+    """How a request is served among others. Raises `SamplingError` for values that have no meaning."""
 
     client_id: str = ""
+    """Who asks, up to 256 characters: clients get their turns evenly."""
     priority: int = 0
-    deadline: float | None = None
-    """In seconds of `perf_counter`."""
+    """How urgent it is: lower is served first. A whole number of 32 bits."""
+    timeout_s: float | None = None
+    """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
+    deadline: float | None = field(init=False, default=None)
+    """When that is, in seconds of `perf_counter`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.client_id, str) or len(self.client_id) > _LONGEST_NAME:
+            raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
+            raise SamplingError(f"priority must be a whole number of 32 bits, not {self.priority!r}")
+        if self.timeout_s is None:
+            return
+        number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not number or not 0 < self.timeout_s <= _MOST_SECONDS:
+            raise SamplingError(f"timeout_s must be a number of seconds above 0, not {self.timeout_s!r}")
+        object.__setattr__(self, "deadline", perf_counter() + self.timeout_s)
 
     @classmethod
-    def of(cls, client_id: str, priority: int, timeout_s: float | None) -> RequestOptions:
-        """Raises `SamplingError` for values that have no meaning. The time runs from now on."""
-        if not isinstance(client_id, str) or len(client_id) > _LONGEST_NAME:
-            raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
-        if isinstance(priority, bool) or not isinstance(priority, int) or priority not in _PRIORITIES:
-            raise SamplingError(f"priority must be a whole number of 32 bits, not {priority!r}")
-        if timeout_s is None:
-            return cls(client_id=client_id, priority=priority)
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= _MOST_SECONDS:
-            raise SamplingError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}")
-        return cls(client_id=client_id, priority=priority, deadline=perf_counter() + timeout_s)
+    def of(cls, method: str, keywords: RequestKeywords) -> RequestOptions:
+        """The options among a method's keywords. Raises `UnknownKeywordError` for any other keyword."""
+        known = list(RequestKeywords.__annotations__)
+        unknown = {name: value for name, value in keywords.items() if name not in known}
+        if not unknown:
+            return cls(**keywords)
+        sampling = {name: value for name, value in unknown.items() if name in _SAMPLING_FIELDS}
+        name, advice = next(iter(sampling or unknown)), ""
+        if sampling:
+            given = ", ".join(f"{name}={value!r}" for name, value in sampling.items())
+            advice = f"pass SamplingParams({given}) as its second argument"
+        elif "chat" in method:
+            known += ["tools", "template_vars"]
+            advice = f"a variable of the chat template is given as template_vars={{{name!r}: {unknown[name]!r}}}"
+        raise unknown_keyword(f"{method}()", name, known, advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +88,15 @@ class InputProcessor:
 
     tokenizer: Tokenizer
     vocab_size: int
+    """Token ids are below this."""
     max_context: int
+    """Longest sequence, prompt and answer together, in tokens."""
     default_params: SamplingParams
+    """What the model's authors recommend, every field set."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
-        ids = self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        ids = self.scored_ids(prompt)
         if len(ids) >= self.max_context:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
@@ -69,28 +104,48 @@ class InputProcessor:
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
-        """`token_ids` of a prompt that no answer needs room behind."""
+        """`token_ids` of a prompt after which no answer needs room."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
-    def chat_ids(self, messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any]) -> list[int]:
-        """Raises `TemplateError` too."""
-        return self.token_ids(self.tokenizer.encode_chat(messages, tools=tools, **template_vars))
+    def chat_ids(
+        self, messages: Messages, tools: Many[Mapping[str, Any]] | None = None, template_vars: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The token ids of a conversation through the model's template. Raises `PromptError` and `TemplateError`."""
+        return self.token_ids(self.tokenizer.encode_chat(plain_messages(messages), tools=tools, **(template_vars or {})))
 
     def check(self, ids: Many[int]) -> list[int]:
-        ids = list(ids)
+        """Token ids as a list of ints. Raises `PromptError`."""
+        ids = _as_list(ids)
         if not ids:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
             raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
         for i, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= token < self.vocab_size:
+            if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
             ids[i] = index(token)
         return ids
 
-    def sequences(self, ids: list[int], params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
+    def params(self, params: SamplingParams | None) -> SamplingParams:
+        """With every field set: what is left out is as in `default_params`. Raises `SamplingError` for anything else."""
+        if params is None:
+            return self.default_params
+        if isinstance(params, SamplingParams):
+            return params.resolved(self.default_params)
+        example = ", ".join(f"{name}={value!r}" for name, value in params.items()) if isinstance(params, dict) else "temperature=0"
+        raise SamplingError(f"params must be SamplingParams({example}), not a {type(params).__name__}")
+
+    def all_params(self, params: SamplingParams | Many[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        """Those of each of `count` prompts, from one for all of them or a list with one for each. Raises `SamplingError`."""
+        if not isinstance(params, (list, tuple)):
+            return [self.params(params)] * count  # type: ignore[arg-type]
+        if len(params) != count:
+            raise SamplingError(f"{len(params)} params for {count} prompts: give one SamplingParams for all, or a list with one for each")
+        return [self.params(each) for each in params]
+
+    def sequences(self, ids: list[int], params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
         """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token."""
-        params = params or self.default_params
+        params = self.params(params)
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
             raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
@@ -105,9 +160,9 @@ class InputProcessor:
                 limit,
                 stop_ids,
                 i,
-                client_id=terms.client_id,
-                priority=terms.priority,
-                deadline=terms.deadline,
+                client_id=options.client_id,
+                priority=options.priority,
+                deadline=options.deadline,
                 snapshot_points=snapshot_points,
             )
             for i in range(params.n)
@@ -115,17 +170,17 @@ class InputProcessor:
         sequences[0].lead(sequences[1:])
         return sequences
 
-    def scored(self, ids: list[int], top: int, terms: RequestOptions) -> Sequence:
-        """A sequence that is read only, for the log-probabilities of its tokens and of the `top` likeliest."""
+    def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
+        """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""
         return Sequence(
             ids,
-            SamplingParams(logprobs=top),
+            SamplingParams(logprobs=top).resolved(),
             seed=0,
             max_length=len(ids),
             wants_logits=True,
-            client_id=terms.client_id,
-            priority=terms.priority,
-            deadline=terms.deadline,
+            client_id=options.client_id,
+            priority=options.priority,
+            deadline=options.deadline,
         )
 
 
@@ -133,16 +188,36 @@ def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
     """One prompt or many as a list of them."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and isinstance(items[0], int):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    items: list[Any] = _as_list(prompts)
+    return [items] if items and not isinstance(items[0], Iterable) else items
 
 
-def one_answer(params: SamplingParams) -> None:
-    """Raise `PromptError` unless a request of these wants one answer."""
-    if params.n != 1:
-        raise PromptError("a stream has one answer: use n=1, or generate() for more")
+def _as_list(values: Any) -> list[Any]:
+    """The items of a list, tuple or array. Raises `PromptError`."""
+    items = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(items, Mapping) or not isinstance(items, Iterable):
+        raise PromptError(f"a prompt is text or a list of token ids, not {type(values).__name__}")
+    return list(items)
+
+
+def plain_messages(messages: Messages) -> list[Mapping[str, Any]]:
+    """Messages whose text parts are joined, as templates expect them. Raises `PromptError`."""
+    if isinstance(messages, (str, Mapping)):
+        raise PromptError('messages must be a list, such as [{"role": "user", "content": "Hello"}]')
+    return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if not isinstance(message, Mapping):
+        raise PromptError(f'{where} must be a dict, such as {{"role": "user", "content": "Hello"}}, not a {type(message).__name__}')
+    parts = message.get("content")
+    if not isinstance(parts, (list, tuple)):
+        return message
+    for number, part in enumerate(parts):
+        if not isinstance(part, Mapping) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise PromptError(f"{where}: content[{number}] is {kind!r}, and only text parts can be read")
+    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:

@@ -14,7 +14,7 @@ from ..cache.paged import PagedCache
 from ..cache.pages import pages_for
 from ..cache.state import LEAST_BYTES
 from ..cache.store import LayerStore
-from ..config import MAX_DRAFT, EngineConfig
+from ..config import MAX_DRAFT
 from ..device import DeviceMemory, device_memory, is_gpu, limit_memory
 from ..errors import MemoryPlanError, PromptError
 from ..models.decoder import Model
@@ -115,20 +115,6 @@ class MemoryPlan:
     def apply(self) -> None:
         """Set MLX's limits accordingly, for the whole process."""
         limit_memory(self.used, self.step)
-
-
-def engine_config(plan: MemoryPlan, *, prefix_cache: bool = True, deterministic: bool = False, max_draft: int = MAX_DRAFT) -> EngineConfig:
-    return EngineConfig(
-        max_context=plan.context,
-        kv_cache_tokens=plan.pool_tokens,
-        max_num_batched_tokens=plan.rows,
-        max_sequences=plan.max_sequences,
-        prefix_cache=prefix_cache,
-        prefix_cache_tokens=plan.prefix_cache_tokens,
-        snapshot_bytes=plan.snapshots,
-        deterministic=deterministic,
-        max_draft=max_draft,
-    )
 
 
 def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from html import escape
+from inspect import isasyncgen
 from io import BytesIO
 from math import exp
 from time import perf_counter
@@ -35,7 +36,7 @@ class Picture:
 
 
 def logprobs_picture(completion: Completion) -> Picture:
-    """A bar per generated token (the first 64): the probability the model gave it, and beside it the likeliest token it did not take.
+    """A bar per generated token (the first 64): the probability the model gave it, next to the likeliest token that it did not take.
 
     The completion must have been made with `SamplingParams(logprobs=2)` or more.
     Raises `MLXInferError` if it was not, or without matplotlib.
@@ -66,7 +67,7 @@ def _runner_up(token: TokenLogprob) -> str:
 
 
 def _label(text: str) -> str:
-    """A token as a label: quoted, so that spaces are seen, and without a `$` that matplotlib would take for a formula."""
+    """A token as a label: quoted to make spaces visible, and without a `$` that matplotlib would take for a formula."""
     return repr(text).replace("$", r"\$")
 
 
@@ -83,10 +84,12 @@ _REDRAW_S = 0.05
 def stream(llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None = None) -> Completion:
     """Answer a prompt, or a list of messages, into the output of the running cell.
 
-    Interrupting the cell stops the generation. The text so far stays, and the returned `Completion` has `finish_reason` "cancelled" and
-    that text. Outside of IPython the text is printed. Raises what `LLM.stream` raises.
+    Interrupting the cell stops the generation: the text so far stays, and is returned with `finish_reason` "cancelled". Outside of IPython
+    the text is printed. Raises what `LLM.stream` raises, and `MLXInferError` for an `AsyncLLM`.
     """
     chunks = llm.stream(prompt, params) if isinstance(prompt, str) else llm.stream_chat(prompt, params)
+    if isasyncgen(chunks):
+        raise MLXInferError("stream needs an LLM: an AsyncLLM's answer is read with `async for chunk in llm.stream(prompt, params)`")
     collected: list[Chunk] = []
     cell = _Cell()
     with closing(chunks):

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..types import SamplingParams
+from ..types import NEUTRAL, SamplingParams
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
 
 _MASK = 2**64 - 1
@@ -95,7 +95,8 @@ class Penalties:
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
         params = [row.params for row in rows]
-        self._repeats = any(p.repetition_penalty != 1 for p in params)
+        repetition = _values(params, "repetition_penalty")
+        self._repeats = any(penalty != 1 for penalty in repetition)
         self._subtracts = any(p.presence_penalty or p.frequency_penalty for p in params)
         self._counts = _counts([row.answer for row in rows], vocab_size)
         for i, row in enumerate(rows):
@@ -103,13 +104,15 @@ class Penalties:
                 self._counts = self._counts.at[mx.array([i]), row.pending_token].add(1)
         self._prompts = _counts([row.prompt for row in rows], vocab_size) > 0 if self._repeats else None
         self._rows = mx.arange(len(rows))
-        self._repetition = _column([p.repetition_penalty for p in params])
+        self._repetition = _column(repetition)
         self._presence = _column([p.presence_penalty for p in params])
         self._frequency = _column([p.frequency_penalty for p in params])
 
     @staticmethod
     def of(rows: Sequence[Row], vocab_size: int) -> Penalties | None:
-        wanted = any(p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty for p in (row.params for row in rows))
+        params = [row.params for row in rows]
+        repeats = any(penalty != 1 for penalty in _values(params, "repetition_penalty"))
+        wanted = repeats or any(p.presence_penalty or p.frequency_penalty for p in params)
         return Penalties(rows, vocab_size) if wanted else None
 
     @property
@@ -162,7 +165,7 @@ class Row:
     """One sequence to sample for."""
 
     params: SamplingParams
-    """How to choose its tokens."""
+    """How to choose its tokens; fields that were left out are neutral."""
     seed: int
     """64 bits."""
     prompt: Sequence[int]
@@ -260,7 +263,7 @@ class Settings:
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:
         greedy = [p.greedy for p in params]
-        temperature = _column([p.temperature or 1.0 for p in params])
+        temperature = _column([value or 1.0 for value in _values(params, "temperature")])
         return Settings(
             mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, Cuts.of(params, vocab_size), _bias(params, vocab_size)
         )
@@ -297,12 +300,11 @@ class Cuts:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Cuts | None:
-        ks = [p.top_k if p.top_k > 0 else vocab_size for p in params]
+        ks = [k if k > 0 else vocab_size for k in _values(params, "top_k")]
         top_k = _column([min(k, vocab_size) for k in ks]) if any(k < vocab_size for k in ks) else None
-        top_p = _column([p.top_p for p in params]) if any(p.top_p < 1 for p in params) else None
-        min_p = None
-        if any(p.min_p > 0 for p in params):
-            min_p = _column([np.log(p.min_p) if p.min_p > 0 else -np.inf for p in params])
+        top_ps, min_ps = _values(params, "top_p"), _values(params, "min_p")
+        top_p = _column(top_ps) if any(p < 1 for p in top_ps) else None
+        min_p = _column([np.log(p) if p > 0 else -np.inf for p in min_ps]) if any(p > 0 for p in min_ps) else None
         return None if top_k is None and top_p is None and min_p is None else Cuts(top_k, top_p, min_p)
 
     def spread(self, rows: mx.array) -> Cuts:
@@ -340,6 +342,11 @@ class Cuts:
 
 def _plain_argmax(x: mx.array) -> mx.array:
     return mx.argmax(x, axis=-1)
+
+
+def _values(params: Sequence[SamplingParams], name: str) -> list[float]:
+    """A field of all rows, neutral where it was left out."""
+    return [NEUTRAL[name] if (value := getattr(p, name)) is None else value for p in params]
 
 
 def _column(values: Sequence[float]) -> mx.array:

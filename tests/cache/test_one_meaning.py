@@ -126,7 +126,7 @@ def test_neighbours_and_forks_change_nothing(name):
 @pytest.mark.parametrize("chunk", [1, 50, 256])
 def test_the_engine_reads_as_the_model_does(chunk):
     kv = KVFormat(4, 4)
-    engine = tiny_engine(SLIDING, kv=kv, max_num_batched_tokens=chunk, max_sequences=1)
+    engine = tiny_engine(SLIDING, kv=kv, max_num_batched_tokens=chunk, max_num_seqs=1)
     sequence = Sequence(TOKENS[:200], SamplingParams(), 0, 200, wants_logits=True)
     engine.add(sequence)
     rows = []

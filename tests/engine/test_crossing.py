@@ -15,7 +15,7 @@ ROWS, OWN = 8, VOCABULARY // 8
 
 @pytest.mark.parametrize("kv", ["16", "4"])
 def test_each_row_speaks_of_its_own_range_only(kv):
-    config = EngineConfig(max_context=512, kv_cache_tokens=640, max_num_batched_tokens=48, max_sequences=6)
+    config = EngineConfig(max_context=512, kv_cache_tokens=640, max_num_batched_tokens=48, max_num_seqs=6)
     engine = Engine(parrot(), config, dtype=mx.float32, kv=KVFormat.parse(kv))
     rng = np.random.default_rng(0)
     sequences = []

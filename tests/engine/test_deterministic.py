@@ -52,7 +52,7 @@ def engine(model: Model, *, deterministic: bool, prefix_cache: bool = True) -> E
         max_context=256,
         kv_cache_tokens=320,
         max_num_batched_tokens=64,
-        max_sequences=5,
+        max_num_seqs=5,
         deterministic=deterministic,
         prefix_cache=prefix_cache,
     )

@@ -36,7 +36,7 @@ def test_batch_gives_each_what_it_has_alone():
     arrivals=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=5),
 )
 def test_any_arrival_and_chunk_size_gives_the_same_tokens(chunk, slots, arrivals):
-    engine = tiny_engine(max_num_batched_tokens=chunk, max_sequences=min(slots, chunk))
+    engine = tiny_engine(max_num_batched_tokens=chunk, max_num_seqs=min(slots, chunk))
     sequences = []
     for which, wait, limit in arrivals:
         for _ in range(wait):
@@ -62,7 +62,7 @@ def test_logits_through_the_engine_are_those_of_transformers(name, chunk):
     if chunk == 1 and name not in ("llama", "gemma3_text", "gpt_oss", "qwen3_next"):
         pytest.skip("one token at a time is tried on four families")
     reference = np.load(GOLDEN / name / "reference.npz")
-    got = all_logits(tiny_engine(name, max_num_batched_tokens=chunk, max_sequences=1), reference["ids"].tolist())
+    got = all_logits(tiny_engine(name, max_num_batched_tokens=chunk, max_num_seqs=1), reference["ids"].tolist())
     assert np.abs(got - reference["logits"]).max() < 2e-3
 
 
@@ -74,7 +74,7 @@ def test_samples_of_one_prompt_fork_and_are_those_of_separate_requests():
 
     separate = [run(tiny_engine(), [request(PROMPTS[4], 8, index=i, temperature=1.0, seed=12)])[0] for i in range(5)]
     for slots in (8, 2, 1):
-        engine = tiny_engine(max_sequences=slots)
+        engine = tiny_engine(max_num_seqs=slots)
         leader, everyone = group(5)
         run(engine, [leader])
         assert [s.answer for s in everyone] == separate

@@ -14,7 +14,7 @@ TOKENS = random_tokens(300)
 
 
 def engine(name, directory, kv):
-    config = EngineConfig(max_context=512, kv_cache_tokens=4096, max_num_batched_tokens=64, max_sequences=8)
+    config = EngineConfig(max_context=512, kv_cache_tokens=4096, max_num_batched_tokens=64, max_num_seqs=8)
     return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, fingerprint=name, disk=DiskStorage(directory, 10**9))
 
 

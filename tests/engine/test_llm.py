@@ -61,7 +61,7 @@ def test_closing_a_stream_frees_its_place(llm):
     stream.close()
     while not llm.engine.idle:
         llm.engine.step()
-    assert not llm._desk.answers
+    assert not llm._client.outputs.answers
     groups = llm.engine.cache.pool.groups
     assert all(g.allocator.free == g.allocator.capacity for g in groups)
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
-from mlxinfer.config import EngineConfig
-from mlxinfer.engine import settings
 from mlxinfer.engine.input_processor import RequestOptions, message_ends, with_message
 from mlxinfer.errors import DraftError, QueueFullError, SamplingError
-from mlxinfer.loading.load import load
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 LONG = SamplingParams(temperature=0, max_tokens=200)
@@ -33,28 +29,30 @@ def llm(folder):
 
 
 def test_more_prompts_than_can_wait_are_fed_as_there_is_room(folder, llm):
-    config = EngineConfig(max_context=256, kv_cache_tokens=1024, max_num_batched_tokens=64, max_sequences=3, max_waiting=4)
     prompts = [[5 + i % 80] for i in range(500)]
     few = SamplingParams(temperature=0, max_tokens=2)
-    with LLM.of(load(folder), config) as small:
+    with LLM(folder, max_num_seqs=3, max_waiting=4) as small:
         answers = small.generate(prompts, few)
         assert [a.token_ids for a in answers] == [a.token_ids for a in llm.generate(prompts, few)]
         assert small.stats().requests == 500
-        waiting = [small._desk.submit(small._intake.sequences([5], LONG, RequestOptions())) for _ in range(4)]
+        with small._client.turn() as outputs:
+            waiting = [outputs.submit(_sequences(small, [5], LONG)) for _ in range(4)]
         with pytest.raises(QueueFullError):
             next(small.stream(PROMPT, LONG))
         assert len(small.generate(prompts[:50], few)) == 50
-        while small._desk.answers:
-            small._step()
+        with small._client.turn() as outputs:
+            while outputs.answers:
+                outputs.step()
         assert {len(answer.sequence.answer) for (answer,) in waiting} == {200}
 
 
-def test_a_full_waiting_list_refuses_and_nobody_else_notices(folder, monkeypatch):
-    made = settings.engine_config
-    monkeypatch.setattr(settings, "engine_config", lambda plan, **given: _with_few_waiting(made(plan, **given)))
+def _sequences(llm: LLM, ids: list[int], params: SamplingParams):
+    return llm._client.opened.inputs.sequences(ids, params, RequestOptions())
 
+
+def test_a_full_waiting_list_refuses_and_nobody_else_notices(folder):
     async def use():
-        async with AsyncLLM(folder, max_sequences=1) as llm:
+        async with AsyncLLM(folder, max_num_seqs=1, max_waiting=2) as llm:
             asked = [llm.generate(PROMPT, LONG) for _ in range(8)]
             return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -64,15 +62,11 @@ def test_a_full_waiting_list_refuses_and_nobody_else_notices(folder, monkeypatch
     assert all(len(r[0].token_ids) == 200 for r in results if r not in refused)
 
 
-def _with_few_waiting(config: EngineConfig) -> EngineConfig:
-    return replace(config, max_waiting=2)
-
-
 def test_time_that_is_up_ends_an_answer_with_what_it_has(llm):
     whole = llm.generate(PROMPT, LONG)[0]
     stream = llm.stream(PROMPT, LONG, timeout_s=1000)
     first = next(stream)
-    running = next(iter(llm._desk.answers))
+    running = next(iter(llm._client.outputs.answers))
     running.deadline = 0.0  # so that no test has to wait
     chunks = [first, *stream]
     assert chunks[-1].finish_reason == "timeout"
@@ -119,7 +113,22 @@ def test_terms_without_a_meaning_are_refused(llm, terms):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_sequences": 0}, {"memory_gb": 0}, {"memory_gb": float("nan")}, {"prefix_disk_gb": -1.0}, {"memory_gb": 0.001}]
+    "wrong",
+    [
+        {"max_sequences": 0},
+        {"max_num_seqs": 1.5},
+        {"memory_gb": 0},
+        {"memory_gb": float("nan")},
+        {"memory_gb": "8"},
+        {"prefix_disk_gb": -1.0},
+        {"prefix_cache": 1},
+        {"max_waiting": 0},
+        {"decode_share": 0},
+        {"decode_share": 1.1},
+        {"max_step_s": float("inf")},
+        {"memory_gb": 0.001},
+        {"max_num_seqs": 100_000},
+    ],
 )
 def test_settings_without_a_meaning_are_refused(folder, wrong):
     with pytest.raises(MLXInferError):
@@ -157,7 +166,7 @@ def test_messages_are_counted_by_their_ends():
 
 def test_only_the_last_ends_of_messages_are_kept(tmp_path):
     with LLM(tiny_directory(tmp_path)) as llm:
-        (sequence,) = llm._intake.sequences([5, 2] * 9, GREEDY, RequestOptions())
+        (sequence,) = _sequences(llm, [5, 2] * 9, GREEDY)
     assert sequence.snapshot_points == (10, 12, 14, 16)
 
 

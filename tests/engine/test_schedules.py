@@ -12,7 +12,7 @@ from mlxinfer.engine.engine import Engine
 
 FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}
 FORMATS = ("16", "4")
-CROWDED = {"kv_cache_tokens": 512, "max_sequences": 5}
+CROWDED = {"kv_cache_tokens": 512, "max_num_seqs": 5}
 """Three long sequences at most have room, so some have to give their pages back."""
 
 

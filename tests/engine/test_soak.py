@@ -28,7 +28,7 @@ def graph_edges(engine: Engine) -> int:
 def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
     """Sequences come and go at random for so many decode steps; now and then, what is there."""
     rng = np.random.default_rng(5)
-    engine = tiny_engine(max_sequences=6, kv_cache_tokens=1024, prefix_cache_tokens=512)
+    engine = tiny_engine(max_num_seqs=6, kv_cache_tokens=1024, prefix_cache_tokens=512)
     pool = kinds(5, 20, 60)
     samples = []
     for step in range(steps):
@@ -63,7 +63,7 @@ def test_nothing_grows_in_50_000_steps():
 
 @pytest.mark.long
 def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
-    engine = tiny_engine(max_sequences=8, kv_cache_tokens=1024)
+    engine = tiny_engine(max_num_seqs=8, kv_cache_tokens=1024)
     outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=1000, cancelled=0.3)
     assert len(outcomes) == 1000
     assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 150
@@ -74,7 +74,7 @@ def test_a_thousand_requests_of_which_many_are_cancelled_leave_an_empty_pool():
 
 
 def test_one_long_answer_holds_no_more_and_more():
-    engine = tiny_engine(max_context=256, max_sequences=1, max_draft=0)
+    engine = tiny_engine(max_context=256, max_num_seqs=1, max_draft=0)
     engine.add(request([1, 2, 3], 200))
     counts = []
     while not engine.idle:

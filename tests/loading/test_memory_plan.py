@@ -16,15 +16,17 @@ from support.tiny_gguf import write_tiny_gguf
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
+from mlxinfer.config import EngineArgs
 from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.llm import LLM
 from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.settings import engine_config
 from mlxinfer.errors import MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
-from mlxinfer.loading.memory_plan import engine_config, plan_memory
+from mlxinfer.loading.memory_plan import plan_memory
 from mlxinfer.models.decoder import Model
 from mlxinfer.nn.weights import RawBlocks
 from mlxinfer.types import SamplingParams
@@ -207,7 +209,7 @@ ALL_STAGES = SamplingParams(
 def measured_peak(planned, plan, *, prompt: int, streams: int) -> int:
     """The most that a step takes beside what is there after it or was before it: of a long prompt, then of many answers that repeat
     themselves, so that tokens are drafted."""
-    engine = Engine(planned.model, engine_config(plan, max_draft=8), dtype=planned.dtype)
+    engine = Engine(planned.model, engine_config(EngineArgs("tiny"), plan), dtype=planned.dtype)
     same = replace(ALL_STAGES, logit_bias={5: 100.0})
     worst = worst_step(engine, [Sequence([3 + i % 80 for i in range(prompt)], ALL_STAGES, seed=0, max_length=prompt + 4)])
     return max(worst, worst_step(engine, [Sequence([4 + i, 5, 5], same, seed=i, max_length=40) for i in range(streams)]))

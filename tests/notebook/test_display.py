@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ import pytest
 from support.optional import needs
 from support.tiny_directory import tiny_directory
 
-from mlxinfer import LLM, SamplingParams
+from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.errors import PromptError
 from mlxinfer.notebook import stream
 
@@ -116,3 +117,10 @@ def test_text_is_shown_as_text(cell):
     cell.run("shown = _Cell(); shown.show('<script>x</script>'); shown.end(Completion('', [], 'stop', Usage(1, 1)))")
     assert "&lt;script&gt;" in cell.last_display["text/html"]
     assert "<script>" not in cell.last_display["text/html"]
+
+
+def test_an_async_model_is_told_the_right_call(model):
+    llm = AsyncLLM(model)
+    with pytest.raises(MLXInferError, match="async for"):
+        stream(llm, "hello", PARAMS)
+    asyncio.run(llm.close())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.settings import OpenModel, Settings
 from mlxinfer.server.settings import Limits
 
 if TYPE_CHECKING:
@@ -25,14 +23,7 @@ openai = needs("openai")
 
 def one_at_a_time(path: Path) -> AsyncLLM:
     """One request runs, one waits."""
-
-    def opened(progress: Callable[[int, int], None]) -> OpenModel:
-        found = OpenModel.open(Settings(path), progress)
-        return replace(found, config=replace(found.config, max_sequences=1, max_waiting=1))
-
-    llm = AsyncLLM.__new__(AsyncLLM)
-    llm._start(opened, None)
-    return llm
+    return AsyncLLM(path, max_num_seqs=1, max_waiting=1)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Free(StepTimes):
 
 def eager_engine(name: str = "llama", *, draft: Model | None = None, kv: KVFormat | None = None, **settings: int) -> Engine:
     """An engine that always drafts: from `draft`, or from what has been said before."""
-    values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_sequences": 8} | settings
+    values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     drafter = Drafter(draft, mx.float32, 0.0001, kv) if draft else None
     engine = Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv, drafter=drafter)
     proposer = engine.proposer

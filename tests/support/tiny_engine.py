@@ -35,7 +35,7 @@ def tiny_model(name: str = "llama") -> Model:
 
 
 def tiny_engine(name: str = "llama", kv: KVFormat | None = None, **settings: Any) -> Engine:
-    values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_sequences": 8} | settings
+    values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     return Engine(tiny_model(name), EngineConfig(**values), dtype=mx.float32, kv=kv)
 
 

@@ -96,7 +96,7 @@ class Card:
     @property
     def parameters(self) -> str:
         """The model's default sampling parameters, one a line, except neutral ones."""
-        own, neutral = self.served.llm.default_params, SamplingParams()
+        own, neutral = self.served.llm.default_params, SamplingParams().resolved()
         lines = [(name, getattr(own, name)) for name in _SHOWN if getattr(own, name) != getattr(neutral, name)]
         return "\n".join(f"{name.replace('repetition', 'repeat'):<30} {value:g}" for name, value in lines)
 

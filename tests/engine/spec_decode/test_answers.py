@@ -130,10 +130,10 @@ def test_under_drafts_tokens_are_distributed_as_without():
         sequences = [request(p, 3, index=i, temperature=1.0, top_k=4, seed=77) for i, p in enumerate(prompts)]
         return np.array(run(engine, sequences))
 
-    drafting = eager_engine(draft=noisy_model(0.3), max_sequences=64, kv_cache_tokens=64 * 300)
+    drafting = eager_engine(draft=noisy_model(0.3), max_num_seqs=64, kv_cache_tokens=64 * 300)
     drafted = sample(drafting)
     shifted = [request(p, 3, index=i + count, temperature=1.0, top_k=4, seed=77) for i, p in enumerate(prompts)]
-    other = np.array(run(tiny_engine(max_draft=0, max_sequences=64, kv_cache_tokens=64 * 300), shifted))
+    other = np.array(run(tiny_engine(max_draft=0, max_num_seqs=64, kv_cache_tokens=64 * 300), shifted))
     for place in (1, 2):
         a, b = (np.bincount(x[:, place], minlength=96).astype(float) for x in (drafted, other))
         often = a + b > 20
