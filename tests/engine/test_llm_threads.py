@@ -19,7 +19,9 @@ from mlxinfer.engine.inproc_client import FairLock
 from mlxinfer.errors import EngineError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-LONG = SamplingParams(temperature=0, max_tokens=100)
+LONG = SamplingParams(temperature=0, max_tokens=200)
+AT_ONCE = {"decode_share": 0.01, "speculate": False}
+"""Settings with which prompts are read at once, and answers take a step for each token, however busy the machine is."""
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=12, repetition_penalty=1.2, top_k=20)
 PROMPT = "The quick brown fox"
 
@@ -78,7 +80,7 @@ def test_four_threads_at_once(folder, expected):
 
 
 def test_threads_run_together_and_none_waits_for_the_end_of_another(folder):
-    with LLM(folder) as llm:
+    with LLM(folder, **AT_ONCE) as llm:
         long = llm.stream(PROMPT, LONG)
         next(long)
         done = threading.Event()
@@ -100,7 +102,7 @@ def test_logits_and_scores_belong_to_whoever_asked(folder):
 
 
 def test_a_fault_in_one_thread_ends_the_others_requests_and_no_more(folder, expected, monkeypatch):
-    with LLM(folder) as llm:
+    with LLM(folder, **AT_ONCE) as llm:
         broken, other = llm.stream(PROMPT, LONG), llm.stream("abc", LONG)
         next(broken)
         next(other)
