@@ -33,7 +33,7 @@ class Conversation:
         self._source = source
         self._cut: list[int] = []
         """Prompt and answer of the last turn as token ids, where more of the answer could follow."""
-        self.params = params
+        self.params = params.resolved(llm.default_params)
         self.system = system
         self.turns: list[dict[str, str]] = []
         self.usage: Usage | None = None
