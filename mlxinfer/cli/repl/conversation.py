@@ -33,7 +33,7 @@ class Conversation:
         self._source = source
         self._cut: list[int] = []
         """Prompt and answer of the last turn as token ids, where more of the answer could follow."""
-        self.params = params.resolved(llm.default_params)
+        self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []
         self.usage: Usage | None = None
@@ -49,6 +49,11 @@ class Conversation:
     @property
     def context_size(self) -> int:
         return self._llm.max_context
+
+    @property
+    def effective_params(self) -> SamplingParams:
+        """`params`, and the model's own where a field was left out."""
+        return self.params.resolved(self._llm.default_params)
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -169,7 +169,7 @@ def _set(session: Session, argument: str) -> str:
 
 
 def _setting(conversation: Conversation, name: str) -> str:
-    value = getattr(conversation.params, name)
+    value = getattr(conversation.effective_params, name)
     return f"{name:<20} {'none' if value is None or value == () else value}"
 
 
