@@ -25,5 +25,5 @@ class GatedMLP:
         return cls(JoinedLinear(parts, [inner, inner]), down, gate)
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
+        """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         return self.down(self.gate_up.gated(self.gate, x, norm=norm), onto=onto)

@@ -11,7 +11,7 @@ from .weights import Weights
 
 
 class RMSNorm:
-    """`x / rms(x) * weight` along the last axis; `centred` norms (Gemma) store their weight around zero and add one."""
+    """`x / rms(x) * weight` along the last axis. `centred` norms (Gemma) are stored as weight minus one."""
 
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
@@ -24,7 +24,7 @@ class RMSNorm:
         return cls(1 + weight if centred else weight, eps)
 
     def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
-        """Of `[..., n]`; added to `onto` where that is given."""
+        """Normalize `[..., n]`; the result is added to `onto`, if given."""
         return self._compute(x, self.weight, self.eps, onto)
 
 
