@@ -1,4 +1,4 @@
-"""The destination directory: it appears whole, by a rename, or not at all."""
+"""The destination directory: it appears complete, by a rename, or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_destination(destination: Path) -> None:
 
 
 def check_room(destination: Path, nbytes: int) -> None:
-    """Raise `DestinationError` unless `nbytes` are free there."""
+    """Raise `DestinationError` unless this many bytes are free there."""
     free = shutil.disk_usage(destination.parent).free
     if free < nbytes + _SLACK:
         raise DestinationError(f"{destination} needs {nbytes / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free")

@@ -1,4 +1,4 @@
-"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before a weight is read."""
+"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before any weight is read."""
 
 from __future__ import annotations
 
@@ -29,31 +29,36 @@ _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the destination's safetensors, `dtype` named as in its header."""
+    """One tensor in the destination's safetensors files."""
 
     name: str
+    """Name in the header."""
     dtype: str
+    """In safetensors' notation."""
     shape: tuple[int, ...]
+    """Shape as stored."""
     nbytes: int
+    """Bytes of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor of the graph, as it is read and as it is to be written."""
+    """One tensor of the graph, as read and as written."""
 
     request: Request
+    """What the graph asked for."""
     stored: Format | mx.Dtype
-    """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
+    """Format in the source."""
     target: Format | mx.Dtype
-    """How it is written."""
+    """Format in the destination."""
     dtype: mx.Dtype
-    """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
+    """Dtype of floating parts, such as scales."""
     unpacked_from: str | None = None
     """The source's quantized type where MLX does not have it, such as "Q4_K": its numbers are read in float32."""
 
     @property
     def name(self) -> str:
-        """Name in the text model alone, without the prefix it has inside a larger model."""
+        """Its name in the text model alone, even if the source has it inside a larger model."""
         return _TEXT_PREFIX.sub("", self.request.name)
 
     @property
@@ -74,6 +79,7 @@ class Output:
         return format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
     def parts(self) -> list[Part]:
+        """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""
         shape = self.request.shape
         if not isinstance(self.target, Format):
             return [_part(self.name, self.target, shape)]
@@ -91,18 +97,20 @@ def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a conversion will write."""
+    """Everything that a conversion will write."""
 
     config: dict[str, Any]
-    """Of the text model."""
+    """Config of the text model."""
     outputs: tuple[Output, ...]
+    """Tensors in the order of writing."""
     skipped: dict[str, str]
-    """Tensors of the source that are not written, with the reason."""
+    """Reason by name, for tensors of the source that no graph needs."""
     dtype: mx.Dtype
     """Dtype of what is not quantized."""
     default: Format | None
-    """The format that the quantization block names first; None without quantization."""
+    """Format that the quantization block names first; None without quantization."""
     notes: tuple[str, ...]
+    """Messages for the user."""
 
     @property
     def nbytes(self) -> int:
@@ -110,9 +118,8 @@ class Plan:
 
 
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
-    """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
-    stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
-    `MLXInferError`."""
+    """Plan a conversion. Raises `MLXInferError` for anything that cannot be converted. With `any_group`, matrices stored in the requested
+    bits and mode keep their own group size."""
     architecture = model_type(checkpoint)
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
@@ -126,8 +133,8 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
 
 
 def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
-    """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
-    for Gemma, whose activations leave float16's range."""
+    """The stored dtype. A GGUF file stores plain tensors in float32 only because the rest is packed; 16 bits are natural there: float16,
+    like the scales, but bfloat16 for Gemma, whose activations exceed float16's range."""
     main = main_dtype(checkpoint) or mx.bfloat16
     if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
         return main
@@ -153,7 +160,7 @@ def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
 
 
 def _fitting(request: Request, asked: Format | None) -> Format | None:
-    """The format asked for, or the same in smaller groups where the rows cannot be divided into groups of that size."""
+    """The requested format, or the same with smaller groups if the rows cannot be divided into groups of that size."""
     if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
         return None
     if can_quantize(request.shape, asked):

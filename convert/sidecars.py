@@ -1,4 +1,4 @@
-"""The files next to the weights (tokenizer, chat template, licence), copied byte for byte; code is never copied."""
+"""The files next to the weights: tokenizer, chat template, licence. Copied byte for byte; code is never copied."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.in
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files to copy, and those left out with the reason; hidden files are ignored. Only one folder is copied, that of additional chat
-    templates."""
+    """The files to copy, and the reason for each visible file left out. Of folders, only the one with additional chat templates is
+    copied."""
     copied, left = [], {}
     for path in sorted(source.glob("[!.]*")):
         reason = _reason_to_leave(path)
@@ -25,7 +25,7 @@ def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def copy_sidecars(files: list[Path], source: Path, destination: Path) -> list[str]:
-    """Copies the bytes; returns the names, relative to the source."""
+    """Copy the bytes; returns the names, relative to the source."""
     names = []
     for path in files:
         target = destination / path.relative_to(source)
