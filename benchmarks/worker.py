@@ -91,7 +91,7 @@ def serve(worker: Doer, jobs: IO[str], answers: IO[str]) -> None:
 
 
 def main(make: Callable[[str], Doer] = Worker) -> None:
-    # What an engine prints must not get between the answers.
+    # An engine's own output must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(make(sys.argv[1]), sys.stdin, answers)

@@ -63,6 +63,7 @@ class Output:
 
     @property
     def action(self) -> Action:
+        """What the conversion does with the tensor."""
         if isinstance(self.target, Format):
             if self.stored == self.target:
                 return "kept"
@@ -114,6 +115,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors to be written."""
         return sum(part.nbytes for output in self.outputs for part in output.parts())
 
 

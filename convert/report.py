@@ -74,4 +74,5 @@ class Report:
 
     @property
     def actions(self) -> dict[str, int]:
+        """Number of tensors by action, the most frequent first."""
         return dict(Counter(tensor.action for tensor in self.tensors).most_common())

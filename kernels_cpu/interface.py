@@ -41,6 +41,8 @@ class WeightFile(Protocol):
 
 
 class Native(Protocol):
+    """The compiled module `_native`."""
+
     packed_version: int
 
     def map_weights(self, descriptor: int, /) -> WeightFile: ...

@@ -26,6 +26,7 @@ MASKED = re.compile(r"^(  %sh[lr]\.mask\d* = and i(32|64) (%?[\w.]+), (31|63)(, 
 
 @cache
 def toolchain(mode: str) -> Toolchain:
+    """The compiler for a mode. Raises `Unavailable`."""
     found = find(mode)
     if isinstance(found, str):
         raise Unavailable(found)

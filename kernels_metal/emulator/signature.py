@@ -82,6 +82,8 @@ class Body:
         return [extra for extra in EXTRAS if name + extra[0] in self.source]
 
     def parameters(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]) -> list[Parameter]:
+        """Parameters in MLX's order: inputs with their shapes, strides and ranks, outputs, then thread attributes that the source
+        mentions."""
         found: list[Parameter] = []
 
         def add(place: str, kind: str, mark: str, name: str) -> None:

@@ -58,6 +58,7 @@ class Counts:
         return sum(found, Traffic())
 
     def names(self) -> set[str]:
+        """Names of all buffers."""
         return {name for launch in self.launches for name in launch.buffers}
 
     def of(self, kernel: str) -> Counts:
@@ -65,6 +66,7 @@ class Counts:
         return Counts([launch for launch in self.launches if launch.kernel == kernel])
 
     def total(self) -> Traffic:
+        """Traffic of all buffers in all launches."""
         return sum((buffer for launch in self.launches for buffer in launch.buffers.values()), Traffic())
 
 
@@ -83,9 +85,11 @@ def count_bytes() -> Iterator[Counts]:
 
 
 def counting() -> bool:
+    """Whether a `count_bytes` block is active."""
     return bool(_counting)
 
 
 def record(launch: Launch) -> None:
+    """Add a launch to every active `count_bytes` block."""
     for counts in _counting:
         counts.launches.append(launch)

@@ -69,6 +69,7 @@ class Request:
     """In the order of the kernel's parameters."""
 
     def head(self) -> bytes:
+        """The request as the runtime reads it, without the arguments' contents."""
         path = os.fsencode(self.library)
         numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments))
         kinds = b"".join(struct.pack("<QQ", argument.size, argument.kind) for argument in self.arguments)
@@ -110,6 +111,7 @@ class Worker:
         self.errors.close()
 
     def launch(self, request: Request, timeout: float) -> Answer:
+        """Run one kernel; `timeout` is in seconds. Raises KernelError, after which the process must be replaced."""
         deadline = time.monotonic() + timeout
         os.ftruncate(self.errors.fileno(), 0)
         self.errors.seek(0)

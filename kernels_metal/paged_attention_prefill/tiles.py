@@ -31,10 +31,12 @@ class PrefillTile:
 
     @property
     def rows(self) -> int:
+        """Query rows."""
         return 8 * self.blocks
 
     @property
     def threads(self) -> int:
+        """Threads of a threadgroup."""
         return 32 * self.heads * self.blocks * self.splits
 
 

@@ -48,6 +48,7 @@ class KVFormat:
 
     @property
     def quantized(self) -> bool:
+        """Whether keys or values have fewer than 16 bits."""
         return (self.k_bits, self.v_bits) != (16, 16)
 
     @property
@@ -61,6 +62,7 @@ class KVFormat:
 
     @staticmethod
     def can_quantize(spec: AttentionSpec) -> bool:
+        """Whether the head sizes allow quantization."""
         return spec.key_dim % _STEP == 0 and spec.value_dim % _STEP == 0
 
 

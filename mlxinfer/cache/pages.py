@@ -35,6 +35,7 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
+        """Pages that `allocate` can return without reclaiming."""
         return self.capacity - len(self._users) - len(self.idle)
 
     @property
@@ -44,6 +45,7 @@ class PageAllocator:
 
     @property
     def used(self) -> int:
+        """Pages with users."""
         return len(self._users)
 
     @property
@@ -165,10 +167,12 @@ class AttentionGroup:
         return ids
 
     def share(self, pages: Sequence[int]) -> None:
+        """Add one user to each page of a table."""
         for allocator, ids in self._owners(pages):
             allocator.share(ids)
 
     def release(self, pages: Sequence[int]) -> None:
+        """Remove one user from each page of a table."""
         for allocator, ids in self._owners(pages):
             allocator.release(ids)
 

@@ -173,6 +173,7 @@ class PagePool:
         return new
 
     def release(self, slot: int) -> None:
+        """Free the slot; pages in the prefix cache stay until they are evicted."""
         self._leave_index(slot)
         for group in self.groups:
             # The last page becomes idle first: a page is of no use without those before it.

@@ -88,6 +88,7 @@ class _Path:
         return all(run >= depth - group.oldest(position) for group, run in zip(groups, runs, strict=True))
 
     def tables(self, position: int, depth: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """`Match.tables` for resuming at a position."""
         found = []
         for number, group in enumerate(self._index.groups):
             first = min(group.oldest(position), depth)
@@ -96,6 +97,7 @@ class _Path:
         return tuple(found)
 
     def note(self, reused: int, limit: int, lost: str) -> str:
+        """`Match.note`: why no more than `reused` of `limit` tokens are."""
         known, differs = self._known()
         reason = ""
         if known < limit:

@@ -112,6 +112,7 @@ class PrefixIndex:
     # --- finding
 
     def root_digest(self, cache_salt: str = "") -> bytes:
+        """Covers the format version, the cache's fingerprint and the salt."""
         return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, cache_salt)).encode(), digest_size=32).digest()
 
     def digests(self, tokens: Sequence[int], cache_salt: str = "") -> Iterator[bytes]:
@@ -206,6 +207,7 @@ class PrefixIndex:
         self._prune(node)
 
     def pin(self, node: Node) -> None:
+        """Keep a node from being removed, until `unpin`."""
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
@@ -215,6 +217,7 @@ class PrefixIndex:
     # --- losing
 
     def drop_snapshot(self, snapshot: Snapshot) -> None:
+        """Evict a snapshot."""
         self._forget_snapshot(snapshot)
         self._prune(snapshot.node)
 

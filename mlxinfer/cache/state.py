@@ -22,12 +22,14 @@ class RecurrentStore:
         return self.states
 
     def grow(self, slots: int) -> None:
+        """Make room for at least this many slots; never shrinks."""
         for i, state in enumerate(self.states):
             missing = slots - state.shape[0]
             if missing > 0:
                 self.states[i] = mx.concatenate([state, mx.zeros((missing, *state.shape[1:]), state.dtype)])
 
     def reset(self, slot: int) -> None:
+        """Set a slot's states to zero."""
         for i, state in enumerate(self.states):
             state[slot] = 0
             self.states[i] = state
@@ -92,6 +94,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
+        """Bytes, with each array counted as `LEAST_BYTES` at least."""
         return sum(max(a.nbytes, LEAST_BYTES) for a in self.arrays)
 
 

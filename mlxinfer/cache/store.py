@@ -123,6 +123,7 @@ class LayerStore:
         return [_copied(a[slot, :, :count]) for a in self.open]
 
     def put_open(self, slot: int, rows: Sequence[mx.array]) -> None:
+        """Start a slot's open page with these keys and values, `[Hkv, n, D]` each."""
         self.open = [_write(a, slot, 0, new) for a, new in zip(self.open, rows, strict=True)]
 
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
@@ -139,6 +140,7 @@ class LayerStore:
         return arrays[0].swapaxes(-1, -2), arrays[1]
 
     def copy_open(self, source: int, target: int) -> None:
+        """Copy the open page of one slot to another."""
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
 
 

@@ -42,6 +42,7 @@ def pre_norm(
 
 
 def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bool = False) -> GatedMLP:
+    """Load the MLP of the layer called `name`."""
     return GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gate, bias=bias)
 
 

@@ -26,18 +26,22 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 
 
 def silu(x: mx.array) -> mx.array:
+    """arXiv:1702.03118."""
     return x * mx.sigmoid(x)
 
 
 def gelu(x: mx.array) -> mx.array:
+    """Exact, with the error function (arXiv:1606.08415)."""
     return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
+    """The tanh approximation of `gelu`."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def quick_gelu(x: mx.array) -> mx.array:
+    """The sigmoid approximation of `gelu`."""
     return x * mx.sigmoid(1.702 * x)
 
 
@@ -46,6 +50,7 @@ def relu(x: mx.array) -> mx.array:
 
 
 def relu_squared(x: mx.array) -> mx.array:
+    """arXiv:2109.08668."""
     return mx.square(relu(x))
 
 

@@ -34,10 +34,12 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
+        """Channels of all queries, and of all keys."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
+        """Channels of all values."""
         return self.value_heads * self.value_dim
 
     @property

@@ -1,4 +1,4 @@
-"""Root-mean-square norms."""
+"""Root-mean-square norms (arXiv:1910.07467)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class RMSNorm:
 
     @classmethod
     def load(cls, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> RMSNorm:
+        """Load `name.weight`, `[size]`."""
         weight = weights.vector(f"{name}.weight", (size,))
         return cls(1 + weight if centred else weight, eps)
 

@@ -23,6 +23,8 @@ _Key = tuple[Shape, Pools]
 
 
 class MetalAttention:
+    """`AttentionBackend` with the kernels of `kernels_metal`."""
+
     name = "Metal kernels"
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:

@@ -29,12 +29,16 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
+    """One way to compute attention over pages. Equal backends share their preparation of a step."""
+
     @property
     def name(self) -> str:
         """Shown to the user."""
         ...
 
-    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
+        """Prepare a step for the layers with one window."""
+        ...
 
 
 class NativeAttention:
@@ -51,6 +55,8 @@ class NativeAttention:
 
 
 class NativeStep:
+    """`StepAttention` with the native CPU operation."""
+
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan

@@ -36,9 +36,11 @@ class CacheLayout:
     # --- pages
 
     def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
+        """File name of a page, by the digests of its node and of the node's parent."""
         return Name(shown(digest), shown(parent), self._parts[group])
 
     def page_bytes(self, depth: int, group: int) -> int:
+        """Bytes of a page's data; first pages (`depth` 1) may have a format of their own."""
         return self._page_layout(depth, group).nbytes
 
     def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
@@ -47,6 +49,7 @@ class CacheLayout:
         return Entry(root, digest, parent, self._parts[group], _tokens(block), self._page_layout(depth, group))
 
     def page_of(self, root: bytes, node: Node, group: int) -> Entry:
+        """The entry of a node's page."""
         assert node.parent
         return self.page(root, (node.parent.digest, node.digest), node.block, node.depth, group)
 
@@ -55,6 +58,7 @@ class CacheLayout:
         return None if entry.part.startswith(_STATE) else self._parts.index(entry.part)
 
     def copied_page(self, node: Node, group: int) -> np.ndarray:
+        """A copy of a node's page, uint8 `[nbytes]`."""
         page = node.pages[group]
         assert page is not None
         return copy_page(list(self._of_group[group].values()), page, self._page_layout(node.depth, group))
@@ -76,14 +80,17 @@ class CacheLayout:
         return Entry(root, _snapshot_digest(node, tail), node, name.part, _tokens(tail), self._state_layout(count))
 
     def snapshot_of(self, root: bytes, snapshot: Snapshot) -> Entry:
+        """The entry of an existing snapshot."""
         return self.snapshot(root, snapshot.node.digest, snapshot.tail)
 
     def copied_snapshot(self, snapshot: Snapshot) -> np.ndarray:
+        """A copy of a snapshot's content, uint8 `[nbytes]`."""
         assert isinstance(snapshot.content, Rows)
         arrays = _named(snapshot.content)
         return copy_arrays(arrays, arrays_layout(arrays))
 
     def rows(self, entry: Entry, data: np.ndarray) -> Rows:
+        """The content of a snapshot, from its bytes; evaluated."""
         found: dict[str, dict[int, list[mx.array]]] = {"open": {}, _STATE: {}}
         for name, values in arrays_from(data, entry.layout).items():
             kind, layer, _ = name.split(".")
@@ -99,6 +106,7 @@ class CacheLayout:
 
 
 def snapshot_name(node: bytes, tail: bytes) -> Name:
+    """File name of the snapshot taken `tail` after the node with this digest."""
     return Name(shown(_snapshot_digest(node, tail)), shown(node), f"{_STATE}{len(tail) // ITEM}")
 
 
@@ -141,6 +149,7 @@ def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout
 
 
 def arrays_layout(arrays: dict[str, mx.array]) -> Layout:
+    """The layout of named arrays, in this order."""
     return Layout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
 
 

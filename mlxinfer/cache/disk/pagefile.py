@@ -101,6 +101,7 @@ class Entry:
 
     @property
     def file(self) -> Name:
+        """The name of the file."""
         return Name(shown(self.digest), shown(self.parent), self.part)
 
     def head(self, checksum: int) -> bytes:

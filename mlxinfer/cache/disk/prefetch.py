@@ -186,6 +186,7 @@ class PrefixPrefetcher:
         return self._start(request, Prefetch(self._index, self._tier, self._entries, tokens, cache_salt), cache_salt)
 
     def wait(self, timeout_s: float) -> None:
+        """See `PagedCache.wait`."""
         self._tier.wait(timeout_s)
 
     def used(self, match: Match) -> None:

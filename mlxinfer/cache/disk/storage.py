@@ -159,6 +159,7 @@ class DiskStorage:
 
     @property
     def arrived(self) -> bool:
+        """Whether `take` would return something."""
         return bool(self._arrived)
 
     def wait(self, timeout_s: float) -> None:
