@@ -26,7 +26,7 @@ def check_destination(destination: Path) -> None:
 
 
 def check_room(destination: Path, nbytes: int) -> None:
-    """Raise `DestinationError` unless this many bytes are free there."""
+    """Raise `DestinationError` unless `nbytes` are free there."""
     free = shutil.disk_usage(destination.parent).free
     if free < nbytes + _SLACK:
         raise DestinationError(f"{destination} needs {nbytes / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free")

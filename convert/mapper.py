@@ -48,17 +48,17 @@ class Output:
     request: Request
     """What the graph asked for."""
     stored: Format | mx.Dtype
-    """Format in the source."""
+    """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
     target: Format | mx.Dtype
-    """Format in the destination."""
+    """How it is written."""
     dtype: mx.Dtype
-    """Dtype of floating parts, such as scales."""
+    """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
     unpacked_from: str | None = None
     """The source's quantized type where MLX does not have it, such as "Q4_K": its numbers are read in float32."""
 
     @property
     def name(self) -> str:
-        """Its name in the text model alone, even if the source has it inside a larger model."""
+        """Name in the text model alone, without the prefix it has inside a larger model."""
         return _TEXT_PREFIX.sub("", self.request.name)
 
     @property
@@ -105,7 +105,7 @@ class Plan:
     outputs: tuple[Output, ...]
     """Tensors in the order of writing."""
     skipped: dict[str, str]
-    """Reason by name, for tensors of the source that no graph needs."""
+    """Tensors of the source that are not written, with the reason."""
     dtype: mx.Dtype
     """Dtype of what is not quantized."""
     default: Format | None
@@ -120,8 +120,9 @@ class Plan:
 
 
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
-    """Plan a conversion. Raises `MLXInferError` for anything that cannot be converted. With `any_group`, matrices stored in the requested
-    bits and mode keep their own group size."""
+    """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
+    stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
+    `MLXInferError`."""
     architecture = model_type(checkpoint)
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
@@ -135,8 +136,8 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
 
 
 def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
-    """The stored dtype. A GGUF file stores plain tensors in float32 only because the rest is packed; 16 bits are natural there: float16,
-    like the scales, but bfloat16 for Gemma, whose activations exceed float16's range."""
+    """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
+    for Gemma, whose activations leave float16's range."""
     main = main_dtype(checkpoint) or mx.bfloat16
     if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
         return main

@@ -1,4 +1,4 @@
-"""What a conversion did, tensor by tensor, and what it costs."""
+"""What a conversion did, tensor by tensor, and what accuracy it cost."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class TensorReport:
     sources: tuple[str, ...]
     """Names of the source tensors that it was made from."""
     shape: tuple[int, ...]
-    """Shape in the graph, before packing."""
+    """Logical shape, that of the unpacked matrix."""
     action: Action
     """What was done with it."""
     stored: str
-    """Its format, in words."""
+    """How it is written, in words."""
     nbytes: int
-    """Bytes written."""
+    """Bytes written, scales included."""
     error: float
     """Relative: norm of the difference from the source over norm of the source."""
 
@@ -37,7 +37,7 @@ class Quality:
     kl: float
     """Mean KL divergence in nats."""
     top1: float
-    """Share of positions where both have the same most likely token."""
+    """Share of positions where both have the same most likely token, 0 to 1."""
     tokens: int
     """Positions compared."""
 
@@ -53,23 +53,23 @@ class Report:
     tensors: list[TensorReport] = field(default_factory=list)
     """Written tensors."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Reason by name, for tensors that were not needed."""
+    """Tensors of the source that were not written, with the reason."""
     copied: list[str] = field(default_factory=list)
-    """Names of files copied or written besides weights and config."""
+    """Other files of the destination: tokenizer, template, licence."""
     parameters: int = 0
-    """Numbers in the graph."""
+    """Number of values in all written tensors."""
     nbytes: int = 0
-    """Bytes of the written tensors."""
+    """Bytes of all written tensors."""
     source_nbytes: int = 0
-    """Bytes of the source's tensors."""
+    """Bytes of all tensors of the source."""
     notes: list[str] = field(default_factory=list)
     """Messages for the user."""
     quality: Quality | None = None
-    """None if it was not measured."""
+    """None if the result was not compared with its source."""
 
     @property
     def bits_per_weight(self) -> float:
-        """Counted from the bytes written."""
+        """Bits written per parameter."""
         return self.nbytes * 8 / self.parameters if self.parameters else 0.0
 
     @property

@@ -10,8 +10,8 @@ _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.in
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files to copy, and the reason for each visible file left out. Of folders, only the one with additional chat templates is
-    copied."""
+    """The files to copy, and those left out with the reason; hidden files are ignored. Only one folder is copied, that of additional chat
+    templates."""
     copied, left = [], {}
     for path in sorted(source.glob("[!.]*")):
         reason = _reason_to_leave(path)

@@ -45,14 +45,14 @@ def paged_attention(
     """Append keys and values to the cache and attend with the queries, each segment to its own past.
 
     `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that hold these three
-    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when they are read. `open` are keys and values `[slots,
-    Hkv, 64, D]` in any floating dtype.
+    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when they are read. `open` are keys and values
+    `[slots, Hkv, 64, D]` in any floating dtype.
 
-    `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]` in that dtype; for 8, 6, 5, 4, 3 and 2, codes uint32 `[Hkv, pages, Dk, 2 *
-    k_bits]` and scales float16 `[Hkv, pages, 2, Dk]` (scales, then biases). For `v_bits` 16 it has values `[Hkv, pages, 64, Dv]`; otherwise
-    codes `[Hkv, pages, 64, ceil(Dv * v_bits / 32)]` and scales `[Hkv, pages, 2, 64, Dv / G]` of groups of G channels, the largest divisor
-    of Dv up to 64 that is a multiple of 8. `first`, if used, has 16-bit keys and values. A query sees its own page unquantized, and every
-    earlier page as sealed.
+    `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]` in that dtype; for 8, 6, 5, 4, 3 and 2, codes uint32
+    `[Hkv, pages, Dk, 2 * k_bits]` and scales float16 `[Hkv, pages, 2, Dk]` (scales, then biases). For `v_bits` 16 it has values
+    `[Hkv, pages, 64, Dv]`; otherwise codes `[Hkv, pages, 64, ceil(Dv * v_bits / 32)]` and scales `[Hkv, pages, 2, 64, Dv / G]` of groups of
+    G channels, the largest divisor of Dv up to 64 that is a multiple of 8. `first`, if used, has 16-bit keys and values. A query sees its
+    own page unquantized, and every earlier page as sealed.
 
     Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the newly filled pages, segment after segment: arrays like
     those of `sealed`, and of `first`, which then has the first pages of sequences.

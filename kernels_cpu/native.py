@@ -44,7 +44,7 @@ def _native() -> _Native:
 
 
 def _unfit() -> str | None:
-    """Why the module must not be loaded. Checked beforehand, because a build for another version of MLX could crash."""
+    """Why the module must not be loaded, None if it may: built for another version of MLX, it could crash the process."""
     if os.environ.get("MLXINFER_CPU_KERNELS") == "0":
         return "switched off by MLXINFER_CPU_KERNELS=0"
     try:

@@ -83,7 +83,7 @@ class Packed:
 
 
 def checked_precision(precision: str | None) -> str:
-    """The precision; None means the default. Raises ValueError unless it is one of `PRECISIONS`."""
+    """`precision`, or the default for None. Raises ValueError unless it is one of `PRECISIONS`."""
     precision = precision or default_precision()
     if precision not in PRECISIONS:
         raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
@@ -141,8 +141,8 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
 
 @contextmanager
 def weight_memory(nbytes: int) -> Iterator[None]:
-    """Matrices packed inside the block take their memory from a region of this size, which another thread starts to prepare at once. Beyond
-    that, memory is allocated as usual."""
+    """Matrices packed inside the block take their memory from one region of `nbytes`, whose pages another thread clears meanwhile. What
+    they need beyond it is allocated as usual. 0 reserves nothing."""
     wanted = in_use() and nbytes > 0
     if wanted:
         native().reserve_weight_memory(nbytes)

@@ -42,7 +42,7 @@ async def bare_step(llm: AsyncLLM, prompts: Sequence[str], steps: int) -> float:
 
 
 async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int) -> list[tuple[float, float]]:
-    """(bare, served): seconds between two tokens of a stream, `times` times, after a warm-up."""
+    """(bare, served): seconds between two tokens of a stream, for each of `pairs` pairs, after a warm-up."""
     found, bodies = [], [body(prompt, steps) for prompt in prompts]
     async with _serving(llm) as port, _client() as ask:
         for number in range(pairs + 1):

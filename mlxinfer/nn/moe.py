@@ -21,8 +21,8 @@ SORT_FROM = 64
 
 
 class ExpertLinear(Linear):
-    """A matrix `[experts, out, in]` with optional biases `[experts, out]`. `experts` `[...]` selects the matrix for each row of `x` `[...,
-    1, in]`."""
+    """A matrix `[experts, out, in]` with optional biases `[experts, out]`. `experts` `[...]` selects the matrix for each row of `x`
+    `[..., 1, in]`."""
 
     @classmethod
     def load_experts(

@@ -15,8 +15,8 @@ from .native import Full, StepAttention
 
 
 def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) -> tuple[mx.array, mx.array, mx.array]:
-    """Turn the arguments of `Step.attend_rows` into those of `Step.attend`: queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv,
-    Dv]`."""
+    """Turn the arguments of `Step.attend_rows` into those of `Step.attend`: queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values
+    `[T, Hkv, Dv]`."""
     count, kv, dim = rows[0].shape[0], spec.kv_heads, spec.key_dim
     keys, values = kv * dim, kv * spec.value_dim
     queries = sum(piece.shape[1] for piece in rows) - keys - values
