@@ -84,7 +84,7 @@ def convert(
 
 
 def _check_growth(checkpoint: Checkpoint, planned: Plan, source_nbytes: int) -> None:
-    """Raise `ConversionError` where formats that MLX does not have would be unpacked to a much larger model that nobody asked for."""
+    """Raise `ConversionError` if formats that MLX does not have would be unpacked to a much larger model without being asked for."""
     kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
     if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
         raise ConversionError(

@@ -47,7 +47,7 @@ def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bo
 
 
 def is_sparse_layer(reader: ConfigReader, experts: int) -> Callable[[int], bool]:
-    """Which layers have experts, by `decoder_sparse_step` and `mlp_only_layers`."""
+    """A function that tells whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`."""
     interval = reader.integer("decoder_sparse_step", 1)
     dense = reader.integers("mlp_only_layers") or []
     return lambda layer: experts > 0 and layer not in dense and (layer + 1) % interval == 0
