@@ -1,4 +1,4 @@
-"""The commands: `python -m benchmarks compare` measures, `python -m benchmarks report` shows what is kept."""
+"""The commands: `python -m benchmarks compare` measures, `python -m benchmarks report` shows stored results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .workloads import kv_works, works
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
-    """This project beside mlx-lm and llama.cpp, in one run."""
+    """Compare this project with mlx-lm and llama.cpp, in one run."""
 
 
 @main.command()
@@ -44,7 +44,7 @@ def main() -> None:
 @cpus_option
 @click.option("--start/--no-start", default=True, show_default=True, help="Measure whole processes: time to the first token, memory.")
 def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | None, **options: Any) -> None:
-    """Measure, and write results/NAME.csv, .json, .md and .svg. What is there already under that name is replaced."""
+    """Measure, and write results/NAME.csv, .json, .md and .svg. Existing results of that name are replaced."""
     chosen = [prefix for prefix in options.pop("chosen").split(",") if prefix]
     possible = kv_works(options["steps"]) if options.pop("caches") else works(options["steps"])
     kinds = tuple(w for w in possible if not chosen or w.name.startswith(tuple(chosen)))
@@ -64,7 +64,7 @@ def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
 @main.command()
 @click.argument("name", default="cpu")
 def report(name: str) -> None:
-    """Print the tables of results/NAME.csv, and draw its picture again."""
+    """Print the tables of results/NAME.csv, and redraw its picture."""
     try:
         show(RESULTS / name)
     except (OSError, ValueError) as error:

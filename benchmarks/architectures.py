@@ -2,8 +2,8 @@
 
     python benchmarks/architectures.py            # prints the table of docs/accuracy.md
 
-The checkpoints and transformers' logits are those of tests/golden/arch, written by transformers 5 (tests/golden/make_arch.py).
-Ours go through the engine: prompts in chunks of 64 tokens, the paged cache, and the step that generates.
+The checkpoints and transformers' logits are those in tests/golden/arch, written by transformers 5 (tests/golden/make_arch.py).
+Our logits go through the engine: prompts in chunks of 64 tokens, the paged cache, and the decode step.
 """
 
 from __future__ import annotations

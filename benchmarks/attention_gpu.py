@@ -1,8 +1,8 @@
-"""Attention alone on a GPU, beside what MLX and mlx-lm have for the same: decode, and how much of the bandwidth that copying reaches it
-uses; prefill, and how many multiply-adds a second.
+"""Attention alone on a GPU, compared with MLX's and mlx-lm's: for decode, the share of the copy bandwidth that it reaches; for prefill,
+multiply-adds per second.
 
-Every call reads another layer's keys and values, and there are so many layers that no cache holds them. Calls of a sample are
-evaluated together, so that starting one does not count. A ratio of times is made of medians.
+Every call reads another layer's keys and values, and there are enough layers that no cache holds them all. The calls of a sample are
+evaluated together, so that the cost of launching one does not count. A ratio of times is the ratio of medians.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
 FORMATS = ("16", "8", "k8v4", "4")
 HEADS = {"32 heads on 8 of 128": (32, 8, 128), "16 heads on 8 of 128": (16, 8, 128), "8 heads on 4 of 256": (8, 4, 256)}
-"""Query heads, KV heads, head size: of Llama-3.1-8B and Qwen3-4B, of smaller Qwen3 models, of Gemma-3-4B."""
+"""Query heads, KV heads, head size of: Llama-3.1-8B and Qwen3-4B, smaller Qwen3 models, Gemma-3-4B."""
 FRESH_BYTES = 1 << 30
-"""What the layers of a sample hold together at the least: more than any GPU's caches."""
+"""Least total bytes of a sample's layers: more than any GPU's caches."""
 MOST_LAYERS = 32
 TOLERANCE = 0.02
-"""How far answers in bfloat16 may be from those in float32, where values are about as large as 1."""
+"""Allowed difference of bfloat16 answers from float32 ones, for values of about 1."""
 
 Calls = list[Callable[[], mx.array]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One call: its time in seconds, and the bytes of keys and values (and their scales) that it has to read."""
+    """One call: its time in seconds, and the bytes of keys and values (with their scales) that it must read."""
 
     name: str
     seconds: float
@@ -52,14 +52,14 @@ class Result:
 
 
 def missing_gpu() -> str:
-    """Why nothing can be measured here, or an empty string."""
+    """Why nothing can be measured here; otherwise empty."""
     if mx.metal.is_available() or mx.cuda.is_available():
         return ""
     return "attention on a GPU needs an Apple GPU, or an NVIDIA GPU and MLX for it (pip install 'mlx[cuda]'); this machine has neither"
 
 
 def copy_bandwidth(size: int = FRESH_BYTES, samples: int = 10) -> float:
-    """Bytes per second, read and written together, of adding 1 to an array."""
+    """Bytes per second, reads plus writes, of adding 1 to an array."""
     x = mx.zeros((size // 4,), mx.uint32)
     mx.eval(x)
     return 2 * x.nbytes / median_time([lambda: x + 1], samples)
@@ -79,7 +79,7 @@ def median_time(calls: Calls, samples: int) -> float:
 
 
 class Pages:
-    """Layers of random sealed pages, scattered over the pool, for `batch` sequences of `length` tokens each, and one new token."""
+    """Layers of random sealed pages, scattered over the pool, for `batch` sequences of `length` tokens each plus one new token."""
 
     def __init__(self, heads: tuple[int, int, int], form: KVFormat, length: int, batch: int, layers: int | None = None) -> None:
         query_heads, kv_heads, dim = heads
@@ -107,14 +107,14 @@ class Pages:
         return [lambda sealed=s, opened=o: call(sealed, opened) for s, o in self.layers]  # type: ignore[misc]
 
     def error(self) -> float:
-        """The largest difference from plain MLX in float32, on the first layer."""
+        """Largest difference from plain MLX in float32, on the first layer."""
         sealed, opened = self.layers[0]
         exact = attention_over_pages(self.q, sealed, [], opened, self.plan, scale=self.scale)
         return float(np.array(mx.abs(self.calls()[0]().astype(mx.float32) - exact.astype(mx.float32)).max()))
 
 
 def _random(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Codes of all bits; scales that are small, since a code can be 255; plain values about as large as 1."""
+    """Codes use all bits; scales are small, because a code can be 255; plain values are about 1."""
     if dtype == mx.uint32:
         return mx.random.randint(-(2**31), 2**31 - 1, shape, mx.int32).view(mx.uint32)
     return (mx.random.normal(shape) * (0.005 if dtype == mx.float16 else 1.0)).astype(dtype)
@@ -125,7 +125,7 @@ def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
 
 
 def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bits: int) -> tuple[Calls, int]:
-    """MLX's attention to bfloat16 (16 bits), or mlx-lm's to what `mx.quantize` gives; and the bytes of one layer."""
+    """MLX's attention to bfloat16 (16 bits), or mlx-lm's to the output of `mx.quantize`; and the bytes of one layer."""
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
     query_heads, kv_heads, dim = heads
@@ -140,7 +140,7 @@ def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bit
     def call(k: Any, v: Any) -> mx.array:
         if bits == 16:
             return mx.fast.scaled_dot_product_attention(q, k, v, scale=dim**-0.5)
-        # It scales the queries in place.
+        # mlx-lm scales the queries in place.
         out: mx.array = quantized_scaled_dot_product_attention(q + 0, k, v, dim**-0.5, None, group_size=64, bits=bits)
         return out
 
@@ -148,7 +148,7 @@ def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bit
 
 
 def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int = 10, layers: int | None = None) -> list[Result]:
-    """Stock MLX first. Raises RuntimeError if a kernel's answers are wrong: its speed would mean nothing."""
+    """Stock MLX comes first. Raises RuntimeError if a kernel's answers are wrong: its speed would then be meaningless."""
     results = []
     for bits in (16, 8, 4):
         size = 2 * batch * heads[1] * length * heads[2] * (bits + (0.5 if bits < 16 else 0)) / 8
@@ -166,8 +166,8 @@ def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int =
 
 
 def measure_prefill(heads: tuple[int, int, int], past: int, count: int, samples: int = 10) -> list[tuple[str, float, float]]:
-    """`count` tokens of one sequence behind `past` others: name, seconds and multiply-adds of one call, sealing what it fills included.
-    MLX's own attention, in bfloat16, comes first. Both numbers of tokens are rounded down to whole pages."""
+    """`count` tokens of one sequence after `past` others: name, seconds and multiply-adds per call, including the sealing of filled pages.
+    MLX's own attention, in bfloat16, comes first. Both token counts are rounded down to whole pages."""
     query_heads, kv_heads, dim = heads
     past, count = past // PAGE * PAGE, max(count // PAGE, 1) * PAGE
     work = 2.0 * query_heads * dim * count * (past + count / 2)
@@ -200,7 +200,7 @@ def prefill_table(results: list[tuple[str, float, float]]) -> str:
 
 
 def table(results: list[Result], copied: float) -> str:
-    """Markdown. `copied` is the bandwidth of copying."""
+    """Markdown. `copied` is the copy bandwidth, in bytes per second."""
     first = results[0]
     rows = ["| | us | MB | GB/s | of copying | times MLX's bfloat16 |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for r in results:

@@ -1,4 +1,4 @@
-"""Measures all engines in turn, round by round, so that whatever else the machine does meets all of them alike."""
+"""Measures all engines in turn, round by round, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`limits` are the most tokens that an engine gets at once: results say so."""
+    """`limits` are the longest prompts in tokens that an engine gets; results state them."""
 
     engines: tuple[str, ...]
     works: tuple[Work, ...]
@@ -33,7 +33,7 @@ class Settings:
 
 
 class Comparison:
-    """One model in all engines. `about` is filled as they are started."""
+    """One model in all engines. `about` is filled as they start."""
 
     def __init__(self, name: str, path: Path, settings: Settings, tell: Tell, start: Callable[[str, int], Process] = Process) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Comparison:
         self._costs: dict[Work, dict[str, float]] = {}
 
     def run(self) -> Iterator[Sample]:
-        """All rounds. Raises `WorkerError` if an engine fails that was able to start."""
+        """All rounds. Raises `WorkerError` if an engine fails after it could start."""
         with ExitStack() as stack:
             self._models = self._prepare(stack)
             for engine in self.settings.engines:
@@ -65,12 +65,12 @@ class Comparison:
                         yield from self._start_samples(engine, number)
 
     def _prepare(self, stack: ExitStack) -> dict[str, str]:
-        """Where each engine finds the model: all but mlx-lm read the file itself."""
+        """The path of the model for each engine: all but mlx-lm read the file itself."""
         models = dict.fromkeys(self.settings.engines, str(self.path))
         if ONE_AT_A_TIME in models and self.path.is_file():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / self.name
             self._tell("converting for mlx-lm")
-            # float32 is what MLX's CPU operations are fastest in.
+            # MLX's CPU operations are fastest in float32.
             command = [sys.executable, "-m", "mlxinfer", "convert", str(self.path), str(folder), "--dtype", "float32", "--no-measure"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -93,7 +93,7 @@ class Comparison:
         return worker.ask("load", model=model or self._models[worker.engine], threads=self.settings.threads, context=context, prompt=PROMPT)
 
     def _order(self, turn: int) -> list[str]:
-        """The engines, another one first each time."""
+        """The engines, with another one first in each round."""
         names = list(self._workers)
         start = turn % len(names)
         return names[start:] + names[:start]
@@ -110,7 +110,7 @@ class Comparison:
             )
 
     def _bytes_to_read(self) -> int:
-        """What a step of decoding reads here, or the size of the file."""
+        """Bytes that a decode step reads here, or the size of the file."""
         ours = self.about.get(OURS)
         return int(ours["weight_bytes"]) if ours else sum(f.stat().st_size for f in [self.path, *self.path.glob("*")] if f.is_file())
 
@@ -133,7 +133,7 @@ class Comparison:
             yield Sample(self.name, work.name, engine, *place, rate, TOKENS_PER_S, *self._cost(limited, engine), **kept)
 
     def _cost(self, work: Work, engine: str) -> tuple[float, float]:
-        """Bytes and operations: the operations are the same for all, the bytes are those of the engine's own weights and cache."""
+        """Bytes and operations: the operations are equal for all, the bytes are those of the engine's own weights and cache."""
         if OURS not in self._workers:
             return 0.0, 0.0
         if work not in self._costs:
@@ -149,7 +149,7 @@ class Comparison:
         return weights + cache, cost["operations"]
 
     def _start_samples(self, engine: str, number: int) -> Iterator[Sample]:
-        """A whole process: from its start to the first token, and what it held after some more work."""
+        """A whole process: the time from its start to the first token, and its peak memory after some more work."""
         work = START.limited(self.settings.limits.get(engine))
         self._tell(f"round {number} of {self.settings.rounds}, {self.name}: {START_NAME}, {engine}")
         first = OURS_FIRST if engine == OURS else engine

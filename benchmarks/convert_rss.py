@@ -58,7 +58,7 @@ def tensors(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_source(directory: Path, gigabytes: float) -> tuple[int, int]:
-    """Returns the bytes of all tensors and of the largest."""
+    """Returns (bytes of all tensors, bytes of the largest)."""
     layers = 1
     while 2 * sum(map(math.prod, tensors(layers).values())) < gigabytes * 1e9:
         layers += 1

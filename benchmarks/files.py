@@ -1,4 +1,4 @@
-"""Where results lie, and how they get there."""
+"""Where results are stored, and how they are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .samples import Sample, Writer
 
 
 class Run(Protocol):
-    """Measures one model. `about` and `left_out` are complete when the first sample is there."""
+    """Measures one model. `about` and `left_out` are complete once the first sample exists."""
 
     about: dict[str, Any]
     left_out: dict[str, str]
@@ -24,7 +24,7 @@ def place(stem: Path, kind: str) -> Path:
 
 
 def measure(stem: Path, models: dict[str, Path], make: Callable[[str, Path], Run], about: dict[str, Any]) -> None:
-    """Raises what a run raises. What was measured until then is kept."""
+    """Run and store the samples. Raises what the run raises; samples taken until then are kept."""
     about["models"] = {}
     stem.parent.mkdir(exist_ok=True)
     with place(stem, "csv").open("w", encoding="utf-8", newline="") as file:

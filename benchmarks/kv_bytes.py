@@ -1,4 +1,4 @@
-"""How many bytes of keys and values a step of decoding has to read, and how long that takes at the least. Computed, not measured."""
+"""Bytes of keys and values that a decode step must read, and the least time for that. Computed, not measured."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ CHIPS: tuple[tuple[str, int], ...] = (
     ("M1 Ultra, M2 Ultra", 800),
     ("M3 Ultra", 819),
 )
-"""Bandwidth of memory as the maker gives it, GB/s."""
+"""Memory bandwidth stated by the manufacturer, GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Layers that keep keys and values, by their window."""
+    """Layers with keys and values, as (number of layers, spec)."""
 
     name: str
     layers: tuple[tuple[int, AttentionSpec], ...]
@@ -52,7 +52,7 @@ SHAPES = (
 
 
 def step_bytes(shape: Shape, context: int, form: KVFormat) -> int:
-    """Bytes of keys and values that one sequence's step reads, `context` tokens behind it: sealed pages whole, and half an open one."""
+    """Bytes of keys and values that one sequence's step reads after `context` tokens: sealed pages in full, and half an open one."""
     return sum(count * layer_bytes(spec, context, form) for count, spec in shape.layers)
 
 
@@ -64,7 +64,7 @@ def layer_bytes(spec: AttentionSpec, context: int, form: KVFormat) -> int:
 
 
 def tables() -> str:
-    """Markdown: the bytes, then for each shape the floor of every chip."""
+    """Markdown: the bytes, then for each shape the minimum time on every chip."""
     parts = [_bytes_table()]
     for shape in SHAPES:
         parts.append(f"**{shape.name}**, milliseconds a step at {', '.join(FORMATS[:-1])} and {FORMATS[-1]} bits:\n\n{_floor_table(shape)}")

@@ -1,7 +1,7 @@
 """Memory of the cache while a long prompt is read: `python -m benchmarks.kv_memory MODEL --tokens 16384`.
 
-Random tokens are read in steps, as the engine does, in bfloat16, with a cache of each format. After each step, and at its peak, what MLX
-holds beyond the weights is noted. Writes results/kv_memory.csv and, with matplotlib, .svg.
+Random tokens are read in steps, as in the engine, in bfloat16, with a cache of each format. Records MLX's memory besides the weights
+after each step and at its peak. Writes results/kv_memory.csv and, with matplotlib, .svg.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlxinfer.loading.load import LoadedModel, load
 
 RESULTS = Path(__file__).parent / "results"
 Point = tuple[str, int, float, float]
-"""Format, tokens read, MB held after the step, MB at its peak."""
+"""Format, tokens read, MB after the step, MB at its peak."""
 
 
 def measure(loaded: LoadedModel, kv: KVFormat, tokens: int, chunk: int) -> list[Point]:
@@ -36,7 +36,7 @@ def measure(loaded: LoadedModel, kv: KVFormat, tokens: int, chunk: int) -> list[
     for past in range(0, tokens, chunk):
         count = min(chunk, tokens - past)
         mx.reset_peak_memory()
-        # Tokens become known as they are read, so that the pool grows as it does in a conversation.
+        # Segment.total grows as tokens are read, so the pool grows as in a conversation.
         step = cache.begin([Segment(slot, 0, count, past, past + count)])
         mx.eval(model.hidden(mx.array(ids[past : past + count], mx.int32), step), step.state)
         cache.commit(step)

@@ -1,4 +1,4 @@
-"""How far the probabilities of the next token move when something is rounded."""
+"""How far next-token probabilities move when something is rounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Over `tokens` positions: mean, 99th percentile and maximum of the KL divergence in nats, how often the most probable token is the
-    same, and by what factor the perplexity of the text grows."""
+    same, and the factor by which the text's perplexity grows."""
 
     tokens: int
     mean_kl: float
@@ -24,7 +24,7 @@ class Loss:
 
 
 class Comparison:
-    """Adds up logits `[rows, vocab]` of the same tokens, exact ones and others."""
+    """Accumulates logits `[rows, vocab]` of the same tokens: exact ones and others."""
 
     def __init__(self) -> None:
         self._kl: list[Rows] = []
@@ -32,7 +32,7 @@ class Comparison:
         self._surprise: list[Rows] = []
 
     def add(self, exact: Rows, other: Rows, following: list[int]) -> None:
-        """`following` are the tokens that come after each row; one fewer where the text ends."""
+        """`following` are the tokens after each row; one fewer at the end of the text."""
         p, q = log_softmax(exact), log_softmax(other)
         self._kl.append((np.exp(p) * (p - q)).sum(-1))
         self._same.append(p.argmax(-1) == q.argmax(-1))

@@ -1,7 +1,7 @@
-"""Work that wants twice the memory there is: `python -m benchmarks memory-cap`.
+"""Work that needs twice the available memory: `python -m benchmarks memory-cap`.
 
-A process of its own gets a hard limit, whose breach would end it or raise `MemoryError`, loads a model, and is given requests whose keys
-and values alone are twice as large, all at once, and one that could never fit. It must end with every request answered or refused.
+A separate process gets a hard limit, loads a model, and is given requests whose keys and values alone take twice as much, all at once, and
+one that can never fit. It must finish with every request answered or refused; exceeding the limit would kill it or raise `MemoryError`.
 To have a control group set the limit instead:
 
     systemd-run --user --scope -p MemoryMax=600M -p MemorySwapMax=0 python -m benchmarks memory-cap --limit outside
@@ -28,7 +28,7 @@ _TOKENS = range(32, 96)
 
 
 def run(path: Path, kind: str, megabytes: int) -> dict[str, Any]:
-    """What the process found, with `code`: that of its end, negative for a signal."""
+    """The report of the process, with `code`: its exit status, negative for a signal."""
     job = json.dumps({"path": str(path), "kind": kind, "cap": megabytes * 10**6})
     done = subprocess.run([sys.executable, "-m", "benchmarks.memory_cap", job], cwd=ROOT, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"words": done.stderr.strip()[-500:]}
@@ -36,7 +36,7 @@ def run(path: Path, kind: str, megabytes: int) -> dict[str, Any]:
 
 
 def passed(found: Mapping[str, Any]) -> bool:
-    """There was more work than memory, and nothing went wrong."""
+    """Whether there was more work than memory, and nothing went wrong."""
     ended = found["code"] == 0 and found["answered"] == found["asked"]
     return ended and found["wanted"] >= 2 * found["cap"] and found["preemptions"] > 0 and bool(found["refused"])
 
@@ -55,7 +55,7 @@ def lines(found: Mapping[str, Any]) -> str:
 
 
 def measure(path: str, kind: str, cap: int) -> dict[str, Any]:
-    """In the process of its own."""
+    """Runs in the limited process."""
     from mlxinfer import LLM, MLXInferError, SamplingParams
 
     before = status("VmRSS")
@@ -90,14 +90,14 @@ def measure(path: str, kind: str, cap: int) -> dict[str, Any]:
 
 
 def _token_bytes(config: Mapping[str, Any], item: int) -> int:
-    """Keys and values of a token, in a model whose layers are all alike."""
+    """Keys and values of one token, in a model whose layers are all alike."""
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     return 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * int(head) * item
 
 
 def status(field: str) -> int:
-    """A line of /proc/self/status, in bytes. Linux only."""
+    """A field of /proc/self/status, in bytes. Linux only."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(f"{field}:"))
 

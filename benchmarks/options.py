@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def _models(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    """`NAME=PATH`, or what mlxinfer finds under a name."""
+    """`NAME=PATH`, or anything that mlxinfer resolves."""
     from mlxinfer.errors import MLXInferError
     from mlxinfer.loading.resolve import resolve
 
@@ -51,7 +51,7 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
 
 
 def _cpus(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
-    """The processors that this process, and all that it starts, keep to from here on."""
+    """Restrict this process, and all that it starts, to these processors."""
     words = [] if value is None else value.split(",")
     if not all(word.isdecimal() for word in words):
         raise click.BadParameter(f"{value!r} is not a list of processors, such as 0,1")

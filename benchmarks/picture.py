@@ -1,4 +1,4 @@
-"""The results as a picture: how each engine compares with one of them, longer is better."""
+"""The results as a picture: each engine relative to one of them; longer is better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH_INCHES, ROW_INCHES = 9.0, 0.21
 
 
 def draw(models: list[Results], reference: str, path: Path, caption: str) -> None:
-    """One panel a model, one group of bars a work."""
+    """One panel per model, one group of bars per work."""
     bars = max(len(results.works) * (len(results.engines) + 1) for results in models)
     figure = Figure(figsize=(WIDTH_INCHES, 1.0 + ROW_INCHES * bars), layout="constrained", facecolor="white")
     longest = max((ratio.high for results in models for ratio in _ratios(results, reference)), default=1.0)

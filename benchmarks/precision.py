@@ -1,7 +1,7 @@
 """What rounding activations costs: how far the next token's probabilities move from those of float32 activations.
 
-The CPU kernels multiply quantized matrices with activations of 15 or 8 bits (`MLXINFER_CPU_PRECISION`). This compares both with
-float32 on pages of text, from a GGUF file or a directory.
+The CPU kernels multiply quantized matrices by activations of 15 or 8 bits (`MLXINFER_CPU_PRECISION`). This compares both with
+float32 on pages of text, for a GGUF file or a directory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .loss import Comparison, Loss, Rows
 PAGE_TOKENS = 384
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/architecture.md", "LICENSE")
-"""Whose beginnings are read, beside a short text of several kinds."""
+"""Documents whose beginnings are read, in addition to a short text of several kinds."""
 
 
 def losses(model: Path) -> dict[str, Loss]:
-    """Of every precision but float32, by its name. Raises `RuntimeError` without CPU kernels."""
+    """The loss of every precision except float32, by its name. Raises `RuntimeError` without CPU kernels."""
     if not kernels_cpu.in_use():
         raise RuntimeError(kernels_cpu.status())
     exact = _logits(model, "float32")

@@ -1,4 +1,4 @@
-"""A worker, seen from the process that compares."""
+"""A worker, as seen by the comparing process."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _THREAD_VARIABLES = ("MLXINFER_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREAD
 
 
 class WorkerError(Exception):
-    """A worker said that it could not do a job, ended, or did not answer in time."""
+    """A worker reported a failure, exited, or did not answer in time."""
 
 
 class Process(AbstractContextManager["Process"]):
-    """Starts a worker and ends it. All of them have the same number of threads, and the processors that this process has."""
+    """Starts a worker and ends it. All workers get the same number of threads, and this process's processors."""
 
     def __init__(self, engine: str, threads: int, *, command: list[str] | None = None, patience_s: float = 1800.0) -> None:
         self.engine = engine
         self._patience = patience_s
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | ENVIRONMENT.get(engine, {})
-        # Bytecode is kept, as an installation keeps it: to compile a working tree at every start is no part of any engine.
+        # Keep bytecode, as an installation does: compiling a working tree at every start is not part of any engine.
         variables["PYTHONDONTWRITEBYTECODE"] = ""
         self.started = perf_counter()
         self._window = Window()
@@ -49,8 +49,8 @@ class Process(AbstractContextManager["Process"]):
         )
 
     def ask(self, do: str, **job: Any) -> dict[str, Any]:
-        """Give a job and wait for the answer, to which is added what share of the processors others had meanwhile (`others`).
-        Raises `WorkerError`."""
+        """Send a job and wait for the answer; adds the share of the processors that other processes used meanwhile (`others`). Raises
+        `WorkerError`."""
         if self._asked:
             self._window = Window()
         self._asked = True
@@ -81,7 +81,7 @@ class Process(AbstractContextManager["Process"]):
         return WorkerError(f"{self.engine}: its process ended with {code}: {words[-1] if words else 'it said nothing'}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # With what it has started: a server must not outlive its worker.
+        # Including its children: a server must not outlive its worker.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()

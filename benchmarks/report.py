@@ -13,7 +13,7 @@ TOGETHER, ALONE = "decode at 0, 8 together", "decode at 0"
 
 
 def document(models: list[Results], about: dict[str, Any]) -> str:
-    """Everything: where it was measured, and for each model its table with what has to be said about it."""
+    """The complete page: where it was measured, and for each model its table and notes."""
     parts = [f"{caption(about)}\n\n{versions(about)}"]
     for results in models:
         described = about["models"][results.model]
@@ -33,7 +33,7 @@ def versions(about: dict[str, Any]) -> str:
 
 
 def table(results: Results) -> str:
-    """A row for each work, a column for each engine, and how much better ours is than each of the others."""
+    """A row per work, a column per engine, and how much better ours is than each of the others."""
     engines, others = results.engines, [engine for engine in results.engines if engine != OURS] if OURS in results.engines else []
     head = ["", *engines, *(f"{OURS} / {other}" for other in others), "of the machine"]
     rows = [head, ["---"] + ["---:"] * (len(head) - 1)]
@@ -45,7 +45,7 @@ def table(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """What the table does not say."""
+    """What the table itself does not say."""
     lines = []
     together = results.better((TOGETHER, OURS), (ALONE, OURS))
     if together:
@@ -79,7 +79,7 @@ def warnings(described: dict[str, Any], results: Results) -> list[str]:
 
 
 def cell(results: Results, work: str, engine: str, *, spread: bool = True) -> str:
-    """A value with its unit, its spread, and its length where that is another than the others'."""
+    """A value with its unit and spread, and its length if that differs from the others'."""
     samples = results.of(work, engine)
     if not samples:
         return "–"
@@ -95,5 +95,5 @@ def ratio(spread: Spread | None) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or more."""
+    """At least three digits."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

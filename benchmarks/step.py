@@ -1,7 +1,7 @@
-"""The budget of a step of decoding one sequence: what each part of it takes, with and without the CPU kernels.
+"""The budget of a decode step for one sequence: what each part takes, with and without the CPU kernels.
 
-Parts are evaluated alone, again and again, and the median is taken; the whole step is measured through the engine. What the parts do
-not explain is the engine's own work, and waiting.
+Each part is evaluated alone, repeatedly, and the median is taken; the whole step is measured through the engine. The difference is the
+engine's own work, and waiting.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MODES = {
     "kernels, each operation alone": {"MLXINFER_WHOLE_BLOCKS": "0"},
     "kernels, whole blocks": {},
 }
-"""Environments that a step is measured in. The second setting is this module's own."""
+"""Environments in which a step is measured. The second setting is this module's own."""
 
 _STEPS, _SAMPLES, _SECONDS = 32, 15, 3.0
 
 
 def budgets(model: Path, depth: int) -> dict[str, dict[str, float]]:
-    """By mode, milliseconds by part, in the order of a step."""
+    """By mode: milliseconds by part, in the order of a step."""
     found = {}
     for mode, settings in MODES.items():
         command = [sys.executable, "-m", __spec__.name, str(model), str(depth)]
@@ -60,7 +60,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 class _Step:
-    """One row of a sequence with `depth` tokens behind it, again and again."""
+    """One row of a sequence after `depth` tokens, repeatedly."""
 
     def __init__(self, model: Decoder, depth: int) -> None:
         self.model = model
@@ -90,7 +90,7 @@ class _Step:
         return x
 
     def attention(self) -> list[mx.array]:
-        """Of all layers, whose rows are there already."""
+        """Attention of all layers, on existing rows."""
         step, found = self.begin(), []
         rotations = {name: rope.at(step) for name, rope in self.model.ropes.items()}
         for block, rows in zip(self.model.blocks, self.rows, strict=True):
@@ -101,7 +101,7 @@ class _Step:
         return found
 
     def products(self) -> list[mx.array]:
-        """Of all blocks, with rows that are there already."""
+        """Matrix products of all blocks, on existing rows."""
         found = []
         for block, answers, inner in zip(self.model.blocks, self.answers, self.inner, strict=True):
             a, mlp = block.mixer, block.mlp
@@ -153,7 +153,7 @@ def budget(path: Path, depth: int) -> dict[str, float]:
 
 
 def _typical(compute: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
-    """Milliseconds, the median of as many samples as there is time for."""
+    """Milliseconds: the median of as many samples as the time allows."""
     samples: list[float] = []
     until = perf_counter() + _SECONDS
     while len(samples) < 3 or (perf_counter() < until and len(samples) < 20 * _SAMPLES):

@@ -15,7 +15,7 @@ import click
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "layers.svg"
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
-"""Folders at the top that are packaged as `mlxinfer.NAME` through links."""
+"""Top-level folders that are packaged as `mlxinfer.NAME` through links."""
 SMALL = 80
 """Lines below which a file counts as small."""
 
@@ -39,7 +39,7 @@ class Module:
 
 
 def modules(root: Path = ROOT, *, linked: bool = True) -> list[Module]:
-    """All of them, in the order of their names; without the linked folders if asked."""
+    """All modules, ordered by name; without the linked folders if `linked` is False."""
     folders = {"mlxinfer": "mlxinfer"} | ({name: f"mlxinfer.{name}" for name in LINKED} if linked else {})
     found = []
     for folder, package in folders.items():
@@ -52,7 +52,7 @@ def modules(root: Path = ROOT, *, linked: bool = True) -> list[Module]:
 
 
 def imports(module: Module, known: set[str]) -> Iterator[str]:
-    """The modules of the package that this one imports, at the top or in a function."""
+    """The package's own modules that this one imports, at the top or in a function."""
     package = module.name.split(".") if module.path.name == "__init__.py" else module.name.split(".")[:-1]
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.ImportFrom) or not node.level:
@@ -64,7 +64,7 @@ def imports(module: Module, known: set[str]) -> Iterator[str]:
 
 
 def arrows(found: Iterable[Module]) -> dict[tuple[str, str], int]:
-    """How many imports lead from a folder (or root file) to another."""
+    """How many imports lead from one folder (or root file) to another."""
     found = list(found)
     known = {module.name for module in found}
     counts: Counter[tuple[str, str]] = Counter()
@@ -82,7 +82,7 @@ def _room(name: str) -> str:
 
 
 def docstrings(found: Iterable[Module]) -> Iterator[tuple[str, str]]:
-    """(place, text) of every docstring: of modules, classes, functions, and of the attributes and constants above them."""
+    """(place, text) of every docstring: of modules, classes and functions, and below attributes and constants."""
     for module in found:
         for node in ast.walk(module.tree):
             body = getattr(node, "body", None)
@@ -92,7 +92,7 @@ def docstrings(found: Iterable[Module]) -> Iterator[tuple[str, str]]:
 
 
 def undocumented_fields(found: Iterable[Module]) -> Iterator[str]:
-    """Public fields of public dataclasses that no docstring follows."""
+    """Public fields of public dataclasses without a docstring below them."""
     for module in found:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and any(map(_is_dataclass, node.decorator_list)):
@@ -140,7 +140,7 @@ def measures(root: Path = ROOT) -> dict[str, str]:
 
 
 def layers(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Folders from the lowest layer up: each stands below all that import it, and no lower than it has to."""
+    """Folders from the lowest layer up: each is below everything that imports it, and no lower than necessary."""
     importers: dict[str, set[str]] = {}
     for above, below in edges:
         importers.setdefault(below, set()).add(above)
@@ -157,13 +157,13 @@ def layers(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
 
 
 BASE = "errors, types, config, device"
-"""The files directly in mlxinfer/, as one box."""
+"""The files directly in mlxinfer/, drawn as one box."""
 BOX = (124, 34)
 GAP = (26, 44)
 
 
 def picture(root: Path = ROOT) -> str:
-    """An SVG of the layers: a box for each folder, above all that it imports, with lines to those of the next layer."""
+    """An SVG of the layers: a box for each folder, above everything that it imports, with lines to those in the next layer."""
     found = modules(root)
     folders = {module.folder for module in found} - {""}
     edges = {(a, b if b in folders else BASE) for a, b in arrows(found) if a in folders}

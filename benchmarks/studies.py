@@ -1,4 +1,4 @@
-"""The commands that look into one thing each: what a step consists of, what rounding costs, what a cache costs and reads."""
+"""Commands that each study one thing: the parts of a step, the cost of rounding, the cost and the bytes of a cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def precision(models: dict[str, Path]) -> None:
 @models_option(*DEFAULT_MODELS)
 @click.option("--depth", type=click.IntRange(1), default=(1,), show_default=True, multiple=True, help="Tokens in the cache; repeatable.")
 def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
-    """The budget of a step of decoding, before and after the CPU kernels. Writes results/step.md."""
+    """The budget of a decode step, with and without the CPU kernels. Writes results/step.md."""
     from .step import budgets, table
 
     text = ""
@@ -71,7 +71,7 @@ def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
 
 @click.command("kv-bytes")
 def kv_bytes() -> None:
-    """What a step of decoding reads of the cache, and the time that takes at the least, for Apple's chips. Computed, not measured."""
+    """Bytes of the cache that a decode step reads, and the least time for that on Apple's chips. Computed, not measured."""
     from .kv_bytes import tables
 
     click.echo(tables(), nl=False)
@@ -113,7 +113,7 @@ def kv_quality(models: dict[str, Path], engines: tuple[str, ...], contexts: tupl
               help="Of what; repeatable. From outside: by whoever starts this.")  # fmt: skip
 @click.option("--megabytes", type=click.IntRange(100), default=600, show_default=True, help="For the model and all that belongs to it.")
 def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) -> None:
-    """Work that wants twice the memory there is (Linux). Writes results/memory_cap.md; fails where the process did."""
+    """Work that needs twice the available memory (Linux). Writes results/memory_cap.md; fails if the process did."""
     from .memory_cap import lines, passed, run
 
     found = [(name, run(path, kind, megabytes)) for name, path in models.items() for kind in limit]

@@ -1,4 +1,4 @@
-"""The machine and the versions that a result belongs to."""
+"""The machine and the versions behind a result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PACKAGES = ("mlxinfer", "mlx", "mlx-lm", "llama-cpp-python", "numpy", "transform
 
 
 def pin(cpus: list[int]) -> list[int]:
-    """Keep this process, and those it starts, on these processors, if any are named; gives those it may use. Only Linux can do that.
-    Raises OSError for processors that are not there."""
+    """Restrict this process, and those it starts, to these processors, if any are named; returns those it may use. Linux only. Raises
+    OSError for processors that do not exist."""
     if sys.platform != "linux":
         return list(range(os.cpu_count() or 1))
     if cpus:
@@ -42,7 +42,7 @@ def describe() -> dict[str, Any]:
 
 
 def device_name() -> str:
-    """Of the GPU that MLX computes on."""
+    """The GPU that MLX computes on."""
     import mlx.core as mx
 
     information: dict[str, Any] = mx.device_info(mx.gpu)
@@ -57,7 +57,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str:
-    """Of this project, with a plus where files differ from it; "" outside a repository."""
+    """This project's commit, with a plus if files differ from it; "" outside a repository."""
     command = ["git", "describe", "--always", "--dirty=+"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -67,20 +67,20 @@ def _commit() -> str:
 
 
 class Window:
-    """From its making on: what share of the processors was not there for the one who is measured."""
+    """From its creation on: the share of the processors that was not available to the measured process."""
 
     def __init__(self) -> None:
         self._start, self._busy = perf_counter(), _busy_seconds()
 
     def others(self, own: float) -> float:
-        """`own` is the processor time that the measured process used. 0 where the system does not tell."""
+        """`own` is the processor time that the measured process used, in seconds. 0 where the system does not report it."""
         elapsed = perf_counter() - self._start
         busy = _busy_seconds() - self._busy
         return min(max(busy - own, 0.0) / (elapsed * (os.cpu_count() or 1)), 1.0)
 
 
 def _busy_seconds() -> float:
-    """Processor time of everybody since the system started, and what a hypervisor took."""
+    """Processor time of all processes since the system started, including what a hypervisor took."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:

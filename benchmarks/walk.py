@@ -35,7 +35,7 @@ class Walk:
     """Calls by file."""
 
     def note(self, frame: FrameType, event: str, arg: object) -> None:
-        """To be given to `sys.setprofile`."""
+        """Pass this to `sys.setprofile`."""
         if event != "call":
             return
         path = frame.f_code.co_filename

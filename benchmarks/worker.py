@@ -5,9 +5,9 @@
     {"do": "decode", "depth": 0, "streams": 1, "steps": 64}                         -> {"seconds": ...}
     {"do": "about"}, {"do": "cost", ...}, {"do": "memory"}, {"do": "machine", "bytes": ...}
 
-What goes wrong is answered as {"error": ...}. Every answer says what processor time the job took (`cpu_s`; the first one's since the
-process began), and what the process used between the answer before and this job (`idle_cpu_s`): a worker that computes while another one
-is measured shows.
+Failures are answered as {"error": ...}. Every answer has the processor time of the job (`cpu_s`; for the first, since the process
+started), and that used between the previous answer and this job (`idle_cpu_s`), which reveals a worker that computes while another
+one is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Doer(Protocol):
 
 
 class Worker:
-    """Does jobs with one engine; it is created by the first of them, so that starting it can be timed from outside."""
+    """Does jobs with one engine; the first job creates it, so that its start can be timed from outside."""
 
     def __init__(self, name: str, open_engine: Open = create) -> None:
         self._name = name
@@ -75,7 +75,7 @@ class Worker:
 
 
 def serve(worker: Doer, jobs: IO[str], answers: IO[str]) -> None:
-    """Until there are no more jobs."""
+    """Answer jobs until there are no more."""
     begun = used = 0.0
     for line in jobs:
         if used:
@@ -83,7 +83,7 @@ def serve(worker: Doer, jobs: IO[str], answers: IO[str]) -> None:
         idle = begun - used
         try:
             answer = worker.do(json.loads(line))
-        except Exception as error:  # noqa: BLE001  what an engine throws is for the reader of the results to know
+        except Exception as error:  # noqa: BLE001  any failure of an engine belongs in the results
             answer = {"error": f"{type(error).__name__}: {error}"}
         used = worker.cpu_seconds()
         answers.write(json.dumps(answer | {"cpu_s": used - begun, "idle_cpu_s": idle}) + "\n")
@@ -91,7 +91,7 @@ def serve(worker: Doer, jobs: IO[str], answers: IO[str]) -> None:
 
 
 def main(make: Callable[[str], Doer] = Worker) -> None:
-    # What an engine prints must not get between the answers.
+    # An engine's own output must not end up between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(make(sys.argv[1]), sys.stdin, answers)

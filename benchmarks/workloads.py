@@ -1,4 +1,4 @@
-"""What is measured, and with which lengths."""
+"""The measurements of `compare`, and their lengths."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PROMPT = "The capital of France is"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A row of the results. `tokens` of a prompt, or `depth` and `steps` of decoding `streams` sequences. `kv` are the bits that keys and
-    values are kept in."""
+    """A row of the results. `tokens` of a prompt, or `depth` and `steps` of decoding `streams` sequences; `kv` is the bits of keys and
+    values."""
 
     name: str
     kind: str
@@ -28,8 +28,8 @@ class Work:
         return {"depth": self.depth, "streams": self.streams, "steps": self.steps, "kv": self.kv}
 
     def limited(self, most: int | None) -> Work:
-        """The same with no more than so many tokens in a prompt or in the cache. A cache of a given width is filled without reading a
-        prompt where that would take minutes, so its depth stays; there are fewer steps."""
+        """The same with at most this many tokens in a prompt or in the cache. A cache of a given width is filled without reading a prompt
+        where that would take minutes, so its depth stays; it gets fewer steps."""
         if most is None:
             return self
         if self.depth == DEEP:
@@ -41,14 +41,14 @@ class Work:
 
 
 DEEP = 4096
-"""Tokens in the cache where its width is compared."""
+"""Tokens in the cache when its widths are compared."""
 
 START = Work("start", "start", tokens=512, steps=32)
-"""A process of its own, from its start to the first token; then a prompt and some decoding, for the memory of it."""
+"""A separate process, from its start to the first token; then a prompt and some decoding, to measure its memory."""
 
 START_NAME, FIRST_NAME, MEMORY_NAME = "load to first token", "first load to first token", "peak memory"
 OURS_FIRST = "mlxinfer-first"
-"""The engine of the first load of ours: later ones map what that one leaves on disk. All others do the same every time."""
+"""The engine of our first load: later ones map what it leaves on disk. All others do the same every time."""
 
 
 def works(steps: int) -> tuple[Work, ...]:
@@ -62,7 +62,7 @@ def works(steps: int) -> tuple[Work, ...]:
 
 
 def kv_works(steps: int) -> tuple[Work, ...]:
-    """Decoding behind a long past, kept in fewer and fewer bits."""
+    """Decoding after a long past, stored in fewer and fewer bits."""
     return tuple(Work(f"decode at {DEEP}, {bits}-bit cache", "decode", depth=DEEP, steps=steps, kv=bits) for bits in (16, 8, 4))
 
 

@@ -1,4 +1,4 @@
-"""The config of the destination: in the style that mlx-lm reads, with the quantization of every layer that has its own."""
+"""The destination's config: in the style that mlx-lm reads, with the quantization of every layer that deviates from the default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_conf
 
 
 def destination_config(plan: Plan) -> dict[str, Any]:
-    """The config that is written."""
+    """The config to write. Key order does not matter: `loading.files.to_json` sorts."""
     written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
     for owner in (written, written.get("text_config")):
@@ -28,7 +28,7 @@ def destination_config(plan: Plan) -> dict[str, Any]:
 
 
 def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
-    """Where mlx-lm is known to give other logits than the model's authors, and this program, for this config."""
+    """Where mlx-lm is known to compute other logits for this config than the model's authors and this program."""
     notes = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
     window = config.get("sliding_window")
     if window and config.get("model_type") in ("mistral", "gemma2"):

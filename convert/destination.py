@@ -1,4 +1,4 @@
-"""The destination directory: it appears whole, by a rename, or not at all."""
+"""The destination directory: it appears complete, by a rename, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before a weight is read."""
+"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before any weight is read."""
 
 from __future__ import annotations
 
@@ -29,19 +29,24 @@ _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the destination's safetensors, `dtype` named as in its header."""
+    """One tensor in the destination's safetensors files."""
 
     name: str
+    """Name in the header."""
     dtype: str
+    """In safetensors' notation."""
     shape: tuple[int, ...]
+    """Shape as stored."""
     nbytes: int
+    """Bytes of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor of the graph, as it is read and as it is to be written."""
+    """One tensor of the graph, as read and as written."""
 
     request: Request
+    """What the graph asked for."""
     stored: Format | mx.Dtype
     """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
     target: Format | mx.Dtype
@@ -58,6 +63,7 @@ class Output:
 
     @property
     def action(self) -> Action:
+        """What the conversion does with the tensor."""
         if isinstance(self.target, Format):
             if self.stored == self.target:
                 return "kept"
@@ -74,6 +80,7 @@ class Output:
         return format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
     def parts(self) -> list[Part]:
+        """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""
         shape = self.request.shape
         if not isinstance(self.target, Format):
             return [_part(self.name, self.target, shape)]
@@ -91,21 +98,24 @@ def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a conversion will write."""
+    """Everything that a conversion will write."""
 
     config: dict[str, Any]
-    """Of the text model."""
+    """Config of the text model."""
     outputs: tuple[Output, ...]
+    """Tensors in the order of writing."""
     skipped: dict[str, str]
     """Tensors of the source that are not written, with the reason."""
     dtype: mx.Dtype
     """Dtype of what is not quantized."""
     default: Format | None
-    """The format that the quantization block names first; None without quantization."""
+    """Format that the quantization block names first; None without quantization."""
     notes: tuple[str, ...]
+    """Messages for the user."""
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors to be written."""
         return sum(part.nbytes for output in self.outputs for part in output.parts())
 
 
@@ -153,7 +163,7 @@ def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
 
 
 def _fitting(request: Request, asked: Format | None) -> Format | None:
-    """The format asked for, or the same in smaller groups where the rows cannot be divided into groups of that size."""
+    """The requested format, or the same with smaller groups if the rows cannot be divided into groups of that size."""
     if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
         return None
     if can_quantize(request.shape, asked):

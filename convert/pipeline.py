@@ -1,4 +1,4 @@
-"""Reader, mapper, quantizer, writer, verifier: a tensor at a time, so that memory is bounded by the largest one."""
+"""Reader, mapper, quantizer, writer, verifier: one tensor at a time, so the largest one bounds the memory."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def convert(
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
-    Without `bits` (and with mode "affine") nothing is quantized, and formats that MLX shares with the source are kept exactly.
-    `dtype` is that of what is not quantized; by default it stays. `progress` is told bytes written, of how many. `measure` says
-    whether a lossy result is compared with its source on a text; by default if that takes seconds. Everything that can be wrong is
-    found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    Without `bits` (and with mode "affine") nothing is quantized, and formats that MLX shares with the source are kept exactly. `dtype`
+    applies to what is not quantized; by default it stays. `progress` is called with (bytes written, total bytes). `measure` says whether to
+    compare a lossy result with its source on a text; by default if that takes seconds. `shard_bytes` limits the size of a file. Everything
+    that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
@@ -84,7 +84,7 @@ def convert(
 
 
 def _check_growth(checkpoint: Checkpoint, planned: Plan, source_nbytes: int) -> None:
-    """Raise `ConversionError` where formats that MLX does not have would be unpacked to a much larger model that nobody asked for."""
+    """Raise `ConversionError` if formats that MLX does not have would be unpacked to a much larger model without being asked for."""
     kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
     if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
         raise ConversionError(

@@ -1,4 +1,4 @@
-"""What a conversion cost, measured where it counts: in the probabilities of the next token."""
+"""What a conversion costs, measured in the probabilities of the next token."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def mean(values):
 LEAST_TOKENS = 32
 _MOST_TOKENS = 256
 _CPU_FLOPS = 4e10
-"""About 20 seconds of MLX on a CPU, for both models."""
+"""About 20 seconds of MLX on a CPU, for both models together."""
 
 
 def tokens_to_measure(parameters: int) -> int:
-    """How many positions can be compared within seconds and within memory; 0 if too few to tell anything."""
+    """How many positions can be compared within seconds and within memory; 0 if too few to be meaningful."""
     bytes_in_memory = parameters * default_dtype().size
     if bytes_in_memory > device_memory().usable / 2:
         return 0
@@ -48,7 +48,8 @@ def tokens_to_measure(parameters: int) -> int:
 
 
 def compare(source: Path, converted: Path, tokenizer: Tokenizer, count: int) -> Quality:
-    """KL divergence and agreement of the two models on the first `count` tokens of a built-in text; one is in memory at a time."""
+    """KL divergence (nats) and top-1 agreement of the two models on the first `count` tokens of a built-in text; one model is in memory at
+    a time."""
     ids = tokenizer.encode(TEXT)[:count]
     before, after = _log_probabilities(source, ids), _log_probabilities(converted, ids)
     kl = mx.sum(mx.exp(before) * (before - after), axis=-1)
@@ -61,7 +62,7 @@ def _mean(array: mx.array) -> float:
 
 
 def _log_probabilities(path: Path, ids: list[int]) -> mx.array:
-    """float32 `[T, vocab]`, in natural logarithms."""
+    """float32 `[T, vocab]`, natural logarithms."""
     checkpoint = open_checkpoint(path)
     try:
         dtype = default_dtype()

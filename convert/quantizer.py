@@ -1,4 +1,4 @@
-"""Blocks of a tensor brought into the form they are written in, and how far that moved the weights."""
+"""Transforms blocks of a tensor into the format in which they are written, and measures the error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .mapper import Output
 
 
 class Quantizer:
-    """Transforms the blocks of one output, and sums up the error."""
+    """Transforms the blocks of one output, and accumulates the error."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -23,7 +23,7 @@ class Quantizer:
 
     @property
     def error(self) -> float:
-        """Relative error of the blocks so far; 0 where nothing is rounded."""
+        """Relative error of the blocks so far (norm of the difference over norm of the source); 0 if nothing is rounded."""
         return math.sqrt(self._squared_error / self._squared_norm) if self._squared_norm else 0.0
 
     def __call__(self, block: Matrix) -> list[mx.array]:

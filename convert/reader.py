@@ -14,13 +14,13 @@ from ..loading.weights import Request, settle
 from ..nn.weights import Matrix, map_rows
 
 BLOCK = 1 << 24
-"""Elements of a block; a single row, or expert, may be larger."""
+"""Elements per block; a single row, or expert, may be larger."""
 
 
 def blocks(checkpoint: Checkpoint, request: Request) -> Iterator[Matrix]:
     """The tensor in blocks `[rows, in]` (one axis for a vector), in order.
 
-    A plain safetensors tensor is read a block at a time; what is made by a recipe, or stored otherwise, is read whole.
+    Of a plain safetensors tensor, only one block is in memory at a time; tensors made by a recipe, or stored otherwise, are read whole.
     """
     if request.recipe is None and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
         for first, last in _ranges(request.shape[0], math.prod(request.shape[1:])):

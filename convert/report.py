@@ -15,58 +15,64 @@ class TensorReport:
     """One written tensor."""
 
     name: str
+    """Name in the destination."""
     sources: tuple[str, ...]
-    """Names of the tensors it was made from."""
+    """Names of the source tensors that it was made from."""
     shape: tuple[int, ...]
     """Logical shape, that of the unpacked matrix."""
     action: Action
+    """What was done with it."""
     stored: str
     """How it is written, in words."""
     nbytes: int
     """Bytes written, scales included."""
     error: float
-    """Relative: the norm of the difference from the source over the norm of the source."""
+    """Relative: norm of the difference from the source over norm of the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How the written model's predictions differ from its source's on a text."""
+    """How the written model differs from its source on a text."""
 
     kl: float
     """Mean KL divergence in nats."""
     top1: float
-    """Share of positions where both have the same likeliest token, 0 to 1."""
+    """Share of positions where both have the same most likely token, 0 to 1."""
     tokens: int
     """Positions compared."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Every tensor of the source is in the `sources` of a written one, or in `skipped`."""
+    """The result of a conversion. Every tensor of the source is in the `sources` of a written one, or in `skipped`."""
 
     source: Path
+    """What was converted."""
     destination: Path
+    """The directory written."""
     tensors: list[TensorReport] = field(default_factory=list)
+    """Written tensors."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Tensors of the source that were not written, with the reason."""
     copied: list[str] = field(default_factory=list)
     """Other files of the destination: tokenizer, template, licence."""
     parameters: int = 0
-    """Numbers in all written tensors, a count."""
+    """Number of values in all written tensors."""
     nbytes: int = 0
     """Bytes of all written tensors."""
     source_nbytes: int = 0
     """Bytes of all tensors of the source."""
     notes: list[str] = field(default_factory=list)
-    """Lines the user should be told."""
+    """Messages for the user."""
     quality: Quality | None = None
-    """None where the result was not compared with its source."""
+    """None if the result was not compared with its source."""
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits written for each parameter."""
+        """Bits written per parameter."""
         return self.nbytes * 8 / self.parameters if self.parameters else 0.0
 
     @property
     def actions(self) -> dict[str, int]:
+        """Number of tensors by action, the most frequent first."""
         return dict(Counter(tensor.action for tensor in self.tensors).most_common())

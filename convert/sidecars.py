@@ -1,4 +1,4 @@
-"""The files next to the weights (tokenizer, chat template, licence), copied byte for byte; code is never copied."""
+"""The files next to the weights: tokenizer, chat template, licence. Copied byte for byte; code is never copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def copy_sidecars(files: list[Path], source: Path, destination: Path) -> list[str]:
-    """Copies the bytes; returns the names, relative to the source."""
+    """Copy the bytes; returns the names, relative to the source."""
     names = []
     for path in files:
         target = destination / path.relative_to(source)

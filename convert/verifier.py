@@ -1,4 +1,4 @@
-"""The written directory, opened again like any other model."""
+"""Opens the written directory again like any other model, and checks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .mapper import Plan
 def verify(directory: Path, plan: Plan) -> None:
     """Check that the directory builds the same graph from its headers, and that every tensor is stored as planned.
 
-    Raises `ConversionError`: what is found here is a fault of the conversion, and nothing is published.
+    Raises `ConversionError`: a failure here is a bug of the conversion, and nothing is published.
     """
     try:
         checkpoint = SafetensorsCheckpoint(directory)

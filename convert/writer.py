@@ -1,4 +1,4 @@
-"""Safetensors shards whose headers are written first, from shapes that are known, and whose tensors then arrive in pieces."""
+"""Safetensors shards: headers are written first, from known shapes, and tensors then arrive in pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARD_BYTES = 5 << 30
 
 
 class Writer:
-    """Writes groups of parts (a matrix with its scales) in the order they are given. Raises OSError where the disk does."""
+    """Writes groups of parts (a matrix with its scales) in the order given. Raises OSError."""
 
     def __init__(self, directory: Path, groups: Sequence[Sequence[Part]], *, shard_bytes: int = SHARD_BYTES) -> None:
         self._directory = directory
@@ -27,10 +27,10 @@ class Writer:
         self._file: IO[bytes] | None = None
         self._number = -1
         self._at: dict[str, tuple[int, int]] = {}
-        """Name to the offsets where the next piece goes, and where the tensor ends."""
+        """By name: offsets of the next piece and of the tensor's end."""
 
     def append(self, part: Part, array: mx.array) -> None:
-        """The next piece of a tensor. Pieces of the parts of one group may alternate."""
+        """Write the next piece of a tensor. Pieces of one group's parts may alternate."""
         if self._shard_of[part.name] != self._number:
             self._open(self._shard_of[part.name])
         assert self._file is not None
@@ -49,7 +49,7 @@ class Writer:
         (self._directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
 
     def abandon(self) -> None:
-        """Close without looking at what is missing."""
+        """Close without checking what is missing."""
         if self._file:
             self._file.close()
             self._file = None

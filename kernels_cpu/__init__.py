@@ -1,8 +1,7 @@
 """Native operations for MLX's CPU backend, evaluated lazily on its stream like MLX's own.
 
-They are compiled when mlxinfer is installed, where a C++ compiler is present, and for one version of MLX. Importing this package
-costs nothing and never fails; `available()` says whether the operations can be called and `status()` why not. README.md describes
-how an operation is added.
+They are compiled when mlxinfer is installed, if a C++ compiler is present, and for one version of MLX. Importing this package is cheap and
+never fails; `available()` says whether the operations can be called, and `status()` why not. README.md describes how to add an operation.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ from .native import native
 
 
 def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
-    """Which sequences the rows of a step belong to and where their past lies, for every layer of one window.
+    """The rows of a step and where their past is stored, for all layers of one window.
 
-    `segments` are `(slot, start, count, past, first_page, pages)`: rows `start .. start + count` are the tokens `past ..` of the
-    sequence in `slot`, whose pages `first_page ..` of 64 tokens are sealed under the numbers `pages`, up to its open page. A number
-    `~p` means page p of the pool of first pages, which only page 0 of a sequence can be in.
+    `segments` are `(slot, start, count, past, first_page, pages)`: rows `start` to `start + count` are the tokens from `past` on of the
+    sequence in `slot`. Its pages of 64 tokens from `first_page` up to its open page are sealed under the ids `pages`; an id `~p` means page
+    p of the pool of first pages, where only page 0 of a sequence can be.
     """
     return native().attention_plan(segments, window)
 
 
 def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
-    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` of each segment."""
+    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` for each segment."""
     return native().rotation(parts)
 
 
@@ -44,19 +44,21 @@ def paged_attention(
 ) -> tuple[mx.array, list[mx.array], list[mx.array], list[mx.array]]:
     """Append keys and values to the cache and attend with the queries, each segment to its own past.
 
-    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that together
-    have these three behind one another. Heads of queries and keys are normed (`norm` `[Dk]`, `eps`) and rotated when they are read.
-    `open` are keys and values `[slots, Hkv, 64, D]` in any floating dtype. `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]`
-    in that dtype, for 8, 6, 5, 4, 3 and 2 codes uint32 `[Hkv, pages, Dk, 2 * k_bits]` and scales float16 `[Hkv, pages, 2, Dk]` (scales,
-    then biases); for `v_bits` 16 values `[Hkv, pages, 64, Dv]`, otherwise codes `[Hkv, pages, 64, ceil(Dv * v_bits / 32)]` and scales
-    `[Hkv, pages, 2, 64, Dv / G]` of groups of G channels, the largest part of Dv up to 64 that is a multiple of 8. `first`, where it is
-    in use, has keys and values of 16 bits. A query sees its own page as it came, and every page before that sealed.
+    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that hold these three
+    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when they are read. `open` are keys and values
+    `[slots, Hkv, 64, D]` in any floating dtype.
 
-    Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the pages that became full, one segment's after another's:
-    arrays like those of `sealed`, and of `first`, which then has the first pages of sequences.
+    `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]` in that dtype; for 8, 6, 5, 4, 3 and 2, codes uint32
+    `[Hkv, pages, Dk, 2 * k_bits]` and scales float16 `[Hkv, pages, 2, Dk]` (scales, then biases). For `v_bits` 16 it has values
+    `[Hkv, pages, 64, Dv]`; otherwise codes `[Hkv, pages, 64, ceil(Dv * v_bits / 32)]` and scales `[Hkv, pages, 2, 64, Dv / G]` of groups of
+    G channels, the largest divisor of Dv up to 64 that is a multiple of 8. `first`, if used, has 16-bit keys and values. A query sees its
+    own page unquantized, and every earlier page as sealed.
 
-    The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends
-    on its own sequence only, to the last bit, whatever the other rows, the number of rows of a step, or the threads.
+    Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the newly filled pages, segment after segment: arrays like
+    those of `sealed`, and of `first`, which then has the first pages of sequences.
+
+    The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends only on
+    its own sequence, to the last bit, whatever the other rows, the number of rows in a step, or the threads.
     """
     out, open_keys, open_values, *full = native().paged_attention(
         rows, sealed, open, first, (k_bits, v_bits), plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation

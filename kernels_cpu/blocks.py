@@ -1,4 +1,4 @@
-"""Decoder blocks, attention and a gated feed-forward layer each, as one operation."""
+"""Decoder blocks (attention and a gated feed-forward layer each) as one operation."""
 
 from __future__ import annotations
 
@@ -12,41 +12,58 @@ from .native import native
 from .packed import GATES, PRECISIONS, Packed
 
 Norm = tuple[mx.array, float]
-"""The weight of a root-mean-square norm, and its epsilon."""
+"""Weight `[n]` and epsilon of a root-mean-square norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
+    """A packed matrix with an optional bias."""
+
     matrix: Packed
+    """`[out, in]`."""
     bias: mx.array | None = None
+    """`[out]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """`x += after_attention(output(attend(qkv(before_attention(x)))))`, then `x += after_mlp(down(gate(gate_up(before_mlp(x)))))`.
 
-    `qkv` are one to three projections that give queries, keys and values behind one another; `gate` is one of `GATES`. What is None
-    does nothing. See `paged_attention` for the rest.
+    Optional steps that are None are skipped. See `paged_attention` for the attention itself.
     """
 
     before_attention: Norm | None
+    """Weight `[hidden]`."""
     after_attention: Norm | None
+    """Weight `[hidden]`."""
     before_mlp: Norm | None
+    """Weight `[hidden]`."""
     after_mlp: Norm | None
+    """Weight `[hidden]`."""
     qkv: Sequence[Projection]
+    """One to three projections that yield queries, keys and values in this order."""
     query_norm: Norm | None
+    """Applied to each query head, weight `[Dk]`."""
     key_norm: Norm | None
+    """Applied to each key head, weight `[Dk]`."""
     sinks: mx.array | None
+    """`[Hq]`: logits that take part in the softmax without a value."""
     scale: float
+    """Factor of the scores."""
     softcap: float | None
+    """Cap c: scores become `c * tanh(scores / c)`."""
     output: Projection
+    """`[hidden, Hq * Dv]`."""
     gate_up: Projection
+    """`[2 * inner, hidden]`: the gate's rows, then those of the up projection."""
     gate: str
+    """An activation of `GATES`."""
     down: Projection
+    """`[hidden, inner]`."""
 
 
 def blocks(parts: Sequence[Block], dtype: mx.Dtype) -> Blocks:
-    """Blocks that follow one another, for rows of `dtype`. Raises ValueError where their sizes do not fit."""
+    """Consecutive blocks, for rows of `dtype`. Raises ValueError if their sizes do not fit."""
     n = native()
 
     def projection(p: Projection) -> object:
@@ -85,11 +102,11 @@ def run_blocks(
     bits: Sequence[tuple[int, int]] | None = None,
     first: Sequence[Sequence[mx.array]] | None = None,
 ) -> tuple[mx.array, list[list[mx.array]], list[list[mx.array]]]:
-    """`x` `[T, hidden]` through all blocks; `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
+    """Run x `[T, hidden]` through all blocks. `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
     `paged_attention`, for each block.
 
-    Returns x, and for each block the pages that became full, like `sealed` and like `first`, or nothing where there are none. The pages
-    are evaluated here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
+    Returns x, and for each block the newly filled pages, like `sealed` and like `first`, or empty lists. The pages are evaluated here if
+    they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
     """
     bits = [(16, 16)] * len(sealed) if bits is None else bits
     first = [()] * len(sealed) if first is None else first
@@ -105,7 +122,7 @@ def run_blocks(
 
 
 def _vector(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
-    """Evaluated and contiguous, as it is read without further ado."""
+    """Evaluated and contiguous, because the operation reads its memory directly."""
     if a is None:
         return None
     a = mx.contiguous(a.astype(dtype))

@@ -1,4 +1,4 @@
-"""What the compiled module offers. Arguments are positional; the functions of this package describe and name them."""
+"""The interface of the compiled module. Arguments are positional; the functions of this package describe and name them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Layout(Protocol):
 
 
 class AttentionPlan(Protocol):
-    """Which sequences the rows of a step belong to and where their past lies; see `attention_plan`."""
+    """The rows of a step and where their past is stored; see `attention_plan`."""
 
     full_pages: int
     first_full_pages: int
@@ -31,16 +31,18 @@ class Rotation(Protocol):
 
 
 class Blocks(Protocol):
-    """Decoder blocks that follow one another; see `blocks`."""
+    """Consecutive decoder blocks; see `blocks`."""
 
 
 class WeightFile(Protocol):
-    """A mapped file with packed matrices; see `map_weights`."""
+    """A mapped file of packed matrices; see `map_weights`."""
 
     size: int
 
 
 class Native(Protocol):
+    """The compiled module `_native`."""
+
     packed_version: int
 
     def map_weights(self, descriptor: int, /) -> WeightFile: ...

@@ -76,7 +76,7 @@ def in_use() -> bool:
 
 
 def status() -> str:
-    """One line for people: what is in use, or why it is not and what that costs."""
+    """One line for the user: what is in use, or why it is not and what that costs."""
     found = _native()
     if found.module is None:
         return f"CPU kernels: {found.problem}; {_COST}"
@@ -89,12 +89,12 @@ def isa_name() -> str:
 
 
 def thread_count() -> int:
-    """Threads that compute: `MLXINFER_THREADS`, or the CPUs that the process may use."""
+    """Threads that compute: `MLXINFER_THREADS`, or the number of CPUs that the process may use."""
     return native().thread_count()
 
 
 def native() -> Native:
-    """The compiled module. Raises `RuntimeError` with `status()` where it is missing."""
+    """The compiled module. Raises RuntimeError with `status()` if it is missing."""
     found = _native()
     if found.module is None:
         raise RuntimeError(status())

@@ -1,4 +1,4 @@
-"""The operations, typed and described. Each refuses wrong shapes and dtypes with ValueError before anything is computed."""
+"""Elementwise and row-wise operations. Each rejects wrong shapes and dtypes with ValueError before anything is computed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | 
 
 
 def argmax(x: mx.array) -> mx.array:
-    """uint32 `[...]`: where each row of float32 `[..., n]` is highest, the first such place. NaN is passed over."""
+    """uint32 `[...]`: index of the highest number in each row of float32 `[..., n]`, the first of equal ones. NaN is skipped."""
     return native().argmax(x)
 
 
 def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
-    """float32 `[R]`: the lowest logit that top-k, then top-p of what is left keep in each row of float32 `[R, n]`.
+    """float32 `[R]`: in each row of float32 `[R, n]`, the lowest logit kept by top-k, then top-p.
 
-    `top_k` and `top_p` are `[R]`; n or more and 1 or more keep all, which gives minus infinity where both do. A token stays if less than
-    top_p lies before it, so one always does.
+    `top_k` and `top_p` are `[R]`; n or more, and 1 or more, keep everything, which yields minus infinity where both do. A token is kept if
+    the tokens before it have less than top_p together, so at least one always is.
     """
     return native().threshold(logits, top_k, top_p)

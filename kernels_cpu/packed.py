@@ -1,4 +1,4 @@
-"""Matrices in the layout of the native products."""
+"""Matrices in the layout of the native products (see src/matmul/layout.h)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from .interface import Layout
 from .native import in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}
-"""Activations that a product can end with, and the numbers the native operation has for them."""
+"""Activations that a product can end with, with their numbers in the native operation."""
 
 _GATED_ROWS = 32
 
 PRECISIONS = {"float32": 0, "int16": 1, "int8": 2}
-"""How activations are rounded in products with quantized matrices: not at all, or to 15 or 8 bits with a scale per 32 columns."""
+"""Rounding of activations in products with quantized matrices: none, or 15 or 8 bits with a scale per 32 columns."""
 
 
 def default_precision() -> str:
-    """`MLXINFER_CPU_PRECISION` where it names one of `PRECISIONS`, otherwise "int16", whose loss does not show in the logits."""
+    """`MLXINFER_CPU_PRECISION` if it names one of `PRECISIONS`, otherwise "int16", whose loss does not show in the logits."""
     wanted = os.environ.get("MLXINFER_CPU_PRECISION", "")
     return wanted if wanted in PRECISIONS else "int16"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix `[n, k]`, or one for each expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_gguf`.
-
-    `data` replaces the arrays that it was made from and has their size; scales are kept in 16 bits where that loses nothing. `dtype`
-    is that of the scales, or of the plain matrix; where activations have another, results are float32. `precision` is
-    one of `PRECISIONS`; plain and mxfp8 matrices always have float32.
-    """
+    """A matrix `[n, k]`, or one per expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_gguf`."""
 
     data: mx.array
+    """Replaces the arrays that it was made from and has their size; scales take 16 bits where that loses nothing."""
     layout: Layout
+    """How `data` is laid out."""
     dtype: mx.Dtype | None
+    """Dtype of the scales or of the plain matrix; if activations have another one, results are float32. None: any."""
     precision: str
+    """One of `PRECISIONS`; always "float32" for plain and mxfp8 matrices."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,11 +58,11 @@ class Packed:
     ) -> mx.array:
         """`x @ matrix.T`, `[..., k]` to `[..., n]`.
 
-        `norm` `[k]`: x becomes `x / sqrt(mean(x^2) + eps) * norm` first. `bias` `[n]` and `residual` `[..., n]` are added. `gate`
-        names an activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a
-        matrix per expert, `experts`, integers of any shape `[...]`, choose those, the ends where they are beyond them; each row of x
-        serves as many neighbouring choices as there are rows too few, the result is `[..., n]`, and `bias` is `[experts, n]`. A NaN or
-        infinity in a row of x touches that row only. Raises ValueError for shapes and dtypes that do not fit.
+        `norm` `[k]`: x first becomes `x / sqrt(mean(x^2) + eps) * norm`. `bias` `[n]` and `residual` `[..., n]` are added. `gate` names an
+        activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a matrix per
+        expert, `experts`, integers of any shape `[...]`, selects matrices, clamped to the valid range; if there are fewer rows of x than
+        choices, each row serves equally many consecutive choices. The result is then `[..., n]`, and `bias` is `[experts, n]`. A NaN or
+        infinity in a row of x affects only that row. Raises ValueError for shapes and dtypes that do not fit.
         """
         if gate is not None and gate not in GATES:
             raise ValueError(f"[packed_matmul] there is no gate {gate!r}, only {', '.join(GATES)}.")
@@ -75,16 +74,16 @@ class Packed:
         return native().packed_matmul(x, self.data, self.layout, precision, bias, residual, norm, eps, number, experts)
 
     def can_gate(self, activation: str) -> bool:
-        """Whether `multiply` takes this `gate`: the halves must be of a multiple of 16 columns."""
+        """Whether `multiply` accepts this `gate`: each half must have a multiple of 16 columns."""
         return activation in GATES and self.layout.n % _GATED_ROWS == 0
 
     def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
-        """Rows of a single matrix, dequantized: integers `[...]` to `[..., k]`. Indices beyond the ends mean the ends."""
+        """Rows of a single matrix, dequantized: integers `[...]` to `[..., k]`. Indices are clamped to the valid range."""
         return native().packed_rows(indices, self.data, self.layout, dtype)
 
 
 def checked_precision(precision: str | None) -> str:
-    """`precision`, or the default for None. Raises ValueError for anything that is not one of `PRECISIONS`."""
+    """`precision`, or the default for None. Raises ValueError unless it is one of `PRECISIONS`."""
     precision = precision or default_precision()
     if precision not in PRECISIONS:
         raise ValueError(f"[pack] there is no precision {precision!r}, only {', '.join(PRECISIONS)}.")
@@ -107,7 +106,7 @@ def pack(
 ) -> Packed:
     """Rearrange a matrix in MLX's quantized form, or without `scales` a plain one in a floating dtype. Evaluates its arguments.
 
-    `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are no such matrix.
+    `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are not such a matrix.
     """
     precision = checked_precision(precision)
     if scales is None:
@@ -118,17 +117,17 @@ def pack(
 
 
 def gguf_types() -> Mapping[str, tuple[int, int]]:
-    """The block types of GGUF files that `pack_gguf` takes, with their bits and the columns that share a scale. Empty where the
-    operations are not in use."""
+    """The GGUF block types that `pack_gguf` accepts, with their bits and the number of columns that share a scale. Empty if the operations
+    are not in use."""
     return native().gguf_types() if in_use() else {}
 
 
 def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
-    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type of `gguf_types`: no number changes, and no bits are added but
-    those of scales that are whole bytes here.
+    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type in `gguf_types`: no number changes, and the size grows only where
+    scales become whole bytes.
 
-    `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; none is needed once the next one is asked for. Raises ValueError
-    for a scale that is infinite or NaN, and for bytes that are no such matrix.
+    `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; each may be discarded once the next one is requested. Raises
+    ValueError for a scale that is infinite or NaN, and for bytes that are not such a matrix.
     """
     precision = checked_precision(precision)
     data, layout = native().empty_gguf(kind, list(shape))

@@ -1,6 +1,6 @@
-"""Who runs kernels: the GPU of a Mac, an NVIDIA GPU through the CUDA twin, the emulator if asked for, nobody elsewhere.
+"""Chooses what runs the kernels: a Mac's GPU, an NVIDIA GPU through the CUDA twin, or on request the emulator.
 
-`MLXINFER_KERNELS=emulator` asks for it in a process, `run_with` in a part of one.
+`MLXINFER_KERNELS=emulator` requests it for a process, `run_with` for a part of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
 
 
 class Kernel(Protocol):
-    """What `mx.fast.metal_kernel` returns. `grid` counts threads."""
+    """What `mx.fast.metal_kernel` returns. `grid` counts threads, not threadgroups."""
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ _maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
 
 @contextlib.contextmanager
 def run_with(maker: Maker) -> Iterator[None]:
-    """Within the context, kernels are made by `maker`, which takes what `mx.fast.metal_kernel` takes."""
+    """Within the context, kernels are made by `maker`, which takes the arguments of `mx.fast.metal_kernel`."""
     token = _maker.set(maker)
     try:
         yield
@@ -49,12 +49,12 @@ def run_with(maker: Maker) -> Iterator[None]:
 
 
 def available() -> bool:
-    """Whether kernels of this folder can run here."""
+    """Whether the kernels of this folder can run here."""
     return _chosen() is not None
 
 
 def get_kernel(file: str, name: str) -> Kernel:
-    """The kernel of a Metal file, made once for each executor."""
+    """The kernel of a Metal file, made once per executor. Raises RuntimeError where kernels cannot run."""
     maker = _chosen()
     if maker is None:
         raise RuntimeError("Metal kernels need an Apple GPU, an NVIDIA GPU and mlx[cuda], or the emulator")
@@ -62,12 +62,12 @@ def get_kernel(file: str, name: str) -> Kernel:
 
 
 def _chosen() -> Maker | None:
-    """MLX's own makers do not fail before the first call, so that it is asked first whether there is a GPU."""
+    """MLX's own makers fail only at the first call, so this checks for a GPU beforehand."""
     maker = _maker.get()
     if maker is not None:
         return maker
     if os.environ.get("MLXINFER_KERNELS") == "emulator":
-        from . import emulator  # of no use, and not needed, to anybody else
+        from . import emulator  # only imported on request
 
         return emulator.metal_kernel
     if mx.metal.is_available():
@@ -86,16 +86,16 @@ def _made(maker: Maker, file: str, name: str) -> Kernel:
 
 
 _CORES = {"g": 10, "s": 32, "c": 64, "d": 64}
-"""GPU cores of a chip by the last letter of its architecture: base, Max (and Pro), Ultra. MLX does not tell the number."""
+"""GPU cores of a chip by the last letter of its architecture: base, Max (and Pro), Ultra. MLX does not report the number."""
 
 
 _MULTIPROCESSORS = 128
-"""Of a large NVIDIA GPU (an H100 has 132)."""
+"""Multiprocessors of a large NVIDIA GPU (an H100 has 132)."""
 
 
 @cache
 def gpu_cores() -> int:
-    """About how many cores the GPU has; it decides into how many parts long sequences are cut."""
+    """Approximate number of GPU cores; it decides into how many parts long sequences are cut."""
     if mx.cuda.is_available():
         return _MULTIPROCESSORS
     information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}

@@ -1,11 +1,11 @@
-"""Widths of sealed pages, and the values that share a scale."""
+"""Bit widths of sealed pages, and the values that share a scale."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 BITS = (16, 8, 6, 5, 4, 3, 2)
-"""16 stands for the dtype that the model computes in."""
+"""16 stands for the model's compute dtype."""
 
 
 def v_group(dim: int) -> int:
@@ -14,5 +14,5 @@ def v_group(dim: int) -> int:
 
 
 def element_bits(bits: int, dtype: mx.Dtype) -> int:
-    """What a value takes in memory; 16 means that it is kept in `dtype`."""
+    """Bits of a value in memory; 16 means that it is stored in `dtype`."""
     return int(8 * dtype.size) if bits == 16 else bits

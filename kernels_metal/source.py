@@ -1,12 +1,12 @@
-"""Metal source files: how they are laid out, and how `mx.fast.metal_kernel` gets what it wants from them.
+"""Metal source files: their layout, and how to extract the arguments of `mx.fast.metal_kernel` from them.
 
-A `.metal` file holds whole functions, and at its end one or more kernels. A kernel begins with a comment that is read here,
+A `.metal` file holds complete functions, followed by one or more kernels. A kernel begins with a comment that is parsed here,
 
     //: kernel name(input, input, ...) -> output, ...
 
-and goes on to the next such comment, or the end of the file: that is the body, in which inputs, outputs, template arguments and
-Metal's attributes (`thread_index_in_simdgroup`) are names. Further `//:` lines continue the comment; what follows the outputs says
-what threads the kernel wants. `#include "include/..."` stands for a file in `kernels_metal/`, taken in once.
+and ends at the next such comment or the end of the file: that is the body, in which inputs, outputs, template arguments and
+Metal's attributes (`thread_index_in_simdgroup`) are names. Further `//:` lines continue the comment and describe the threads that
+the kernel needs. `#include "include/..."` inserts a file of `kernels_metal/`, once.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ _KERNEL = re.compile(r"^//: kernel (?P<name>\w+)\((?P<inputs>[\w\s,/:]*)\) -> (?
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What `mx.fast.metal_kernel` asks for: functions (`header`), and the inside of one kernel (`body`)."""
+    """The arguments of `mx.fast.metal_kernel` for one kernel."""
 
     name: str
+    """Name of the kernel."""
     inputs: tuple[str, ...]
+    """Names of the input arrays."""
     outputs: tuple[str, ...]
+    """Names of the output arrays."""
     header: str
+    """Functions before the kernels, with includes inserted."""
     body: str
+    """The inside of the kernel function."""
 
 
 @cache
 def load(file: str, kernel: str) -> Source:
-    """The kernel of a file, named relative to `kernels_metal/`."""
+    """The kernel in a file, named relative to `kernels_metal/`. Raises ValueError if the file has no such kernel."""
     text = (ROOT / file).read_text(encoding="utf-8")
     found = list(_KERNEL.finditer(text))
     for i, match in enumerate(found):

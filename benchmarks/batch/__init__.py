@@ -1,1 +1,1 @@
-"""Many requests at once, long prompts beside running answers, prefixes used again, drafts: this project beside two servers."""
+"""Many requests at once, long prompts during running answers, reused prefixes, drafts: this project and two servers."""

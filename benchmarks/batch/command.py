@@ -16,7 +16,7 @@ from ..samples import Results, read
 from ..system import describe
 
 STUDY = "batch"
-"""What the results say they are of."""
+"""Name of the study in the results."""
 
 
 def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -58,7 +58,7 @@ def _streams(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 @click.option("--threads", type=click.IntRange(1, 256), help="Of every engine.  [default: one for each processor]")
 @cpus_option
 def batch(name: str, models: dict[str, Path], cpus: list[int], threads: int | None, llama_server: Path | None, **options: Any) -> None:
-    """Many streams, long prompts beside them, prefixes used again, conversations, drafts. Writes results/NAME.csv, .json, .md and .svg."""
+    """Many streams, long prompts during them, reused prefixes, conversations, drafts. Writes results/NAME.csv, .json, .md and .svg."""
     from .servers import PATH_VARIABLE
     from .study import Settings, Study
     from .workloads import Plan
@@ -96,7 +96,7 @@ def _chosen(works: str, engines: str) -> dict[str, Any]:
 
 
 def show(stem: Path, about: dict[str, Any]) -> None:
-    """The tables and the picture of what is kept."""
+    """The tables and the picture of stored results."""
     from .report import caption, document
 
     samples = read(place(stem, "csv"))

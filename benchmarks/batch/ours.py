@@ -1,4 +1,4 @@
-"""This project, through its asynchronous front door."""
+"""This project, through `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .client import Piece, Prompt, Subject
 
 _QUIET_S, _MOST_S = 1.0, 30.0
 _TOKENS = range(32, 96)
-"""Every vocabulary has these, and they are no special ones."""
+"""Ids that every vocabulary has and that are not special tokens."""
 
 
 class Ours(Subject):
@@ -44,7 +44,7 @@ class Ours(Subject):
             yield _piece(chunk)
 
     def decode(self, depth: int, streams: int, steps: int) -> dict[str, Any]:
-        """So many answers to random prompts, from asking to the last token."""
+        """This many answers to random prompts, timed from the request to the last token."""
         prompts = [random.Random(stream).choices(_TOKENS, k=depth) for stream in range(streams)]
         params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
         begun = perf_counter()
@@ -52,8 +52,8 @@ class Ours(Subject):
         return {"seconds": perf_counter() - begun}
 
     def write(self, prompts: list[Prompt], tokens: int, temperature: float) -> dict[str, Any]:
-        """Answers to all of them at once: their `tokens` and `seconds`, those `drafted` and `accepted`. `checksum` tells whether they are
-        the answers of another run."""
+        """Answer all of them at once: `tokens` and `seconds`, and the tokens `drafted` and `accepted`. `checksum` tells whether the answers
+        equal those of another run."""
         params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1)
         begun = perf_counter()
         done = self.wait(self._together(prompts, params))
@@ -80,7 +80,7 @@ class Ours(Subject):
         return {}
 
     async def _settle(self, folder: Path) -> None:
-        """Until nothing more is written there."""
+        """Wait until nothing more is written to disk."""
         begun = changed = perf_counter()
         before = -1
         while perf_counter() - changed < _QUIET_S and perf_counter() - begun < _MOST_S:

@@ -1,4 +1,4 @@
-"""Six panels: streams together, a stream beside a prompt, a prefix used again, the turns of a conversation, drafts."""
+"""Six panels: streams together, a stream during a prompt, a reused prefix, the turns of a conversation, drafts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _streams(axes: Axes, results: Results) -> None:
 
 
 def _bars(axes: Axes, results: Results, groups: list[tuple[str, str, str]], engines: tuple[str, ...], of: str = "") -> None:
-    """(label, work, base work) for each group: its part of the base; `of` is the base's engine, if it is another one."""
+    """(label, work, base work) for each group, drawn as a fraction of the base; `of` is the base's engine, if it differs."""
     for place, engine in enumerate(engines):
         for group, (_, work, base) in enumerate(groups):
             part = results.part((work, engine), (base, of or engine))

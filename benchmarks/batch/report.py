@@ -1,4 +1,4 @@
-"""The results as tables in Markdown, and what they say about the goals."""
+"""The results as tables in Markdown, and whether they meet the goals."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def drafts_table(results: Results) -> str:
 
 
 def goals(results: Results) -> list[str]:
-    """Each goal with what was measured: the median over the rounds."""
+    """Each goal with its measurement: the median over the rounds."""
     eight, one = streams_name(8), streams_name(1)
     found = [
         _goal("8 streams get {} times the tokens of one", results.better((eight, UNDRAFTED), (one, UNDRAFTED)), least=2.5),

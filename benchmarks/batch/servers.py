@@ -1,4 +1,4 @@
-"""Servers of others, asked over HTTP as their users do: `llama-server`, and mlx-lm's."""
+"""Other projects' servers, `llama-server` and mlx-lm's, over HTTP as their users call them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Server(Subject):
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  until this process ends
         command = self._command(model, port, threads, context, settings)
         self._process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT)
-        # Whoever compares may have been ended without a word.
+        # The comparing process may have been killed.
         atexit.register(self._process.kill)
         self.listen(f"http://127.0.0.1:{port}", model)
         self._wait_until_it_listens(f"http://127.0.0.1:{port}/health")
         return {"version": self._version()}
 
     def listen(self, url: str, model: str) -> None:
-        """To a server that runs, or will soon."""
+        """Connect to a server that is running or about to run."""
         self._model = model
-        # A server may close a connection that waits, which nobody would notice between two jobs.
+        # A server may close an idle connection, which would go unnoticed between two jobs.
         once = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.AsyncClient(base_url=url, timeout=1800, limits=once)
 
@@ -73,7 +73,7 @@ class Server(Subject):
         raise NotImplementedError
 
     def _more(self, endless: bool) -> dict[str, Any]:
-        """What this server calls it."""
+        """Further fields of a request, in this server's terms."""
         raise NotImplementedError
 
     def _wait_until_it_listens(self, url: str) -> None:
@@ -93,7 +93,7 @@ class Server(Subject):
 
 
 class LlamaServer(Server):
-    """`saved` is the folder in which its first slot, which then gets all requests, can be kept for the next process."""
+    """`saved` is the folder in which its first slot, which then gets all requests, can be saved for the next process."""
 
     def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
         found = shutil.which(os.environ.get(PATH_VARIABLE) or "llama-server")
@@ -153,7 +153,7 @@ def _piece(event: dict[str, Any]) -> Piece:
 
 
 def _used(pid: int) -> float:
-    """Processor time of another process, 0 where the system does not tell."""
+    """Processor time of another process in seconds; 0 where the system does not report it."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except OSError:

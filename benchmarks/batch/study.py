@@ -1,4 +1,4 @@
-"""All works with all engines, round by round: whatever else the machine does meets all of them alike."""
+"""All works with all engines, round by round, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Tell = Callable[[str], None]
 
 
 def start(engine: str, threads: int) -> Process:
-    """Two of them are as in the comparison, and have no front door of their own."""
+    """Two engines are those of `compare`, and do not go through a server."""
     own = engine not in (LLAMA, MLX_LM)
     return Process(engine, threads, command=[sys.executable, "-m", "benchmarks.batch.worker", engine] if own else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`limits`: the most tokens of a prompt that an engine gets at once; results say so."""
+    """`limits`: the longest prompt in tokens that an engine gets; results state it."""
 
     rounds: int
     threads: int
@@ -40,7 +40,7 @@ class Settings:
 
 
 class Study:
-    """One model. `about` and `left_out` are filled as engines are started."""
+    """One model. `about` and `left_out` are filled as engines start."""
 
     def __init__(self, name: str, path: Path, settings: Settings, tell: Tell, process: Callable[[str, int], Process] = start) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Study:
         self._models: dict[str, str] = {}
 
     def run(self) -> Iterator[Sample]:
-        """All rounds. An engine that fails takes no further part. Raises `WorkerError` if none can be started."""
+        """All rounds. An engine that fails is left out from then on. Raises `WorkerError` if none can be started."""
         with ExitStack() as stack:
             checkpoint = open_checkpoint(self.path)
             stack.callback(checkpoint.close)
@@ -92,7 +92,7 @@ class Study:
         self._tell(f"left out: {reason}")
 
     def _load(self, worker: Process, **settings: Any) -> dict[str, Any]:
-        """Ready, and warm."""
+        """Load and warm up."""
         engine = worker.engine
         job = {"model": self._models.get(engine, str(self.path)), "threads": self.settings.threads, "context": self._plan(engine).context}
         if engine in (LLAMA, MLX_LM):
@@ -106,7 +106,7 @@ class Study:
         return self.settings.plan.limited(self.settings.limits.get(engine))
 
     def _order(self, work: Work, turn: int) -> list[str]:
-        """The engines, another one first each time."""
+        """The engines, with another one first in each round."""
         names = [engine for engine in work.engines if engine in self._workers]
         first = turn % len(names) if names else 0
         return names[first:] + names[:first]

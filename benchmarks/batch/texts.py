@@ -1,4 +1,4 @@
-"""What is asked."""
+"""The prompts."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ _RENAMED = (("total", "amount"), ("describe_order", "print_receipt"), ("customer
 
 
 def passage(tokenizer: Any, tokens: int, number: int) -> str:
-    """Technical prose of about so many tokens, which shares no beginning with that of any other number."""
+    """Technical prose of about this many tokens; passages with different numbers have no common prefix."""
     start = f"{number}. edition.\n\n" + text()[: tokens * _LETTERS_A_TOKEN]
     cut: str = tokenizer.decode(tokenizer.encode(start)[:tokens])
     return cut
 
 
 def edits() -> list[Messages]:
-    """Answers that mostly repeat what was asked."""
+    """Tasks whose answers mostly repeat the question."""
     ask = "Rename `{}` to `{}` in this code, and give all of the code again."
     return [[{"role": "user", "content": f"{ask.format(*names)}\n\n```python\n{CODE}```"}] for names in _RENAMED]

@@ -1,4 +1,4 @@
-"""One subject in a process of its own: the protocol is that of `benchmarks.worker`, the jobs are the subject's methods."""
+"""One subject in a process of its own: the protocol of `benchmarks.worker`, with the subject's methods as jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOBS = ("load", "answer", "beside", "decode", "write", "keep", "kept", "close")
 
 class SubjectWorker:
     def __init__(self, name: str, create: Callable[[str], Subject], jobs: Collection[str]) -> None:
-        """The subject is created by the first job, so that starting it can be timed from outside."""
+        """The first job creates the subject, so that its start can be timed from outside."""
         self._create = partial(create, name)
         self._jobs = jobs
         self._subject: Subject | None = None
@@ -33,7 +33,7 @@ class SubjectWorker:
 
 
 def create(name: str) -> Subject:
-    """Nobody imports what belongs to another."""
+    """Imports only what this subject needs."""
     if name.startswith("mlxinfer"):
         from .ours import Ours
 

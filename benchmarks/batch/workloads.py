@@ -1,4 +1,4 @@
-"""What is measured, one function each: a generator of the samples of one engine in one round."""
+"""The measurements, one function each: a generator of the samples of one engine in one round."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _DISK_GB = 2.0
 _TURN_TOKENS = 8
 _SYSTEM_TOKENS = 512
 _STEPS_OF_A_SLOW_ENGINE = 32
-"""The limit in tokens of a prompt, over this: tokens of each stream."""
+"""Divisor: the prompt limit in tokens over this is the number of tokens per stream."""
 _EDIT_TOKENS, _FREE_TOKENS = 400, 200
 _FREE_TEMPERATURE = 0.8
 _ALONE_S = 1.0
 _NUMBERS = 10
-"""Passages of a round."""
+"""Passages per round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`prompt`: tokens of the long one. `steps`: tokens of each of many streams."""
+    """`prompt`: tokens of the long prompt. `steps`: tokens of each of many streams."""
 
     prompt: int = 4096
     steps: int = 128
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An engine's turn. `another` starts a process of the same engine with more settings, loaded and warm."""
+    """One engine's turn. `another` starts a second process of the same engine with further settings, loaded and warm."""
 
     model: str
     engine: str
@@ -76,12 +76,12 @@ class Case:
         return Sample(self.model, work, self.engine, self.round, length, streams, steps, value, unit, **kept)
 
     def passage(self, number: int) -> str:
-        """Another one in every round, so that no engine knows it yet."""
+        """A new one in every round, so that no engine has it cached."""
         return passage(self.tokenizer, self.plan.prompt, self.round * _NUMBERS + number)
 
 
 def together(case: Case) -> Iterator[Sample]:
-    """Tokens a second of 1, 2, ... streams, all of them counted."""
+    """Tokens per second of 1, 2, ... streams, all streams counted."""
     for streams in case.plan.streams if case.engine != DETERMINISTIC else [n for n in case.plan.streams if n in (1, 8)]:
         answer = case.process.ask("decode", depth=_DEPTH, streams=streams, steps=case.plan.steps)
         rate = streams * case.plan.steps / answer["seconds"]
@@ -124,7 +124,7 @@ def disk(case: Case) -> Iterator[Sample]:
 
 
 def conversation(case: Case) -> Iterator[Sample]:
-    """Tokens that each turn adds (what is new since the last token that was chosen), those it reads, and the time to its first token."""
+    """The tokens that each turn adds (since the token chosen last), those that it reads, and the time to its first token."""
     text = passage(case.tokenizer, min(_SYSTEM_TOKENS, case.plan.prompt), case.round * _NUMBERS + 3)
     messages: Messages = [{"role": "system", "content": text}]
     known = 0
@@ -138,7 +138,7 @@ def conversation(case: Case) -> Iterator[Sample]:
             ("first token", answer["first_s"], SECONDS),
         ):
             yield case.sample(turn_name(turn, what), value, unit, answer, length)
-        # The token chosen last was not read yet.
+        # The token chosen last has not been read yet.
         known = length + answer["answer_tokens"] - 1
         messages.append({"role": "assistant", "content": answer["text"]})
 
@@ -148,8 +148,8 @@ def turn_name(turn: int, what: str) -> str:
 
 
 def drafts(case: Case) -> Iterator[Sample]:
-    """Code that is repeated with a change, greedily, and stories, sampled: 1 and 4 at once. Twice, and the second time counts: its prompts
-    are known."""
+    """Code repeated with a change, greedily, and stories, sampled: 1 and 4 at once. Run twice, and only the second run counts, when prompts
+    are cached."""
     kinds = ((EDIT, edits(), _EDIT_TOKENS, 0.0), (FREE, list(STORIES), _FREE_TOKENS, _FREE_TEMPERATURE))
     for kind, prompts, tokens, temperature in kinds:
         for streams in (1, len(prompts)):

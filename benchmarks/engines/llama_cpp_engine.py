@@ -1,4 +1,4 @@
-"""llama.cpp, through the C interface that llama-cpp-python gives, as llama-bench uses it, with the next token chosen."""
+"""llama.cpp, through llama-cpp-python's C interface, used as in llama-bench, with the next token chosen."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .base import WARM_STEPS, About, random_tokens
 
 _CACHE_TYPES = {8: llama.GGML_TYPE_Q8_0, 4: llama.GGML_TYPE_Q4_0}
 _FLASH_ATTENTION = 1
-"""On: quantized values need it. Otherwise llama.cpp chooses for itself."""
+"""On: quantized values require it. Otherwise llama.cpp decides."""
 _ROOM = 64
-"""Tokens of context for the steps that are not counted."""
+"""Tokens of context for the warm-up steps."""
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
@@ -86,11 +86,11 @@ class LlamaCpp:
         llama.llama_memory_clear(llama.llama_get_memory(context), False)
 
     def _feed(self, tokens: list[int]) -> int:
-        """Append tokens to the one sequence of the context; the likeliest next one."""
+        """Append tokens to the context's only sequence; returns the most likely next one."""
         size = llama.llama_n_batch(self.context)
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
-            # The batch only points to the array, which must be kept alive by a name.
+            # The batch only points to the array, so a name must keep it alive.
             array = (llama.llama_token * len(part))(*part)
             self._run(self.context, llama.llama_batch_get_one(array, len(part)))
         return self._likeliest(self.context, -1)
@@ -105,7 +105,7 @@ class LlamaCpp:
         return int(logits.argmax())
 
     def _decode_many(self, depth: int, streams: int, steps: int) -> float:
-        """All sequences in one batch, a token each."""
+        """All sequences in one batch, one token each."""
         context = self._many.get(streams)
         if context is None:
             context = self._many[streams] = self._context(max(depth, 1) + steps + _ROOM, streams)
@@ -125,7 +125,7 @@ class LlamaCpp:
         return seconds
 
     def _step(self, context: Any, batch: Any, rows: list[tuple[int, int, int]]) -> list[int]:
-        """Run rows of (sequence, position, token); the likeliest next token of each sequence's last row, in order."""
+        """Run rows of (sequence, position, token); returns the most likely next token of each sequence's last row, in order."""
         batch.n_tokens = len(rows)
         last = {stream: index for index, (stream, _, _) in enumerate(rows)}
         for index, (stream, position, token) in enumerate(rows):

@@ -64,7 +64,7 @@ class MLXLM:
         return seconds
 
     def _decode_many(self, depth: int, streams: int, steps: int) -> float:
-        """Through `batch_generate`, which tells what its decoding took."""
+        """Through `batch_generate`, which reports the time of its decoding."""
         prompts = [random_tokens(max(depth, 1), self._vocabulary) for _ in range(streams)]
         stats = batch_generate(self.model, self.tokenizer, prompts, max_tokens=steps).stats
         if stats.generation_tokens != streams * steps:
@@ -72,7 +72,7 @@ class MLXLM:
         return float(stats.generation_tokens / stats.generation_tps)
 
     def _random_cache(self, depth: int, kv: int) -> list[Any]:
-        """Reading so long a prompt would take minutes; attention takes as long over random numbers."""
+        """Reading a prompt this long would take minutes; attention over random numbers takes the same time."""
         cache: list[Any] = make_prompt_cache(self.model)
         self.model(mx.array(random_tokens(1, self._vocabulary))[None], cache=cache)
         for layer in cache:
@@ -96,7 +96,7 @@ class MLXLM:
 
 
 def _finish(answer: Generator[Any, None, None]) -> None:
-    """The generator has a step under way that nobody will read; it must not run into the next measurement."""
+    """The generator has started a step that will not be read; it must not run into the next measurement."""
     answer.close()
     mx.synchronize(generation_stream)
 

@@ -1,4 +1,4 @@
-"""This project, through the front door and the engine that serve every request."""
+"""This project, through the same front door and engine as every request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_STEPS = 256
 
 class MLXInfer:
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
-        # What is measured is what every token costs.
+        # Measure the cost of every token.
         self.llm = LLM(model, speculate=False, prefix_cache=False)
         text = self.llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1))[0].text
         self._held: dict[tuple[int, int, int], list[Sequence]] = {}
@@ -34,7 +34,7 @@ class MLXInfer:
 
         from mlxinfer.loading.repack_cache import finish_background_work
 
-        # Whoever asks measures next.
+        # The caller measures next.
         finish_background_work()
         dtype = self.llm.dtype
         return About(
@@ -45,7 +45,7 @@ class MLXInfer:
         return self._bench().prefill(tokens)
 
     def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
-        # The cache is filled once: every measurement runs on copies of the sequences that are held there.
+        # The cache is filled once: every measurement runs on copies of the sequences in it.
         key, bench = (depth, streams, kv), self._bench(kv)
         if key not in self._held:
             self._held[key] = self._open.enter_context(bench.filled(depth, streams, MOST_STEPS))
@@ -66,7 +66,7 @@ class MLXInfer:
         return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
 
     def _bench(self, kv: int = 16) -> Bench:
-        # What measures is no part of what loads.
+        # Loading must not import what only measures.
         from mlxinfer.bench.measure import Bench
         from mlxinfer.cache.kv_format import KVFormat
         from mlxinfer.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""llama.cpp's caches, through its C interface, with flash attention, which quantized values need."""
+"""llama.cpp's caches, through its C interface, with flash attention, which quantized values require."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLASH_ATTENTION = 1
 
 
 def logits(model: Path, ids: list[int], *, keys: str, values: str, threads: int) -> Iterator[Rows]:
-    """Of all tokens in order, a chunk at a time. Raises `ValueError` where llama.cpp refuses."""
+    """Logits of all tokens in order, one chunk at a time. Raises `ValueError` if llama.cpp refuses."""
     llama.llama_log_set(quiet, ctypes.c_void_p(0))
     llama.llama_backend_init()
     loaded = llama.llama_model_load_from_file(str(model).encode(), llama.llama_model_default_params())

@@ -1,6 +1,6 @@
 """mlx-lm's `QuantizedKVCache`, in mlx-lm's own model and attention.
 
-Plain weights in float32, multiplied by this project's CPU kernels where those are there: MLX's own products would take an hour.
+Plain float32 weights, multiplied by this project's CPU kernels where available: MLX's own products would take an hour.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ nn: Any = mlx.nn
 
 CHUNK = 64
 SCALE_BITS = 32 / 64
-"""With 16-bit scales, as on a GPU."""
+"""Bits of a scale: 16, as on a GPU."""
 
 
 def logits(folder: Path, ids: list[int], *, bits: int | None) -> Iterator[Rows]:
-    """`bits` None: its 16-bit cache. Every layer is quantized, also those with a window, which its own commands refuse."""
+    """`bits` None: its 16-bit cache. Every layer is quantized, including those with a window, which mlx-lm's own commands refuse."""
     model: Any = load(str(folder))[0]
     if kernels_cpu.in_use():
         _use_kernels(model)

@@ -18,7 +18,7 @@ SCALE_BITS = 32 / 64
 
 
 def logits(model: Path, ids: list[int], *, kv: str, first16: bool = False) -> Iterator[Rows]:
-    """Of all tokens in order, some rows at a time."""
+    """Logits of all tokens in order, some rows at a time."""
     with LLM(str(model), kv=kv, kv_first16=first16, max_context=len(ids) + 64) as llm:
         llm.engine.add(Sequence(ids, SamplingParams(), seed=0, max_length=len(ids), wants_logits=True))
         while not llm.engine.idle:
@@ -28,7 +28,7 @@ def logits(model: Path, ids: list[int], *, kv: str, first16: bool = False) -> It
 
 
 def bits_per_value(kv: str) -> float:
-    """Scales included, for heads of a multiple of 64."""
+    """Bits per cached value including scales, for head sizes that are multiples of 64."""
     chosen = KVFormat.parse(kv)
     kept = [bits + (SCALE_BITS if bits < 16 else 0) for bits in (chosen.k_bits, chosen.v_bits)]
     return sum(kept) / 2

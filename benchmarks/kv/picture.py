@@ -1,4 +1,4 @@
-"""KL divergence over bits a value, a line for each engine, a panel for each model: its shortest text, where every cache was measured."""
+"""KL divergence over bits per value: a line per engine, a panel per model, on its shortest text, where every cache was measured."""
 
 from __future__ import annotations
 

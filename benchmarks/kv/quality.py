@@ -1,4 +1,4 @@
-"""Every engine's quantized caches beside its own 16-bit cache, on the same text."""
+"""Every engine's quantized caches compared with its own 16-bit cache, on the same text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`bits` of a value in the cache with its share of scales, for groups of 64 (llama.cpp: 32)."""
+    """`bits`: bits per cached value with its share of scales, for groups of 64 (llama.cpp: 32)."""
 
     engine: str
     cache: str
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def compare(name: str, ids: list[int], exact: Run, candidates: list[Candidate], tell: Callable[[str], None]) -> Iterator[Row]:
-    """Each candidate beside `exact`, which runs again with each: both sets of logits together would not fit in memory. An engine that
+    """Each candidate against `exact`, which runs again for each: both sets of logits together would not fit in memory. An engine that
     refuses a cache is left out."""
     for candidate in candidates:
         tell(f"{name}, {len(ids)} tokens: {candidate.engine} {candidate.cache}")
@@ -70,7 +70,7 @@ def _loss(ids: list[int], exact: Iterator[Rows], other: Iterator[Rows]) -> Loss:
 
 
 def together(left: Iterator[Rows], right: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """Rows of both in pieces of the same size, whatever the sizes they come in."""
+    """Rows of both in pieces of equal size, whatever the sizes they come in."""
     held: list[Rows | None] = [None, None]
     sources = (left, right)
     while True:
@@ -133,7 +133,7 @@ def measure(
 
 
 def converted(model: Path, folder: Path) -> Path:
-    """For mlx-lm, which reads no such GGUF files: without loss."""
+    """A lossless copy for mlx-lm, which does not read such GGUF files."""
     if model.is_dir():
         return model
     command = [sys.executable, "-m", "mlxinfer", "convert", str(model), str(folder), "--dtype", "float32", "--no-measure"]
@@ -145,7 +145,7 @@ COLUMNS = ("model", "context", "engine", "cache", "bits", "tokens", "mean_kl", "
 
 
 def keep(row: Row, path: Path) -> None:
-    """Add to a file of results: a row replaces what was measured of the same thing before."""
+    """Add to a file of results: a row replaces an earlier measurement of the same thing."""
     kept = {_what(other): other for other in read(path)}
     flat = {key: f"{value:.5g}" if isinstance(value, float) else str(value) for key, value in row.flat().items()}
     kept[_what(flat)] = flat

@@ -1,1 +1,1 @@
-"""What HTTP costs: this project's server beside its own engine, and beside two servers of others."""
+"""What HTTP costs: this project's server compared with its own engine and with two other servers."""

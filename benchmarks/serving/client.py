@@ -1,4 +1,4 @@
-"""A client that does as little as it can, so that the time it takes is the server's."""
+"""A client that does as little as possible, so that the measured time is the server's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 _EVENT = b"data: {"
 _PATH = "/v1/completions"
 _LEFT = 0.05
-"""The part of a stream's pieces before the last that are read as they come. Before them it sleeps, and lets the socket keep them."""
+"""Fraction of a stream's pieces, at its end, that are read as they come. Before them the client sleeps while the socket collects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds from connecting: the first byte, the first and the last piece of the answer."""
+    """Seconds from connecting to: the first byte, the first piece of the answer, the last piece."""
 
     byte: float
     first: float
@@ -35,7 +35,7 @@ def _request(body: dict[str, Any], port: int, *, close: bool) -> bytes:
 
 
 async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
-    """The last piece is number `pieces`, or the last one that has come. Raises `ValueError` for a refusal."""
+    """Read up to `pieces` pieces, or until the end. Raises `ValueError` for a refusal."""
     loop = asyncio.get_running_loop()
     begun = perf_counter()
     byte = first = last = 0.0
@@ -61,7 +61,7 @@ async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
 
 
 async def leave(port: int, body: dict[str, Any], pieces: int) -> float:
-    """Goes behind so many pieces; when, by the clock of all processes."""
+    """Disconnect after this many pieces; returns when, by the clock shared by all processes."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(_request(body | {"stream": True}, port, close=True))
         seen = 0
@@ -74,13 +74,13 @@ async def leave(port: int, body: dict[str, Any], pieces: int) -> float:
 
 
 async def step(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> float:
-    """Seconds between two pieces of a stream, of all of them at once."""
+    """Seconds between two pieces of a stream, for all streams at once."""
     found = await asyncio.gather(*(stream(port, body, pieces) for body in bodies))
     return mean((times.last - times.first) / (pieces - 1) for times in found)
 
 
 async def whole(port: int, bodies: Sequence[dict[str, Any]], connections: int) -> float:
-    """Seconds for all of them, over connections that are used again where the server lets them be."""
+    """Seconds for all of them, over connections that are reused where the server allows it."""
     waiting = iter(bodies)
     begun = perf_counter()
     await asyncio.gather(*(_connection(port, waiting) for _ in range(connections)))
@@ -102,7 +102,7 @@ async def _connection(port: int, waiting: Any) -> None:
 
 
 async def _answer(reader: asyncio.StreamReader) -> bool:
-    """Read one; whether the connection may be used again. Raises `ValueError` for a refusal."""
+    """Read one answer; returns whether the connection can be reused. Raises `ValueError` for a refusal."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     version, status, *_ = head.split(" ", 2)
     headers = {name.lower(): value.strip().lower() for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:])}

@@ -62,7 +62,7 @@ def _start(engine: str, threads: int) -> Process:
 
 
 def show(stem: Path, about: dict[str, Any]) -> None:
-    """The table and the picture of what is kept."""
+    """The table and the picture of stored results."""
     from .report import caption, document
 
     samples = read(place(stem, "csv"))

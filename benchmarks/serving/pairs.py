@@ -1,5 +1,5 @@
-"""The engine and the server in one process, so that the one's share is seen: what the server adds to a step, where the engine is asked in
-turns without it and over HTTP, and how many steps the engine still makes when a client has gone."""
+"""The engine and the server in one process, to separate the server's share: what it adds to a step (the engine is called directly and over
+HTTP in turns), and how many steps the engine still runs after a client has disconnected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "bench"
 _REST_S = 0.02
 _ENDLESS = 2000
 _READ = 20
-"""Pieces that a client reads before it goes; the next one reads one more, so that they go at all points of a step."""
+"""Pieces that a client reads before it disconnects; each next one reads one more, so that they disconnect at all points of a step."""
 
 
 def greedy(steps: int) -> SamplingParams:
@@ -37,12 +37,12 @@ def body(prompt: str, steps: int) -> dict[str, Any]:
 
 
 async def bare_step(llm: AsyncLLM, prompts: Sequence[str], steps: int) -> float:
-    """Seconds between two tokens of a stream, of all prompts at once."""
+    """Seconds between two tokens of a stream, for all prompts at once."""
     return mean(1 / answer.usage.decode_tps for answer in await llm.generate(prompts, greedy(steps)))
 
 
 async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int) -> list[tuple[float, float]]:
-    """(bare, served): seconds between two tokens of a stream, so often, after a first time that does not count."""
+    """(bare, served): seconds between two tokens of a stream, for each of `pairs` pairs, after a warm-up."""
     found, bodies = [], [body(prompt, steps) for prompt in prompts]
     async with _serving(llm) as port, _client() as ask:
         for number in range(pairs + 1):
@@ -55,7 +55,7 @@ async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int)
 
 
 async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[int]:
-    """Steps that the engine has submitted after the client had closed its connection."""
+    """Steps that the engine submitted after the client had closed its connection."""
     assert llm._thread._outputs is not None
     runner = llm._thread._outputs.engine.runner
     submitted: list[float] = []

@@ -1,4 +1,4 @@
-"""Three panels: what the server adds to a step, how soon it answers, how many requests a second."""
+"""Three panels: what the server adds to a step, how soon it answers, how many requests per second."""
 
 from __future__ import annotations
 

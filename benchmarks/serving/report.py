@@ -1,4 +1,4 @@
-"""The results as a table in Markdown, and what they say about the goal."""
+"""The results as a table in Markdown, and whether they meet the goal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cell(results: Results, work: str, engine: str) -> str:
 
 
 def overhead(results: Results, streams: int) -> list[float]:
-    """Of a step with the server, as a part of the same step without: of each pair, from the least."""
+    """What the server adds to a step, as a fraction of the same step without it: for each pair, in ascending order."""
     bare, served = (results.of(name(streams), ENGINE) for name in (bare_name, served_name))
     return sorted(with_it.value / without.value - 1 for without, with_it in zip(bare, served, strict=True))
 

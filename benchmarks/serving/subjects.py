@@ -1,4 +1,4 @@
-"""The servers, and the engine without one: each does the same jobs."""
+"""The servers, and the engine without one: all do the same jobs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .pairs import NAME, bare_step, greedy, measure, steps_after_leaving
 
 
 class Served(Server):
-    """Whoever is asked over HTTP."""
+    """A subject reached over HTTP."""
 
     def listen(self, url: str, model: str) -> None:
         super().listen(url, model)
         self._port = int(url.rpartition(":")[2])
 
     def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
-        """Seconds between two tokens of a stream, of all prompts at once, as they arrive."""
+        """Seconds between two tokens of a stream, for all prompts at once, as they arrive."""
         return {"seconds": self.wait(client.step(self._port, [self._body(prompt, steps) for prompt in prompts], steps))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:
-        """Seconds from connecting to the `byte` that comes first, and to the `first` token, of a prompt that the server knows."""
+        """Seconds from connecting to the first `byte`, and to the `first` token, of a prompt that the server has cached."""
         self.wait(client.stream(self._port, self._body(prompt, 2), 1))
         found = [self.wait(client.stream(self._port, self._body(prompt, 2), 1)) for _ in range(times)]
         return {"byte": median(each.byte for each in found), "first": median(each.first for each in found)}
 
     def short(self, prompts: Sequence[str], connections: int, tokens: int) -> dict[str, Any]:
-        """Seconds for an answer to each prompt."""
+        """Seconds per answer, for each prompt."""
         return {"seconds": self.wait(client.whole(self._port, [self._body(prompt, tokens) for prompt in prompts], connections))}
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class OtherMLXServer(Served, MLXServer):
 
 
 class Engine(Ours):
-    """What the server is measured against: the same engine in a process that does nothing else."""
+    """The baseline for the server: the same engine in a process that does nothing else."""
 
     def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
         return super().load(model, threads=threads, context=context, speculate=False)
@@ -71,11 +71,11 @@ class Engine(Ours):
         return {"seconds": self.wait(bare_step(self._llm, prompts, steps))}
 
     def pairs(self, prompts: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
-        """Seconds of a step without the server and with it, in turns."""
+        """Seconds per step without the server and with it, in turns."""
         return {"pairs": self.wait(measure(self._llm, prompts, steps, pairs))}
 
     def leave(self, prompt: str, times: int) -> dict[str, Any]:
-        """Steps after the client has gone, so often."""
+        """Steps after the client has disconnected, for each of several clients."""
         return {"steps": self.wait(steps_after_leaving(self._llm, prompt, times))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is measured, one function each: a generator of the samples of one engine in one round."""
+"""The measurements, one function each: a generator of the samples of one engine in one round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..batch.workloads import LLAMA_SERVER, MLX_SERVER, OURS, Case, Work
 from ..samples import SECONDS, Sample
 
 ENGINE = "mlxinfer-engine"
-"""Without a server."""
+"""The engine without a server."""
 SERVERS = (OURS, LLAMA_SERVER, MLX_SERVER)
 EVERYBODY = (ENGINE, *SERVERS)
 BYTE, FIRST = "first byte, warm", "first token, warm"
@@ -20,7 +20,7 @@ CONNECTIONS = 8
 SHORT = f"short requests, {CONNECTIONS} connections"
 _SHORT_TOKENS = 4
 _CONNECTING = 5
-"""Times in a row, of which the median counts."""
+"""Repetitions, of which the median counts."""
 _PAIRS, _LEAVING = 10, 10
 
 
@@ -44,13 +44,13 @@ def steps(case: Case) -> Iterator[Sample]:
     """Seconds from one token of a stream to the next."""
     for streams in case.plan.streams:
         prompts = _prompts(streams)
-        case.process.ask("step", prompts=prompts, steps=2)  # so that the prompts are known
+        case.process.ask("step", prompts=prompts, steps=2)  # so that the prompts are cached
         answer = case.process.ask("step", prompts=prompts, steps=case.plan.steps)
         yield case.sample(step_name(streams), answer["seconds"], SECONDS, answer, 0, streams, case.plan.steps)
 
 
 def pairs(case: Case) -> Iterator[Sample]:
-    """A step of the bare engine, and of the same with the server, in turns: both of the same process."""
+    """A step of the bare engine, and the same step with the server, in turns, both in one process."""
     for streams in case.plan.streams:
         answer = case.process.ask("pairs", prompts=_prompts(streams), steps=case.plan.steps, pairs=_PAIRS)
         for bare, served in answer["pairs"]:
@@ -72,7 +72,7 @@ def connecting(case: Case) -> Iterator[Sample]:
 
 
 def short(case: Case) -> Iterator[Sample]:
-    """As many requests as a stream has steps: of a slow engine less."""
+    """As many requests as a stream has steps; fewer for a slow engine."""
     prompts = [f"{number}: the capital of country {case.round * number} is" for number in range(max(case.plan.steps, CONNECTIONS))]
     answer = case.process.ask("short", prompts=prompts, connections=CONNECTIONS, tokens=_SHORT_TOKENS)
     yield case.sample(SHORT, len(prompts) / answer["seconds"], REQUESTS_PER_S, answer, 0, CONNECTIONS, _SHORT_TOKENS)

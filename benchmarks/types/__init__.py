@@ -1,1 +1,1 @@
-"""The study of block types."""
+"""The study of GGUF block types."""

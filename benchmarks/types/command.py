@@ -1,4 +1,4 @@
-"""`python -m benchmarks types`: decoding and prompts in every block type of GGUF, beside llama.cpp."""
+"""`python -m benchmarks types`: decode and prefill speed in every GGUF block type, compared with llama.cpp."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DECODE = "decode at 0"
 @click.option("--threads", type=click.IntRange(1, 256), help="Of every engine.  [default: one for each processor]")
 @cpus_option
 def types(name: str, chosen: str, engines: tuple[str, ...], rounds: int, steps: int, threads: int | None, cpus: list[int]) -> None:
-    """Random models, a block type each. Writes results/NAME.csv, .json and .md."""
+    """Random models, one per block type. Writes results/NAME.csv, .json and .md."""
     parts = chosen.split(",")
     found = {model: about for model, about in models().items() if any(part in model for part in parts)}
     kinds = tuple(work for work in works(steps) if work.name in (_DECODE, PREFILL))
@@ -57,7 +57,7 @@ def types(name: str, chosen: str, engines: tuple[str, ...], rounds: int, steps: 
 
 
 def show(stem: Path, about: dict[str, Any] | None = None) -> None:
-    """Print the table of what is kept, and write it again."""
+    """Print the table of stored results, and write it again."""
     about = about or json.loads(place(stem, "json").read_text(encoding="utf-8"))
     samples = read(place(stem, "csv"))
     found = [Results(name, samples) for name in about["models"]]

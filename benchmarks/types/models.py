@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from .random_model import Sizes, TypeOf
 
 SMALL = Sizes(hidden=896, inner=4864, layers=12, heads=14, kv_heads=2)
-"""Half the layers of a Qwen2.5 of 0.5B. 896 columns are no blocks of 256."""
+"""Half the layers of Qwen2.5 0.5B. Its 896 columns are not divisible into blocks of 256."""
 LARGE = Sizes(hidden=1536, inner=8960, layers=6, heads=12, kv_heads=2)
-"""A fifth of the layers of a Qwen2.5 of 1.5B."""
+"""A fifth of the layers of Qwen2.5 1.5B."""
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 _BLOCKS_OF_32 = KINDS[:5]
@@ -34,7 +34,7 @@ def _always(kind: str) -> TypeOf:
 
 
 def _narrow_q4_k_m(name: str, layer: int) -> str:
-    """What llama.cpp makes of Q4_K_M where only `ffn_down` has blocks of 256 columns."""
+    """llama.cpp's choice of types for Q4_K_M if only `ffn_down` has columns divisible by 256."""
     better = layer % 2 == 1
     if name == "ffn_down":
         return "Q6_K" if better else "Q4_K"

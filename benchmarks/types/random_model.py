@@ -1,4 +1,4 @@
-"""GGUF models of random weights, one block type or mixture each: what a product costs does not depend on the numbers in it."""
+"""GGUF models with random weights, one per block type or mixture: the cost of a product does not depend on its numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 
 _HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
-"""Where the float16s are in a block; at its beginning, where a type is not named."""
+"""Offsets of the float16 numbers in a block; for types not listed, its beginning."""
 _SCALE = 2e-4
-"""Of all blocks: sums stay far from what float16 holds."""
+"""Scale of all blocks, chosen so that sums stay well within float16's range."""
 _LETTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A decoder's widths, those of a known model, and fewer layers than that has."""
+    """A decoder's widths, those of a known model, with fewer layers."""
 
     hidden: int
     inner: int
@@ -34,7 +34,7 @@ class Sizes:
         return self.hidden // self.heads
 
     def matrices(self) -> Mapping[str, tuple[int, int]]:
-        """Of a block: rows and columns."""
+        """Rows and columns of the matrices of a block."""
         kv = self.kv_heads * self.head
         return {
             "attn_q": (self.hidden, self.hidden),
@@ -52,7 +52,7 @@ TypeOf = Callable[[str, int], str]
 
 
 def write(path: Path, sizes: Sizes, type_of: TypeOf) -> Path:
-    """A model of llama's architecture. Raises ValueError for a type whose blocks do not divide the columns of a matrix."""
+    """Write a model of the llama architecture. Raises ValueError for a type whose block size does not divide a matrix's columns."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(sizes.layers)
     writer.add_context_length(4096)
@@ -80,7 +80,7 @@ def write(path: Path, sizes: Sizes, type_of: TypeOf) -> Path:
 
 
 def random_blocks(kind: str, rows: int, blocks: int, rng: np.random.Generator) -> np.ndarray:
-    """`[rows, bytes of a row]`: any bytes but in the float16s, which are small."""
+    """uint8 `[rows, bytes of a row]`: random bytes, except for the float16 numbers, which are small."""
     size = GGML_QUANT_SIZES[Kind[kind]][1]
     data = rng.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
     for at in _HALVES.get(kind, (0,)):
@@ -99,7 +99,7 @@ def _add_matrix(writer: gguf.GGUFWriter, name: str, kind: str, shape: tuple[int,
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Every byte is a token, in the alphabet of GPT-2; the rest is never read from a text."""
+    """Every byte is a token, in GPT-2's alphabet; the remaining tokens never occur in a text."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     words = [*_byte_letters(), "th", *(f"<{number}>" for number in range(_LETTERS + 1, size))]
@@ -110,7 +110,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """Printable bytes stand for themselves, the others for what follows Latin 1."""
+    """Printable bytes stand for themselves, the others for characters after Latin 1."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (number for number in range(_LETTERS) if number not in printable)
     letters = {number: chr(number) for number in printable} | {number: chr(_LETTERS + i) for i, number in enumerate(others)}

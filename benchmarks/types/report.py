@@ -1,4 +1,4 @@
-"""A row for each model: its speeds, how much better they are, and how much of the machine they use."""
+"""One row per model: its speeds, how much better they are, and how much of the machine they use."""
 
 from __future__ import annotations
 

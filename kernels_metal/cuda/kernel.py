@@ -1,4 +1,4 @@
-"""`mx.fast.cuda_kernel` with the call of `mx.fast.metal_kernel`, from the same source."""
+"""`mx.fast.cuda_kernel` with the signature of `mx.fast.metal_kernel`, from the same source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Size = tuple[int, int, int]
 
 
 class CudaKernel:
-    """Takes what `mx.fast.metal_kernel` takes and is called as what that returns. Needs MLX's CUDA back end (`mlx[cuda]`)."""
+    """Takes the arguments of `mx.fast.metal_kernel`, and is called like its result. Needs MLX's CUDA backend (`mlx[cuda]`)."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class CudaKernel:
         verbose: bool = False,
         stream: Any = None,
     ) -> list[mx.array]:
-        """Raises ValueError for a grid that is no multiple of the threadgroup: CUDA would start threads that Metal does not."""
+        """Run the kernel. Raises ValueError for a grid that is not a multiple of the threadgroup: CUDA would start threads that Metal does
+        not."""
         if any(g % t for g, t in zip(grid, threadgroup, strict=True)):
             raise ValueError(f"{self.name}: the grid {grid} is no multiple of the threadgroup {threadgroup}")
         arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
@@ -64,7 +65,8 @@ class CudaKernel:
         return outputs
 
     def _kernel(self, inputs: list[mx.array], output_dtypes: Sequence[mx.Dtype]) -> Any:
-        """Some versions of MLX keep compiled kernels by name and template only, also on disk: the name tells sources and dtypes apart."""
+        """Some versions of MLX cache compiled kernels by name and template only, also on disk: the name therefore includes a hash of source
+        and dtypes."""
         scalars = [name for name, a in zip(self.input_names, inputs, strict=True) if a.ndim == 0]
         dtypes = [a.dtype for a in inputs] + list(output_dtypes)
         key = f"{scalars} {dtypes}"

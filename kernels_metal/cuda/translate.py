@@ -1,8 +1,8 @@
-"""Metal source to CUDA source, word by word: nothing is parsed but words, and nothing is rearranged.
+"""Metal source to CUDA source, word by word: only words are recognized, and nothing is rearranged.
 
-`mx.fast.cuda_kernel` wants the body of a kernel and a header, as `mx.fast.metal_kernel` does. What differs is said in words: address
-spaces, `inline`, literals, the names of threads. Macros could not do it: CUDA's own headers use `device` and `thread` as words.
-What the words mean in CUDA is in `metal_stdlib.cuh`.
+`mx.fast.cuda_kernel` takes the body of a kernel and a header, as `mx.fast.metal_kernel` does. The differences are in words: address spaces,
+`inline`, literals, the names of thread indices. Macros could not do it, because CUDA's own headers use `device` and `thread` as words. What
+the words mean in CUDA is in `metal_stdlib.cuh`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THREAD_NAMES = {
     "simdgroups_per_threadgroup": ("metal::uint", "((blockDim.x * blockDim.y * blockDim.z + 31u) >> 5)"),
     "threads_per_simdgroup": ("metal::uint", "32u"),
 }
-"""What Metal hands a kernel beside its buffers."""
+"""What Metal passes to a kernel in addition to its buffers."""
 
 _SCALARS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "half")
 _FUNCTIONS = """
@@ -49,7 +49,7 @@ sqrt tanh trunc
 SHARED_WITH_CUDA = frozenset(
     [*_FUNCTIONS.split(), "half", "uint", "ulong", "ushort", "vec", *(f"{t}{n}" for t in _SCALARS for n in (2, 3, 4))]
 )
-"""Names that CUDA or MLX has as well: in a body, only a declaration in the body itself says which is meant."""
+"""Names that CUDA or MLX also has: in a body, only a declaration within the body tells which one is meant."""
 
 QUALIFIERS = frozenset({"device", "constant", "thread"})
 INLINE = frozenset({"inline", "METAL_FUNC"})
@@ -58,8 +58,8 @@ INLINE = frozenset({"inline", "METAL_FUNC"})
 def translate(source: str, header: str, scalars: Iterable[str] = ()) -> tuple[str, str]:
     """Body and header of a Metal kernel as `(body, header)` for `mx.fast.cuda_kernel`.
 
-    `scalars` are the inputs without dimensions, which Metal passes by reference and CUDA by pointer. In the header every function
-    has to be `inline`: that is where CUDA wants to read `__device__`.
+    `scalars` are the inputs without dimensions, which Metal passes by reference and CUDA by pointer. Every function in the header must be
+    `inline`: that is where CUDA expects `__device__`.
     """
     body = _words(source, frozenset(scalars))
     used = {m.group() for m in re.finditer(r"[A-Za-z_]\w*", body)}
@@ -102,7 +102,7 @@ def _word(kind: str, text: str, tokens: list[tuple[str, str]], index: int, scala
 
 
 def _number(text: str) -> str:
-    """Without a suffix a fraction is a float in Metal; `1.5h` is a half."""
+    """In Metal, a fraction without a suffix is a float; `1.5h` is a half."""
     if text[:2].lower() == "0x" or not re.search(r"[.eE]", text):
         return text
     if text[-1] in "hH":
@@ -119,7 +119,7 @@ def _directive(text: str) -> str:
 
 
 def _is_pointer(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Whether the declaration that `threadgroup` begins is of a pointer or a reference, rather than of memory."""
+    """Whether the declaration after `threadgroup` is of a pointer or reference rather than of memory."""
     depth = 0
     for _, text in tokens[index + 1 :]:
         depth += (text == "<") - (text == ">")

@@ -1,4 +1,4 @@
-"""Runs `mx.fast.metal_kernel` kernels on a CPU, under sanitizers; README.md has the how-to."""
+"""Runs `mx.fast.metal_kernel` kernels on a CPU, under sanitizers; see README.md."""
 
 from .compare import compare_signature, mlx_source
 from .errors import KINDS, KernelError, Unavailable

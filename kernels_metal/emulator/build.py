@@ -1,4 +1,4 @@
-"""Compiles kernels to libraries and the runtime to a program, and keeps both in a cache directory of the user."""
+"""Compiles kernels to libraries and the runtime to a program, and stores both in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trial import cache_directory
 
 ERROR = re.compile(r": error: (?P<text>.*)$", re.MULTILINE)
 PLACE = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):\d+: (?:error|note):", re.MULTILINE)
-# Threadgroup arrays are emitted as private and undefined, so that a compiler may fold loads of what it sees nobody write.
+# Threadgroup arrays are emitted as private and undefined, so the compiler may fold loads of elements that it sees no write to.
 ARRAY = r"^(@_ZZ\d+{}E(\d+)(\w+) = )internal global (.*) undef(, align.*)$"
 # %shl.mask = and i32 %distance, 31, !dbg !7
 MASKED = re.compile(r"^(  %sh[lr]\.mask\d* = and i(32|64) (%?[\w.]+), (31|63)(, !dbg !\d+)?)$", re.MULTILINE)
@@ -26,6 +26,7 @@ MASKED = re.compile(r"^(  %sh[lr]\.mask\d* = and i(32|64) (%?[\w.]+), (31|63)(, 
 
 @cache
 def toolchain(mode: str) -> Toolchain:
+    """The compiler for a mode. Raises `Unavailable`."""
     found = find(mode)
     if isinstance(found, str):
         raise Unavailable(found)
@@ -45,7 +46,7 @@ def _key(mode: str, *parts: object) -> str:
 
 @cache
 def library(code: str, name: str, mode: str) -> Path:
-    """The kernel, compiled for a mode. Raises KernelError if the source is refused."""
+    """The kernel, compiled for a mode. Raises KernelError if the source is rejected."""
     place = cache_directory() / f"{name}-{mode}-{_key(mode, code, FLAGS[mode])}.so"
     if not place.exists():
         _lint(code, name, mode)
@@ -55,7 +56,7 @@ def library(code: str, name: str, mode: str) -> Path:
 
 @cache
 def program(mode: str) -> Path:
-    """The runtime of a mode: the process that kernels run in."""
+    """The runtime of a mode: the executable that kernels run in."""
     options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
     linking = [*FLAGS[mode].process, *toolchain(mode).libraries]
     place = cache_directory() / f"runtime-{mode}-{_key(mode, _fingerprint(RUNTIME), options, linking)}"
@@ -72,7 +73,7 @@ def program(mode: str) -> Path:
 
 
 def _lint(code: str, name: str, mode: str) -> None:
-    """Once for all modes: the empty file says that it was found clean."""
+    """Runs once for all modes: an empty file records that the source is clean."""
     clean = cache_directory() / f"{name}-lint-{_key(mode, code, Path(lint.__file__).read_bytes())}"
     if clean.exists():
         return
@@ -103,13 +104,13 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
             _call([*back, *flags.optimization, "-c", "instrumented.ll", "-o", "kernel.o"], folder)
         else:
             _call([*back, *flags.optimization, *instrumenting, "-c", "kernel.ll", "-o", "kernel.o"], folder)
-        # The linker itself, half as long as through the compiler; the C library is the program's.
+        # Calling the linker directly takes half as long as through the compiler; the program supplies the C library.
         _call([toolchain(mode).linker, "-shared", "kernel.o", toolchain(mode).builtins, "-o", "kernel.so"], folder)
         os.replace(Path(folder) / "kernel.so", place)
 
 
 def _with_checked_shifts(ir: str) -> str:
-    """OpenCL takes a shift's distance modulo the width, as Metal does, so that UBSan has nothing to say; nobody means that."""
+    """OpenCL, like Metal, takes a shift's distance modulo the width, so UBSan does not complain; such a shift is still a mistake."""
     calls = MASKED.sub(r"  call void @__emu_shift\2(i\2 \3, i\2 \4)\5\n\1", ir)
     return calls + "\ndeclare void @__emu_shift32(i32, i32)\ndeclare void @__emu_shift64(i64, i64)\n"
 
@@ -123,7 +124,7 @@ def _front(mode: str, options: list[str]) -> list[str]:
 
 
 def _with_arrays(ir: str, name: str) -> str:
-    """Gives threadgroup arrays a definite content and lists them (address, bytes, name) for the runtime."""
+    """Give threadgroup arrays a defined content and list them (address, bytes, name) for the runtime."""
     table: list[str] = []
     names: list[str] = []
     pattern = re.compile(ARRAY.format(re.escape(name)), re.MULTILINE)
@@ -146,7 +147,7 @@ def _call(command: list[str], folder: str) -> None:
 
 
 def _refused(report: str, code: str) -> KernelError:
-    """The first error, at the user's line: itself, or the one from which the prelude's template was called."""
+    """The first error, at the user's line: its own place, or the line that called the prelude's template."""
     error = ERROR.search(report)
     if not error:
         return KernelError("compile", report.strip()[-300:], report=report)

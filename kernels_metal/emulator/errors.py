@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class Unavailable(RuntimeError):
-    """Kernels cannot be run on this machine, or not in this mode: for want of a compiler, mostly."""
+    """Kernels cannot run on this machine, or not in this mode; usually a compiler is missing."""
 
 
 class KernelError(RuntimeError):
     """A fault of a kernel or of its launch.
 
-    `kind` is one of `KINDS`; `file` and `line` are the place in the user's source where it is known (None otherwise): `<name>.metal` is the
-    `source` of `metal_kernel`, `<name>.header.metal` its `header`, both counted from 1. `report` is all that the tool said.
+    `kind` is one of `KINDS`; `file` and `line` are the place in the user's source, None if unknown: `<name>.metal` is the `source` of
+    `metal_kernel`, `<name>.header.metal` its `header`, both counted from 1. `report` is the tool's full output.
     """
 
     def __init__(self, kind: str, message: str, *, file: str | None = None, line: int | None = None, report: str = "") -> None:

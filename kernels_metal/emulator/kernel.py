@@ -1,4 +1,4 @@
-"""`metal_kernel`: the call of `mx.fast.metal_kernel`, run on the CPU."""
+"""`metal_kernel`: the interface of `mx.fast.metal_kernel`, run on the CPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ MOST_BUFFERS = 31
 
 @dataclass(frozen=True)
 class Kernel:
-    """What `metal_kernel` gives; calling it compiles (once) and runs."""
+    """The result of `metal_kernel`; calling it compiles (once) and runs the kernel."""
 
     body: Body
+    """Source and names of inputs and outputs."""
     row_contiguous: bool = True
+    """Copy inputs that are not row-contiguous, as MLX's `ensure_row_contiguous`."""
 
     def __call__(
         self,
@@ -40,9 +42,9 @@ class Kernel:
         order: str | None = None,
         seed: int | None = None,
     ) -> list[mx.array]:
-        """The parameters of MLX's, and `mode`, `order`, `seed` (see `settings`, which has their defaults).
+        """Takes MLX's parameters, and `mode`, `order` and `seed` (`settings` has their defaults).
 
-        Returns arrays that are computed already. Raises KernelError; ValueError for an unknown mode or order. `stream` is ignored.
+        Returns evaluated arrays. Raises KernelError, and ValueError for an unknown mode or order. `stream` is ignored.
         """
         chosen = modes.current().but("trace" if counting() else mode, order, seed)
         arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
@@ -113,7 +115,7 @@ def metal_kernel(
     atomic_outputs: bool = False,
     compile_options: object = None,
 ) -> Kernel:
-    """As `mx.fast.metal_kernel`. `compile_options` is ignored: arithmetic here is IEEE's in every math mode."""
+    """Like `mx.fast.metal_kernel`. `compile_options` is ignored: arithmetic here is IEEE in every math mode."""
     if not name.isidentifier():
         raise KernelError("launch", f"a kernel's name must be an identifier, not {name!r}")
     if not output_names:
@@ -129,7 +131,7 @@ def _checked_launch(
     grid: tuple[int, int, int],
     threadgroup: tuple[int, int, int],
 ) -> tuple[int, int, int]:
-    """The threadgroup that MLX dispatches: no wider than the grid. Raises KernelError for what MLX or the GPU refuse."""
+    """The threadgroup that MLX dispatches: no wider than the grid. Raises KernelError for what MLX or the GPU rejects."""
     problem = ""
     if len(inputs) != len(body.inputs):
         problem = f"{len(inputs)} inputs for {', '.join(body.inputs) or 'none'}"
@@ -148,12 +150,12 @@ def _checked_launch(
 
 
 def _numpy(array: mx.array) -> np.ndarray:
-    """numpy has no bfloat16: its bits instead."""
+    """As numpy, which does not have bfloat16: its bits as uint16 instead."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
 
 
 def _memory(array: mx.array, row_contiguous: bool) -> tuple[np.ndarray, tuple[int, ...]]:
-    """What a kernel gets of an array, and its strides in elements."""
+    """The content that a kernel sees of an array, and its strides in elements."""
     content = _numpy(array)
     if row_contiguous or content.flags.c_contiguous:
         content = np.ascontiguousarray(content)

@@ -1,7 +1,7 @@
-"""What Metal refuses and C++ for OpenCL accepts, found in the compiler's syntax tree.
+"""Finds what Metal rejects and C++ for OpenCL accepts, in the compiler's syntax tree.
 
-Metal has no generic address space to speak of: whatever of the user's has a type in it lacks its `device`, `constant`, `threadgroup` or
-`thread`. Nor has it lambdas, goto or recursion.
+Metal has practically no generic address space: user code whose type has one lacks a `device`, `constant`, `threadgroup` or `thread`. Metal
+does not have lambdas, goto or recursion either.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ _MISSING = {"LambdaExpr": "Metal has no lambdas", "GotoStmt": "Metal has no goto
 
 @dataclass(frozen=True)
 class Problem:
+    """One finding."""
+
     file: str
+    """Name of the user's file."""
     line: int
+    """Line in it, from 1."""
     text: str
+    """What is wrong, in words."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.text}"
 
 
 def problems(tree: str, files: frozenset[str]) -> list[Problem]:
-    """`tree`: what -ast-dump prints; `files`: the names of the user's."""
+    """Findings in `tree`, the output of -ast-dump; `files` are the names of the user's files."""
     start = min(at for file in files if (at := tree.find(f"{file}:")) >= 0)  # what comes before is the prelude's
     lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n")
     return list(dict.fromkeys(_problems(lines, files)))
@@ -53,7 +58,7 @@ def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
 
 
 def _places(rest: str, file: str, line: int) -> tuple[str, int, str, int]:
-    """Where a node begins, and the last place that is named: a dump names a file or a line only where it differs from the last one."""
+    """Where a node begins, and the last place named: a dump names a file or line only where it differs from the last one."""
     own = None
     for match in _PLACE.finditer(rest.split("'", 1)[0]):
         if match["file"]:

@@ -1,4 +1,4 @@
-"""How kernels run when the call does not say: so that code which launches them through something else can be run in every mode."""
+"""Defaults for how kernels run, so that code that launches them indirectly can run in every mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ ORDERS = ("forward", "reversed", "random")
 
 @dataclass(frozen=True)
 class Settings:
-    """mode: see `MODES`; order: of threads, simdgroups and threadgroups; seed: of the random order; timeout: seconds per launch."""
+    """How launches run."""
 
     mode: str = "fast"
+    """One of `MODES`."""
     order: str = "forward"
+    """Order of threads, simdgroups and threadgroups: one of `ORDERS`."""
     seed: int = 0
+    """Seed of the random order."""
     timeout: float = 120.0
+    """Seconds per launch."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -26,6 +30,7 @@ class Settings:
             raise ValueError(f"order is one of {', '.join(ORDERS)}, not {self.order!r}")
 
     def but(self, mode: str | None, order: str | None, seed: int | None) -> Settings:
+        """A copy with those values replaced that are not None."""
         given = {"mode": mode, "order": order, "seed": seed}
         return replace(self, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
@@ -41,7 +46,7 @@ def current() -> Settings:
 def settings(
     mode: str | None = None, order: str | None = None, seed: int | None = None, timeout: float | None = None
 ) -> Iterator[Settings]:
-    """Launches inside use these, in whatever thread, where the call itself does not say otherwise."""
+    """Launches inside the block use these, in any thread, unless the call itself says otherwise."""
     global _current
     before = _current
     chosen = before.but(mode, order, seed)

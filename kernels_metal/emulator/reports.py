@@ -1,4 +1,4 @@
-"""From what the runtime or a sanitizer says to a `KernelError` with a line of the user's source."""
+"""Turns the output of the runtime or a sanitizer into a `KernelError` with a line of the user's source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from .build import toolchain
 from .errors import KernelError
 
-# What a sanitizer calls it -> kind. The first that matches.
+# Pattern in a sanitizer's report -> kind; the first match wins.
 _SANITIZERS = (
     (r"ERROR: AddressSanitizer: (?P<what>[\w-]*(?:overflow|underflow|out of bounds|use-after)[\w-]*[^\n]*)", "bounds"),
     (r"ERROR: AddressSanitizer: (?P<what>(?:SEGV|BUS|stack-overflow)[^\n]*)", "crash"),
@@ -27,7 +27,7 @@ _OBJECT = re.compile(r"(?:global variable|Location is global) '(?P<name>[^']+)'"
 
 
 def explain_death(mode: str, report: str, code: int, files: frozenset[str]) -> KernelError:
-    """The process has ended without an answer: a sanitizer has spoken, or a signal has ended it."""
+    """The error for a process that ended without an answer: by a sanitizer or by a signal."""
     for pattern, kind in _SANITIZERS:
         match = re.search(pattern, report)
         if match:
@@ -62,7 +62,7 @@ def _plain(name: str) -> str:
 
 
 def _places(report: str, files: frozenset[str]) -> list[tuple[str, int]]:
-    """The user's lines in a report: of each stack the innermost one."""
+    """The user's lines in a report: the innermost of each stack."""
     found, inside = [], False
     for text in report.split("\n"):
         frame = _FRAME.match(text) or _DIRECT.match(text)
@@ -77,7 +77,7 @@ def _places(report: str, files: frozenset[str]) -> list[tuple[str, int]]:
 
 
 def explain_answer(text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
-    """The runtime's own findings: "kind, newline, text". `items`: name and bytes per element of each argument."""
+    """The error for the runtime's own findings: "kind, newline, text". `items`: name and bytes per element of each argument."""
     kind, _, rest = text.partition("\n")
     if kind == "unwritten":
         index, offset = (int(word) for word in rest.split())

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 Template = Sequence[tuple[str, "bool | int | mx.Dtype"]]
 
-# name -> (Metal's type, what the runtime's Thread has), in MLX's order.
+# name -> (Metal's type, the expression for it in the runtime's Thread), in MLX's order.
 ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": ("uint", "t->dispatched_simdgroups * 8"),
     "dispatch_simdgroups_per_threadgroup": ("uint", "t->dispatched_simdgroups"),
@@ -47,11 +47,14 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """declaration: as MLX writes it, less the [[...]]; attribute: what stands in that; source: where the entry function has it from."""
+    """A parameter of the Metal function."""
 
     declaration: str
+    """As MLX writes it, without the [[...]]."""
     attribute: str
+    """The text inside [[...]]."""
     source: str
+    """The expression by which the entry function passes it."""
 
     def __str__(self) -> str:
         return f"{self.declaration} [[{self.attribute}]]"
@@ -59,20 +62,28 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Body:
-    """What a kernel is made from, whatever it is called with."""
+    """What a kernel is made from, independent of any call."""
 
     name: str
+    """Name of the kernel."""
     inputs: tuple[str, ...]
+    """Names of the inputs."""
     outputs: tuple[str, ...]
+    """Names of the outputs."""
     source: str
+    """The inside of the kernel function."""
     header: str
+    """Functions before it."""
     atomic_outputs: bool
+    """Whether outputs are declared as `atomic<T>`."""
 
     def extras(self, name: str) -> list[tuple[str, str, str]]:
-        """Shape, strides and rank are passed if their names are anywhere in the text, even inside another name."""
+        """Shape, strides and rank are passed if their names occur anywhere in the text, even inside another name."""
         return [extra for extra in EXTRAS if name + extra[0] in self.source]
 
     def parameters(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]) -> list[Parameter]:
+        """Parameters in MLX's order: inputs with their shapes, strides and ranks, outputs, then thread attributes that the source
+        mentions."""
         found: list[Parameter] = []
 
         def add(place: str, kind: str, mark: str, name: str) -> None:
@@ -93,7 +104,7 @@ class Body:
         return found
 
     def code(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: Template) -> str:
-        """All that is compiled. Kernels cannot be templates in C++ for OpenCL: the arguments become names in the body."""
+        """The complete source to compile. Kernels cannot be templates in C++ for OpenCL: template arguments become names in the body."""
         parameters = self.parameters(inputs, output_dtypes)
         listed = ",\n  ".join(str(p) for p in parameters)
         passed = ",\n  ".join(p.source for p in parameters)
@@ -110,7 +121,7 @@ class Body:
 
 
 def users_files(code: str) -> frozenset[str]:
-    """The names that the user's lines go by: ours for source and header, and those of #line directives in them."""
+    """The file names of the user's lines: ours for source and header, and those in #line directives."""
     return frozenset(re.findall(r'^[ \t]*#[ \t]*line[ \t]+\d+[ \t]+"([^"]+)"', code, re.MULTILINE)) - {"entry"}
 
 
@@ -122,5 +133,5 @@ def _template_argument(name: str, value: bool | int | mx.Dtype) -> str:
 
 
 def _without_includes(text: str) -> str:
-    """Metal's own headers are there already; the line stays, so that lines keep their numbers."""
+    """Metal's own headers are already included; the line stays, so that lines keep their numbers."""
     return re.sub(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>.*$", "", text, flags=re.MULTILINE)

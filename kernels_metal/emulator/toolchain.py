@@ -1,4 +1,4 @@
-"""The compiler of each mode: which one, whether it can do all that is needed, and its flags."""
+"""The compiler of each mode: which one, whether it can do everything needed, and its flags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU_FEATURES = ("avx2", "fma", "f16c")
 PRELUDE = Path(__file__).parent / "msl"
 RUNTIME = Path(__file__).parent / "runtime"
 
-# C++ for OpenCL without its library: address spaces, vectors, swizzles and half as Metal has them. The generic address space is on as
+# C++ for OpenCL without its library: address spaces, vectors, swizzles and half as in Metal. The generic address space is enabled because
 # structs cannot be copied without it; lint.py finds its uses.
 LANGUAGE = (
     *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
@@ -34,16 +34,18 @@ LANGUAGE = (
 
 @dataclass(frozen=True)
 class Mode:
-    """optimization: of a kernel. sanitizers: for it, and for what emits its first IR. passes: of the compiler's passes on it.
-    process: for the program that runs kernels. instrumented_first: before any optimization, which would take undefined values for whatever
-    suits it, and drop accesses whose results nobody needs.
-    """
+    """Compiler flags of a mode."""
 
     optimization: tuple[str, ...]
+    """For a kernel."""
     sanitizers: tuple[str, ...] = ()
+    """For a kernel, also while its first IR is emitted."""
     passes: tuple[str, ...] = ()
+    """For the compiler's passes on a kernel."""
     process: tuple[str, ...] = ()
+    """For the program that runs kernels."""
     instrumented_first: bool = False
+    """Instrument before optimizing: the optimizer may assume anything of undefined values, and drops accesses whose results are unused."""
 
 
 def _flags(text: str) -> tuple[str, ...]:
@@ -51,11 +53,11 @@ def _flags(text: str) -> tuple[str, ...]:
 
 
 _ADDRESS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-sanitize=vptr,function"
-# Calls in place of the checks of AddressSanitizer, whose library is not there: trace.cpp answers them.
+# Calls instead of AddressSanitizer's inline checks; its library is not linked: trace.cpp implements them.
 _TRACE = (
     "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
 )
-_SMALL = _flags("-O1 -mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # stacks that can be reported
+_SMALL = _flags("-O1 -mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # keeps stack traces complete
 FLAGS = {
     "fast": Mode(_flags("-O2 -mavx2 -mfma -mf16c")),
     "asan": Mode(_SMALL, _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
@@ -75,27 +77,36 @@ TITLES = {"asan": "AddressSanitizer", "tsan": "ThreadSanitizer", "msan": "Memory
 
 @dataclass(frozen=True)
 class Toolchain:
+    """A compiler that works in some mode, with its tools."""
+
     compiler: str
+    """Path of clang++."""
     version: str
+    """First line of its `--version`."""
     linker: str
-    builtins: str  # conversions of bfloat16 and the like: libgcc of some systems lacks them
+    """Path of ld."""
+    builtins: str
+    """Path of compiler-rt's builtins (bfloat16 conversions and the like), which libgcc lacks on some systems."""
     symbolizer: str
-    libraries: tuple[str, ...] = ()  # that programs of the mode must be linked with
+    """Path of llvm-symbolizer."""
+    libraries: tuple[str, ...] = ()
+    """Linker options that programs of the mode need."""
 
 
 def available(mode: str = "fast") -> bool:
-    """Whether kernels can be run here in a mode; `why_not(mode)` says why they cannot."""
+    """Whether kernels can run here in a mode; if not, `why_not(mode)` has the reason."""
     return why_not(mode) is None
 
 
 def why_not(mode: str = "fast") -> str | None:
+    """Why kernels cannot run here in a mode; None if they can."""
     found = find(mode)
     return found if isinstance(found, str) else None
 
 
 @cache
 def find(mode: str = "fast") -> Toolchain | str:
-    """A clang with which programs of the mode can be linked and run, 19 before newer and older ones; or the reason why there is none."""
+    """A clang with which programs of the mode link and run, preferring 19 to newer and older ones; or the reason why there is none."""
     reason = _unfit_machine()
     if reason:
         return reason
@@ -116,7 +127,7 @@ def _unfit_machine() -> str | None:
 
 
 def _candidates() -> list[str]:
-    """Of clang 19 it is known that everything works."""
+    """clang 19 comes first because everything is known to work with it."""
     numbered = [f"clang++-{number}" for number in range(24, OLDEST - 1, -1)]
     preferred = os.environ.get("MLXINFER_EMULATOR_CLANG")
     names = [preferred] if preferred else ["clang++-19", *numbered, "clang++"]
@@ -139,7 +150,7 @@ def _toolchain(compiler: str, mode: str) -> Toolchain | str:
 
 @cache
 def _common(compiler: str) -> Toolchain | str:
-    """What every mode needs of a compiler, or what it lacks."""
+    """What every mode needs from a compiler, or what it lacks."""
     version = _version(compiler)
     number = _number(version)
     builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
@@ -155,7 +166,7 @@ def _common(compiler: str) -> Toolchain | str:
 
 
 def _libraries(compiler: str) -> list[tuple[str, ...]]:
-    """Swift's clang intercepts calls of libdispatch, and cannot link ThreadSanitizer unless with it."""
+    """Swift's clang intercepts libdispatch calls, and can link ThreadSanitizer only together with it."""
     swift = Path(compiler).resolve().parents[1] / "lib" / "swift" / "linux"
     dispatch = (f"-L{swift}", "-ldispatch", "-lBlocksRuntime", f"-Wl,-rpath,{swift}")
     return [(), dispatch] if (swift / "libdispatch.so").exists() else [()]
@@ -177,7 +188,7 @@ def _version(compiler: str) -> str:
 
 
 def _symbolizer(compiler: str) -> str:
-    """Of the same LLVM: it turns addresses into lines."""
+    """From the same LLVM: it turns addresses into lines."""
     beside = Path(compiler).resolve().parent / "llvm-symbolizer"
     return str(beside) if beside.exists() else shutil.which("llvm-symbolizer-19") or shutil.which("llvm-symbolizer") or ""
 

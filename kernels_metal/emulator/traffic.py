@@ -1,4 +1,4 @@
-"""Bytes that kernels load from and store to device memory: what a kernel is bound by, counted rather than estimated."""
+"""Bytes that kernels load from and store to device memory, which limits most kernels: counted, not estimated."""
 
 from __future__ import annotations
 
@@ -9,38 +9,47 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one buffer, all in bytes except the last two.
-
-    loaded, stored: every access of every thread. fetched: loads, a byte once for each threadgroup that loads it, which is what comes from
-    memory if a threadgroup finds again what it has loaded. distinct_*: a byte once. most_*: how often the busiest byte was loaded, stored.
-    """
+    """Traffic of one buffer, in bytes except for the last two."""
 
     size: int = 0
+    """Bytes of the buffer."""
     loaded: int = 0
+    """Loads of every thread."""
     stored: int = 0
+    """Stores of every thread."""
     fetched: int = 0
+    """Loads, with a byte counted once per threadgroup: the memory traffic if a threadgroup's repeated loads hit a cache."""
     distinct_loaded: int = 0
+    """Different bytes that were loaded."""
     distinct_stored: int = 0
+    """Different bytes that were stored."""
     most_loads: int = 0
+    """How often the most loaded byte was loaded."""
     most_stores: int = 0
+    """How often the most stored byte was stored."""
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Of two launches: sums, except that the busiest byte is the busier one's."""
+        """Totals of two launches; the last two fields are maxima."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if not name.startswith("most_")}
         return Traffic(**sums, most_loads=max(self.most_loads, other.most_loads), most_stores=max(self.most_stores, other.most_stores))
 
 
 @dataclass(frozen=True)
 class Launch:
+    """Traffic of one launch."""
+
     kernel: str
+    """Name of the kernel."""
     buffers: dict[str, Traffic]
+    """By the name of the input or output."""
 
 
 @dataclass
 class Counts:
-    """What was launched while counting; `counts["keys"]` adds up the buffers of that name, `counts.total()` everything."""
+    """The launches while counting; `counts["keys"]` sums the buffers with that name, `counts.total()` everything."""
 
     launches: list[Launch] = field(default_factory=list)
+    """In order."""
 
     def __getitem__(self, name: str) -> Traffic:
         found = [launch.buffers[name] for launch in self.launches if name in launch.buffers]
@@ -49,6 +58,7 @@ class Counts:
         return sum(found, Traffic())
 
     def names(self) -> set[str]:
+        """Names of all buffers."""
         return {name for launch in self.launches for name in launch.buffers}
 
     def of(self, kernel: str) -> Counts:
@@ -56,6 +66,7 @@ class Counts:
         return Counts([launch for launch in self.launches if launch.kernel == kernel])
 
     def total(self) -> Traffic:
+        """Traffic of all buffers in all launches."""
         return sum((buffer for launch in self.launches for buffer in launch.buffers.values()), Traffic())
 
 
@@ -64,19 +75,21 @@ _counting: list[Counts] = []
 
 @contextmanager
 def count_bytes() -> Iterator[Counts]:
-    """Every launch inside runs in mode "trace", whatever mode it asks for, and is added to what this gives."""
+    """Every launch inside the block runs in mode "trace", whatever mode it asks for, and is added to the returned counts."""
     counts = Counts()
     _counting.append(counts)
     try:
         yield counts
     finally:
-        _counting[:] = [other for other in _counting if other is not counts]  # equal ones are others
+        _counting[:] = [other for other in _counting if other is not counts]  # by identity: equal counts may belong to another block
 
 
 def counting() -> bool:
+    """Whether a `count_bytes` block is active."""
     return bool(_counting)
 
 
 def record(launch: Launch) -> None:
+    """Add a launch to every active `count_bytes` block."""
     for counts in _counting:
         counts.launches.append(launch)

@@ -1,4 +1,4 @@
-"""Whether programs can be made with a compiler and some options: one is linked, and run."""
+"""Checks that a compiler makes working programs with some options, by linking and running one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-# As the runtime: the C++ library's headers, and something of it to link.
+# Like the runtime: uses the C++ library's headers, and something in it to link.
 PROGRAM = """#include <stdio.h>
 #include <map>
 #include <string>
@@ -22,7 +22,7 @@ REASON = re.compile(r"(?:\berror: |\bERROR: |FATAL: )(.*)|(undefined reference t
 
 
 def cache_directory() -> Path:
-    """`MLXINFER_EMULATOR_CACHE`, or a directory of ours in the user's cache directory."""
+    """`MLXINFER_EMULATOR_CACHE`, or `mlxinfer/emulator` in the user's cache directory; created if missing."""
     chosen = os.environ.get("MLXINFER_EMULATOR_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(chosen) if chosen else Path(base) / "mlxinfer" / "emulator"
@@ -31,7 +31,7 @@ def cache_directory() -> Path:
 
 
 def problem(compiler: str, options: Sequence[str]) -> str | None:
-    """What goes wrong, in a few words, or None. That all went well is remembered; what failed may have been mended since."""
+    """What goes wrong, in a few words, or None. Success is remembered; a failure is not, because it may have been fixed since."""
     key = hashlib.sha256(repr((compiler, Path(compiler).stat().st_mtime_ns, PROGRAM, *options)).encode()).hexdigest()[:24]
     passed = cache_directory() / f"trial-{key}"
     if passed.exists():
@@ -44,7 +44,7 @@ def problem(compiler: str, options: Sequence[str]) -> str | None:
 
 
 def _tried(compiler: str, options: Sequence[str], program: Path) -> str | None:
-    """As the runtime is made: not instrumented itself, but linked with the sanitizer's library."""
+    """Built like the runtime: not instrumented itself, but linked with the sanitizer's library."""
     what = " ".join(option for option in options if option.startswith("-fsanitize=")) or "a program"
     compiled = _run([compiler, "-std=c++17", "-x", "c++", "-", "-c", "-o", f"{program}.o"], PROGRAM)
     if compiled.returncode:
@@ -73,9 +73,9 @@ def _first_reason(report: str) -> str:
 
 @cache
 def fixed_addresses() -> tuple[str, ...]:
-    """What to run a program with: ThreadSanitizer and MemorySanitizer need regions that random addresses may hit.
+    """Command prefix that disables address randomization: ThreadSanitizer and MemorySanitizer need regions that random addresses may hit.
 
-    Not every container allows to ask for it.
+    Empty where the container does not allow it.
     """
     setarch = shutil.which("setarch")
     command = (setarch, "x86_64", "--addr-no-randomize") if setarch else ()

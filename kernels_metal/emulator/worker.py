@@ -1,4 +1,4 @@
-"""The processes that kernels run in, one for each mode: started at the first launch, and again after a kernel has taken one down."""
+"""The processes in which kernels run, one per mode: started at the first launch, and again after a kernel has crashed one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .reports import explain_answer, explain_death
 from .trial import fixed_addresses
 
 INPUT, OUTPUT, PREFILLED = range(3)
-MOST_TSAN_FIBERS = 224  # it keeps apart what some 250 threads have done; a process that has run more misses races later
+MOST_TSAN_FIBERS = 224  # it can tell about 250 threads apart; a process that has run more misses races later
 TRAFFIC = struct.Struct("<7Q")  # as Traffic in runtime/device.h
 
 _SANITIZERS = {
@@ -35,26 +35,41 @@ _SANITIZERS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """A buffer of a launch: its content is empty if it is an output that nobody has filled. size, item: bytes of all, of an element."""
+    """A buffer of a launch."""
 
     name: str
+    """As the kernel names it."""
     kind: int
+    """`INPUT`, `OUTPUT` or `PREFILLED`."""
     size: int
+    """Bytes of the buffer."""
     item: int
+    """Bytes per element."""
     content: bytes | memoryview = b""
+    """Empty for an output that is not prefilled."""
 
 
 @dataclass(frozen=True)
 class Request:
+    """One launch."""
+
     library: Path
+    """The compiled kernel."""
     grid: tuple[int, int, int]
+    """Threads along each axis."""
     threadgroup: tuple[int, int, int]
+    """Threads of a threadgroup along each axis."""
     order: str
+    """One of `ORDERS`."""
     seed: int
-    files: frozenset[str]  # of the user's source, as reports name them
+    """Seed of the random order."""
+    files: frozenset[str]
+    """Names of the user's source files in reports."""
     arguments: Sequence[Argument]
+    """In the order of the kernel's parameters."""
 
     def head(self) -> bytes:
+        """The request as the runtime reads it, without the arguments' contents."""
         path = os.fsencode(self.library)
         numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments))
         kinds = b"".join(struct.pack("<QQ", argument.size, argument.kind) for argument in self.arguments)
@@ -63,14 +78,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Per argument: its content after the launch (empty for inputs) and what of it was loaded and stored."""
+    """Result of a launch, per argument."""
 
     contents: list[bytearray]
+    """Content after the launch; empty for inputs."""
     traffic: list[tuple[int, ...]]
+    """The fields of `Traffic` after `size`."""
 
 
 class Worker:
-    """One process. Not for two launches at a time: see `launch`."""
+    """One process. It handles one launch at a time: see `launch`."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -94,6 +111,7 @@ class Worker:
         self.errors.close()
 
     def launch(self, request: Request, timeout: float) -> Answer:
+        """Run one kernel; `timeout` is in seconds. Raises KernelError, after which the process must be replaced."""
         deadline = time.monotonic() + timeout
         os.ftruncate(self.errors.fileno(), 0)
         self.errors.seek(0)
@@ -146,8 +164,9 @@ _workers: dict[tuple[int, str], Worker] = {}
 
 
 def launch(mode: str, request: Request, timeout: float) -> Answer:
+    """Run a kernel in the process of this mode. Raises KernelError. `timeout` is in seconds."""
     with _lock:
-        key = (os.getpid(), mode)  # after a fork the parent's pipes are not ours
+        key = (os.getpid(), mode)  # after a fork, the pipes belong to the parent
         if key not in _workers:
             _workers[key] = Worker(mode)
         worker = _workers[key]
@@ -164,7 +183,7 @@ def launch(mode: str, request: Request, timeout: float) -> Answer:
 
 @atexit.register
 def close() -> None:
-    """Ends the processes; the next launch starts new ones."""
+    """End the processes; the next launch starts new ones."""
     with _lock:
         for key in [key for key in _workers if key[0] == os.getpid()]:
             _workers.pop(key).close()

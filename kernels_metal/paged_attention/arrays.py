@@ -1,4 +1,4 @@
-"""Arrays as attention kernels take them: what is expected of the cache's, and small ones made here."""
+"""Arrays in the form that attention kernels take: expected shapes of the cache's, and small ones made here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Expected = list[tuple[tuple[int, ...], mx.Dtype]]
 
 
 def sealed_arrays(shape: Shape, pages: int) -> Expected:
-    """Of a pool of sealed pages: keys, then values."""
+    """Shapes and dtypes of a pool of sealed pages: keys, then values."""
     return _of_keys(shape, pages) + _of_values(shape, pages)
 
 
@@ -36,17 +36,19 @@ def _of_values(s: Shape, pages: int) -> Expected:
 
 
 def first_arrays(shape: Shape, pages: int) -> Expected:
-    """Of the pool of first pages, at 16 bits."""
+    """Shapes and dtypes of the pool of first pages, at 16 bits."""
     return [((shape.kv_heads, pages, shape.key_dim, PAGE), shape.dtype), ((shape.kv_heads, pages, PAGE, shape.value_dim), shape.dtype)]
 
 
 def expect(what: str, arrays: Sequence[mx.array], expected: Expected) -> None:
+    """Raise ValueError unless the arrays have the expected shapes and dtypes."""
     found = [(a.shape, a.dtype) for a in arrays]
     if found != expected:
         raise ValueError(f"{what} are {_names(found)}; expected {_names(expected)}")
 
 
 def expect_floats(what: str, array: mx.array, count: int) -> None:
+    """Raise ValueError unless the array is `[count]` in a floating dtype."""
     if array.shape != (count,) or array.dtype not in (mx.float32, mx.float16, mx.bfloat16):
         raise ValueError(f"{what} are {array.dtype}{list(array.shape)}; expected {count} floats")
 
@@ -56,17 +58,18 @@ def _names(arrays: Expected) -> str:
 
 
 def integers(rows: Sequence[object]) -> mx.array:
-    """int32, and at least 8 of them: Metal gets smaller arrays in another address space."""
+    """The numbers as int32, padded to at least 8: Metal passes smaller arrays in another address space."""
     flat: npt.NDArray[np.int32] = np.array(rows, np.int32).reshape(-1)
     return mx.array(np.pad(flat, (0, max(0, 8 - flat.size))))
 
 
 @cache
 def settings(scale: float, softcap: float, has_sinks: bool) -> mx.array:
+    """float32 `[3]`: scale, soft cap (0: none), and 1 if there are sinks."""
     return mx.array([scale, softcap, float(has_sinks)], mx.float32)
 
 
 @cache
 def nothing(dtype: mx.Dtype) -> mx.array:
-    """What stands for an array that the kernel does not read; with 4 axes, because it may ask for a length."""
+    """A stand-in for an array that the kernel does not read; it has 4 axes, because the kernel may ask for a length."""
     return mx.zeros((1, 1, 1, 8), dtype)

@@ -1,4 +1,4 @@
-"""Calls the kernels of this folder: checks arrays, chooses template arguments and threads."""
+"""Calls the kernels of this folder: checks arrays, and chooses template arguments and thread counts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def paged_attention_decode(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """q `[T, Hq, Dk]` to `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
+    """Attend with q `[T, Hq, Dk]`; returns `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
 
-    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones with the new rows already in them.
-    Raises ValueError where arrays do not fit the plan.
+    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones with the new rows already in them. Raises
+    ValueError if arrays do not fit the plan.
     """
     shape = plan.shape
     _check(q, sealed, first, open_pages, sinks, plan)
@@ -81,7 +81,7 @@ def _decode(inputs: list[mx.array], plan: DecodePlan, rows: int, dtype: mx.Dtype
 
 
 def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: Sequence[mx.array], plan: DecodePlan) -> list[mx.array]:
-    """Arrays in the order of the kernel, with a stand-in for what is not there or holds no page."""
+    """Arrays in the order of the kernel, with a stand-in for each that is missing or empty."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
     scales = mx.float16

@@ -1,4 +1,4 @@
-"""What decode attention has to do in one step, checked and cut into work items before anything is submitted."""
+"""The work of decode attention in one step, validated and cut into work items before anything is submitted."""
 
 from __future__ import annotations
 
@@ -16,52 +16,72 @@ _NO_EDGE = -(2**30)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows `start .. start + count` of the queries are the tokens `past .. past + count` of one sequence.
+    """One sequence's part of a step: rows `start` to `start + count` of the queries are its tokens `past` to `past + count`.
 
-    They lie in one page, which is open and in `slot`. `pages` are the ids of the sealed pages before it, from page `first` of the
-    sequence on (earlier ones have left the window): p >= 0 in the pool, ~p in the pool of first pages.
+    For decode they lie in one page, the open one.
     """
 
     slot: int
+    """The sequence's slot, which holds its open page."""
     start: int
+    """First row."""
     count: int
+    """Number of rows."""
     past: int
+    """Tokens before these."""
     pages: Sequence[int]
+    """Ids of the sealed pages before the open one: p >= 0 in the pool, ~p in the pool of first pages."""
     first: int = 0
+    """Number of the first page in `pages`; earlier pages have left the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """How many pages and slots there are, to check ids against."""
+    """Sizes of the pools, for checking ids."""
 
     pages: int
+    """Sealed pages."""
     first_pages: int
+    """Pages in the pool of first pages."""
     slots: int
+    """Open pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
+    """Made once per step for all layers with the same shape, window and page ids."""
 
     shape: Shape
+    """Heads, head sizes and formats of the layers."""
     sequences: tuple[Rows, ...]
+    """The rows that were planned, in the order of the answers."""
     window: int | None
+    """Tokens that a query attends to; None: all."""
     pools: Pools
+    """Sizes of the pools that ids were checked against."""
     tile: DecodeTile
+    """Template arguments of the kernel."""
     query_rows: int
+    """Rows of q."""
     rows: int
+    """Rows of the result."""
     items: int
+    """Number of work items."""
     part_rows: int
+    """Rows that all work items write together."""
     work: mx.array
+    """int32 `[items, 9]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written."""
     table: mx.array
+    """int32: page ids of all sequences."""
     parts: mx.array | None
-    """`[rows, 3]`: the first part, the number of parts and their distance, if any sequence is divided."""
+    """int32 `[rows, 3]`: first part, number of parts and their distance in rows; None if no sequence is divided."""
 
 
 def plan_decode(
     shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, cores: int | None = None
 ) -> DecodePlan:
-    """Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be."""
+    """Validate the rows and divide the work. Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for impossible rows
+    or page ids. `cores` defaults to the GPU's."""
     check_shape(shape)
     if not rows:
         raise ValueError("no rows to attend with")
@@ -104,7 +124,7 @@ def plan_decode(
 
 
 def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
-    """What holds for the rows of any kernel. Raises ValueError."""
+    """Check what must hold for any kernel. Raises ValueError."""
     if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
         raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
     if not 0 <= r.slot < pools.slots:
@@ -128,12 +148,12 @@ def _check_few(r: Rows) -> None:
 
 
 def _first_seen(r: Rows, window: int | None) -> int:
-    """The first page with a token that the first row sees."""
+    """The first page with a token that the first row attends to."""
     return 0 if window is None else max(0, r.past - window + 1) // PAGE
 
 
 def _cut(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Runs of at most `size` pages whose lengths differ by one at most."""
+    """Runs of at most `size` pages whose lengths differ by at most one."""
     pages = end - begin
     number = -(-pages // size)
     for i in range(number):

@@ -1,4 +1,4 @@
-"""Attention of new rows to the past, in plain MLX: what every kernel of this folder must agree with."""
+"""Attention of new rows to the past, in plain MLX: the reference for every kernel of this folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention_over_pages(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """As `launcher.paged_attention_decode`, in float32 and without its tiles: pages are unpacked and put together per sequence."""
+    """Like `launcher.paged_attention_decode`, in float32 and without tiles: pages are dequantized and concatenated per sequence."""
     answers = []
     for r in plan.sequences:
         keys, values = (_tokens(i, r, sealed, first, open_pages[i], plan) for i in (0, 1))
@@ -62,9 +62,9 @@ def attention(
 ) -> mx.array:
     """q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]` to `[Hq, L, Dv]`, `S >= L`; softmax in float32.
 
-    The rows of q are the last L of the S positions. Row i sees the positions up to its own, and of these the last `window`; or, where
-    there is a `mask` `[L, S]`, what that says.
-    `softcap` c replaces a score s by `c * tanh(s / c)`; `sinks` `[Hq]` are logits that take part in the softmax without a value.
+    The rows of q are the last L of the S positions. Row i attends to the positions up to its own, limited to the last `window`; a `mask`
+    `[L, S]` replaces both rules. `softcap` c replaces a score s by `c * tanh(s / c)`; `sinks` `[Hq]` are logits that take part in the
+    softmax without a value.
     """
     chosen = _mask(q.shape[1], k.shape[1], window) if mask is None else mask
     if softcap is None:

@@ -1,4 +1,4 @@
-"""Shapes that attention over pages knows, and how its kernels divide the work: every such choice is made here."""
+"""Shapes that attention over pages supports, and how its kernels divide the work: every such choice is made here."""
 
 from __future__ import annotations
 
@@ -18,37 +18,51 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The keys and values of a layer, and its query heads. 16 bits means: kept in `dtype`."""
+    """Heads, head sizes and formats of an attention layer."""
 
     dtype: mx.Dtype
+    """The compute dtype."""
     heads: int
+    """Query heads."""
     kv_heads: int
+    """KV heads."""
     key_dim: int
+    """Channels of a query or key head."""
     value_dim: int
+    """Channels of a value head."""
     k_bits: int
+    """Bits per key; 16: stored in `dtype`."""
     v_bits: int
+    """Bits per value; 16: stored in `dtype`."""
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Template arguments of `paged_attention_decode`; its source says what they mean."""
+    """Template arguments of `paged_attention_decode`; its source describes them in detail."""
 
     queries: int
+    """Queries (head and row) that a simdgroup handles."""
     key_run: int
+    """Tokens of a channel of K that a lane reads at once."""
     value_run: int
+    """Channels of a token of V that a lane reads at once."""
     simdgroups: int
+    """Simdgroups per threadgroup."""
     shared: bool
+    """Whether all simdgroups share each page, instead of reading pages of their own."""
     stage: int
+    """Bytes of threadgroup memory through which shared pages go."""
     staged_queries: int
+    """Queries copied to threadgroup memory; 0: read from device memory."""
 
 
 def check_shape(shape: Shape) -> None:
-    """Refuse what no kernel exists for, with the list of what there is."""
+    """Raise `UnsupportedShapeError`, with a list of what is supported, if there is no kernel for this shape."""
     if shape.k_bits not in BITS or shape.v_bits not in BITS:
         raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_list(BITS)}")
     if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
@@ -70,10 +84,10 @@ def _list(values: tuple[int, ...]) -> str:
 def decode_tile(shape: Shape, rows: int, pages: int) -> DecodeTile:
     """The tile for up to `rows` rows of a sequence and `pages` pages in a work item.
 
-    What counts is how many numbers a lane holds: per query, `key_run` products, the lane's channels of the answer, and a bias of V for
-    each group of channels. With few queries what costs is loading, and long runs make wide loads; with more, runs are shorter, and up to
-    8 queries fit. Then every simdgroup reads pages of its own. More queries are divided among at most 16 simdgroups, and pages go
-    through threadgroup memory; its size decides how many threadgroups share a core, so that a part of a page is 4 KB if rows are short.
+    The limit is how many numbers a lane holds: per query, `key_run` products, the lane's channels of the answer, and a bias of V for each
+    group of channels. With few queries, loading dominates, and long runs make wide loads; with more, runs are shorter, and up to 8 queries
+    fit. Every simdgroup then reads pages of its own. More queries are divided among at most 16 simdgroups, and pages go through threadgroup
+    memory; its size decides how many threadgroups share a core, so a part of a page is 4 KB if rows are short.
     """
     queries = shape.group * rows
     for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
@@ -90,7 +104,7 @@ def decode_tile(shape: Shape, rows: int, pages: int) -> DecodeTile:
 
 
 def _numbers(shape: Shape, key_run: int, value_run: int) -> int:
-    """What a lane holds for each query."""
+    """Numbers that a lane holds per query."""
     groups = 0 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     return key_run + value_run * -(-shape.value_dim // value_run // 32) + groups
 
@@ -103,7 +117,7 @@ def _value_run(shape: Shape, most: int) -> int:
 
 
 def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
-    """Queries are copied to threadgroup memory if they fit, and otherwise read from device memory again with every page."""
+    """Queries are copied to threadgroup memory if they fit; otherwise they are read from device memory for every page."""
     rest = decode_memory(shape, tile) - tile.staged_queries * shape.key_dim * shape.dtype.size
     most = THREADGROUP_BYTES if tile.shared else 3 * THREADGROUP_BYTES // 4
     if rest + queries * shape.key_dim * shape.dtype.size <= most:
@@ -112,7 +126,7 @@ def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
 
 
 def decode_memory(shape: Shape, tile: DecodeTile) -> int:
-    """Bytes of threadgroup memory: `Room` of the source."""
+    """Bytes of threadgroup memory: `Room` in the source."""
     groups = 1 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     teams = 1 if tile.shared else tile.simdgroups
     weights = max(_rows_at_once(shape, tile, bits) for bits in (shape.v_bits, 16)) * tile.queries * tile.simdgroups
@@ -136,11 +150,11 @@ def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
 
 
 def pages_of_an_item(pages: int, kv_heads: int, cores: int) -> int:
-    """Into runs of how many pages the `pages` of all sequences together are cut.
+    """Pages per work item, given the `pages` of all sequences together.
 
-    A core holds 4 threadgroups of 4 simdgroups; with twice as many, the last ones to finish leave little idle. A run is
-    at least 8 pages long, because each one writes an answer in float32 that has to be read again: at 8 pages of 4 bits and one row,
-    this adds a tenth to the bytes, and an eightieth at 64.
+    A core holds 4 threadgroups of 4 simdgroups; with twice as many, little is idle while the last ones finish. A run has at least 8 pages,
+    because each one writes a float32 answer that has to be read again: at 8 pages of 4 bits and one row, this adds a tenth to the bytes; at
+    64 pages, an eightieth.
     """
     wanted = max(1, 8 * cores // kv_heads)
     return max(8, -(-pages // wanted))

@@ -1,4 +1,4 @@
-"""Who attends to what in one step of prefill: tiles of query rows and the table of pages, checked and made before anything is submitted."""
+"""Which rows attend to which pages in one step of prefill: tiles and page table, validated and made before anything is submitted."""
 
 from __future__ import annotations
 
@@ -15,34 +15,41 @@ from .tiles import PrefillTile, prefill_tile
 RAW = -(2**31)
 """Id of a page that is read raw, from the open page and the step's own rows."""
 _ALL = 2**30
-"""A window that nothing is out of."""
+"""Stands for "no window"."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Made once per step for all layers with the same shape, window and page ids. Answers are `rows` rows in the order of `Rows`."""
+    """Made once per step for all layers with the same shape, window and page ids. Answers are in the order of the planned `Rows`."""
 
     shape: Shape
+    """Heads, head sizes and formats of the layers."""
     tile: PrefillTile
+    """Template arguments of the kernel."""
     pools: Pools
+    """Sizes of the pools that ids were checked against."""
     query_rows: int
+    """Rows of q."""
     rows: int
+    """Rows of the result."""
     filled: int
-    """Pages that the step has sealed before it attends, one sequence's after another's."""
+    """Pages that the step has sealed before it attends, sequence after sequence."""
     count: int
+    """Number of tiles."""
     tiles: mx.array
-    """`[count, 8]`: the kernel's `Tile`."""
+    """int32 `[count, 8]`: the kernel's `Tile`."""
     table: mx.array
+    """int32: page ids of all sequences."""
 
 
 def plan_prefill(
     shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
 ) -> PrefillPlan:
-    """Of rows as in `plan_decode`, but any number of them, over any number of pages.
+    """Like `plan_decode`, but with any number of rows over any number of pages.
 
-    Pages that the step fills are read sealed by the rows behind them: as pages behind those of the pool, which are those of the arrays
-    `filled`. At 16 bits, and for first pages that have a pool of their own (`first16`), sealing changes nothing, and they are read raw.
-    Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for rows or page ids that cannot be.
+    Rows after a page that the step fills read it sealed: its id is that of a page after those of the pool, which means the arrays `filled`.
+    At 16 bits, and for first pages with a pool of their own (`first16`), sealing changes nothing, and they are read raw. Raises
+    `UnsupportedShapeError` for shapes without a kernel, and ValueError for impossible rows or page ids.
     """
     check_shape(shape)
     if window is not None and window < 1:
@@ -66,7 +73,7 @@ def plan_prefill(
 
 
 def _cut(r: Rows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
-    """Tiles of at most `size` rows, none of them across the end of a page."""
+    """Tiles of at most `size` rows, none across the end of a page."""
     done = 0
     while done < r.count:
         position = r.past + done

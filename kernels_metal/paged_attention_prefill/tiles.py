@@ -7,37 +7,42 @@ from dataclasses import dataclass
 from ..paged_attention.tiles import PAGE, Shape
 
 SIMDGROUPS = 8
-"""At most so many in a threadgroup: their sums fill the registers of a core."""
+"""Most simdgroups in a threadgroup: their sums fill the registers of a core."""
 ROOM_BYTES = 20 * 1024
 """Threadgroup memory that keys or values may take, of 32 KiB."""
 CHANNELS = 256
-"""Of the answer, that one simdgroup adds up: 64 registers a lane."""
+"""Channels of the answer that one simdgroup adds up: 64 registers per lane."""
 PADDING = 8
-"""Values between two tokens in the room, so that lanes of a simdgroup do not meet in the same bank."""
+"""Unused values between two tokens in threadgroup memory, so that the lanes of a simdgroup do not access the same bank."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """`heads` query heads, `blocks` times 8 rows, `splits` simdgroups for the channels of one such part, `keys` tokens at a time."""
+    """The part of the work that one threadgroup does."""
 
     heads: int
+    """Query heads."""
     blocks: int
+    """Blocks of 8 rows per head."""
     splits: int
+    """Simdgroups that share the channels of one block."""
     keys: int
+    """Tokens whose keys or values are in threadgroup memory at a time."""
 
     @property
     def rows(self) -> int:
+        """Query rows."""
         return 8 * self.blocks
 
     @property
     def threads(self) -> int:
+        """Threads of a threadgroup."""
         return 32 * self.heads * self.blocks * self.splits
 
 
 def prefill_tile(shape: Shape) -> PrefillTile:
-    """As many heads of the group as there are simdgroups for, then as many rows as remain, a page at most: for every one of them keys and
-    values need not be brought in again. Then as many keys at a time as there is room for: barriers are per room.
-    """
+    """As many heads of the group as there are simdgroups for, then as many rows as fit, a page at most, because all of them share the
+    loaded keys and values. Then as many keys at a time as fit in threadgroup memory, because each load costs barriers."""
     splits = -(-shape.value_dim // CHANNELS)
     heads = max(n for n in range(1, shape.group + 1) if shape.group % n == 0 and n * splits <= SIMDGROUPS)
     blocks = 1

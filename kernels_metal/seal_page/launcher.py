@@ -1,4 +1,4 @@
-"""Seals full pages on the GPU; the same in plain MLX is in `mlxinfer/cache/kv_quantization.py`."""
+"""Seals full pages on the GPU; `mlxinfer/cache/kv_quantization.py` does the same in plain MLX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _FILE = "seal_page/seal_page.metal"
 
 
 def seal_keys(pages: mx.array, bits: int) -> list[mx.array]:
-    """`[Hkv, n, 64, D]` to codes `[Hkv, n, D, 2 * bits]` and scales `[Hkv, n, 2, D]`, or at 16 bits to `[Hkv, n, D, 64]`."""
+    """Quantize `[Hkv, n, 64, D]` to codes uint32 `[Hkv, n, D, 2 * bits]` and scales float16 `[Hkv, n, 2, D]`; at 16 bits, transpose to
+    `[Hkv, n, D, 64]`. Raises ValueError and `UnsupportedShapeError`."""
     heads, number, dim = _check(pages, bits)
     if bits == 16:
         return [pages.swapaxes(-1, -2)]
@@ -28,7 +29,8 @@ def seal_keys(pages: mx.array, bits: int) -> list[mx.array]:
 
 
 def seal_values(pages: mx.array, bits: int) -> list[mx.array]:
-    """`[Hkv, n, 64, D]` to codes `[Hkv, n, 64, words]` and scales `[Hkv, n, 2, 64, D / group]`, or at 16 bits to itself."""
+    """Quantize `[Hkv, n, 64, D]` to codes uint32 `[Hkv, n, 64, words]` and scales float16 `[Hkv, n, 2, 64, D / group]`; at 16 bits, return
+    the pages. Raises ValueError and `UnsupportedShapeError`."""
     heads, number, dim = _check(pages, bits)
     if bits == 16:
         return [pages]

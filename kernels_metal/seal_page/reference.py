@@ -1,4 +1,4 @@
-"""What sealed pages stand for, in plain MLX and float32."""
+"""Dequantizes sealed pages, in plain MLX and float32."""
 
 from __future__ import annotations
 

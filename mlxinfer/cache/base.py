@@ -1,7 +1,7 @@
 """The contract between a model and its cache. The model asks; it never inspects.
 
 A step is one flat row of T tokens: the segments of all sequences that take part, one after another, without padding.
-The cache knows which page or state belongs to whom, makes the masks, and sees that a query reaches its own sequence only.
+The cache knows which page or state belongs to which sequence, makes the masks, and ensures that a query reaches only its own sequence.
 """
 
 from __future__ import annotations
@@ -18,36 +18,42 @@ from .pages import PAGE as PAGE
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """A layer whose past is keys and values. `window` counts the tokens a query sees, itself included; None is all. `query_heads` share
-    the KV heads evenly; 0 where their number does not matter."""
+    """A layer whose past is keys and values."""
 
     kv_heads: int
+    """Number of KV heads."""
     key_dim: int
+    """Channels of a query or key head."""
     value_dim: int
+    """Channels of a value head."""
     window: int | None = None
+    """Tokens that a query attends to, its own included; None: all."""
     query_heads: int = 0
+    """Number of query heads, which share the KV heads evenly; 0 where it does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec:
-    """A layer whose past is a state of fixed size: `shapes` of its arrays for one sequence, starting at zero, in float32."""
+    """A layer whose past is a state of fixed size."""
 
     shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the state's arrays for one sequence: float32, initially zero."""
 
 
 class OpaqueState(Protocol):
-    """What a model that keeps its own state makes for one sequence."""
+    """The state of one sequence in a model that manages its own cache."""
 
     def arrays(self) -> list[mx.array]:
-        """Everything it holds, to be evaluated with the step."""
+        """All arrays of the state, to be evaluated with the step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueSpec:
-    """A whole model that keeps its own state per sequence (mlx-lm's architectures, run one sequence at a time)."""
+    """A whole model that manages its own cache (mlx-lm's architectures), one sequence at a time."""
 
     make: Callable[[], OpaqueState]
+    """Makes the empty state of a new sequence."""
 
 
 RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
@@ -58,30 +64,32 @@ LayerSpec = Union[AttentionSpec, RecurrentSpec, OpaqueSpec]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The part that one sequence has in a step: rows `start .. start + count` hold its tokens `past .. past + count`.
-
-    `total` is the number of tokens of the sequence known when its current prompt was admitted, at least `past + count`: rope
-    variants that depend on the sequence's length (dynamic, longrope) read it, so that chunking never changes a result.
-    """
+    """One sequence's part of a step: rows `start` to `start + count` hold its tokens `past` to `past + count`."""
 
     slot: int
+    """The sequence's slot in the cache."""
     start: int
+    """Its first row in the step."""
     count: int
+    """Tokens computed in this step."""
     past: int
+    """Tokens computed before this step."""
     total: int
+    """Tokens known when the current prompt was admitted, at least `past + count`. Rope variants that depend on the length (dynamic,
+    longrope) read it, so that chunking never changes a result."""
 
     @property
     def filled(self) -> int:
-        """Pages that become full."""
+        """Pages that become full in this step."""
         return (self.past + self.count) // PAGE - self.past // PAGE
 
 
 class Rotation(Protocol):
-    """Rotary position embedding of the rows of one step, made once and used by every layer: `[T, heads, dim]` to the same."""
+    """Rotary position embedding for the rows of one step, made once and used by every layer: `[T, heads, dim]` to the same shape."""
 
     @property
     def frequencies(self) -> Sequence[Sequence[float]]:
-        """Radians per position `[dims / 2]`, for each segment."""
+        """Radians per position, `[dims / 2]` for each segment."""
         ...
 
     def __call__(self, x: mx.array) -> mx.array: ...
@@ -98,11 +106,14 @@ class HeadNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """What is done with each head of queries and of keys, in this order, before they meet."""
+    """What is applied to each query and key head, in this order, before attention."""
 
     q_norm: HeadNorm | None = None
+    """Norm of the query heads."""
     k_norm: HeadNorm | None = None
+    """Norm of the key heads."""
     rotation: Rotation | None = None
+    """Rotary embedding of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +121,11 @@ class AttentionParams:
     """The constants of a layer's attention."""
 
     scale: float
-    """Factor of the scores, before the softmax."""
+    """Factor applied to the scores before the softmax."""
     softcap: float | None = None
-    """c: scores become `c * tanh(scores / c)`."""
+    """Cap c: scores become `c * tanh(scores / c)`."""
     sinks: mx.array | None = None
-    """`[Hq]`: a logit per head that takes part in the softmax and carries no value (gpt-oss)."""
+    """`[Hq]`: one logit per head that takes part in the softmax but has no value (gpt-oss)."""
 
 
 class Step(Protocol):
@@ -128,13 +139,13 @@ class Step(Protocol):
         ...
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
-        """Append k `[T, Hkv, Dk]` and v `[T, Hkv, Dv]`, and attend with q `[T, Hq, Dk]` causally, within the layer's window.
-        Returns `[T, Hq, Dv]`."""
+        """Append keys k `[T, Hkv, Dk]` and values v `[T, Hkv, Dv]`, then attend causally with queries q `[T, Hq, Dk]` within the layer's
+        window. Returns `[T, Hq, Dv]`."""
         ...
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
-        """The same for projections as they come: one to three arrays `[T, n]` that together have queries, keys and values behind one
-        another, whose heads still have their `heads` steps before them. Returns `[T, Hq * Dv]`."""
+        """`attend` for raw projections: one to three arrays `[T, n]` that hold queries, keys and values in this order and still need their
+        `heads` steps. Returns `[T, Hq * Dv]`."""
         ...
 
     @property
@@ -143,14 +154,14 @@ class Step(Protocol):
         ...
 
     def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
-        """Rows `[T, hidden]` through whole blocks of the CPU kernels, whose attention layers are `layers`."""
+        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers. Returns `[T, hidden]`."""
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
-        """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called
-        for groups of segments of equal length; the results come back as `[T, D]`."""
+        """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called once per
+        group of segments of equal length. Returns `[T, D]`."""
         ...
 
     def opaque(self, segment: Segment) -> OpaqueState:
-        """The state that `OpaqueSpec.make` gave this segment's sequence; the model changes it in place."""
+        """The state of this segment's sequence, made by `OpaqueSpec.make`; the model changes it in place."""
         ...

@@ -1,4 +1,4 @@
-"""What a cache keeps of each layer, and why, in lines that a person reads."""
+"""The format in which a cache stores each layer, and why, as lines for the user."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from ..kernels_metal.formats import BITS
 from .base import AttentionSpec, LayerSpec, RecurrentSpec
 
 _STEP = 8
-"""Head sizes have to be a multiple of it: eight codes are whole bytes, whatever their bits."""
+"""Head sizes must be a multiple of this: eight codes are whole bytes at any bit width."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """Bits of keys and of values. `first16` keeps the first page of every sequence at 16 bits, where attention often rests."""
+    """Bits per key and per value."""
 
     k_bits: int = 16
+    """Bits per key, one of `kernels_metal.formats.BITS`; 16 is the compute dtype."""
     v_bits: int = 16
+    """Bits per value, likewise."""
     first16: bool = False
+    """Keep the first page of every sequence at 16 bits, because attention often concentrates there."""
 
     def __post_init__(self) -> None:
         for bits in (self.k_bits, self.v_bits):
@@ -45,19 +48,21 @@ class KVFormat:
 
     @property
     def quantized(self) -> bool:
+        """Whether keys or values have fewer than 16 bits."""
         return (self.k_bits, self.v_bits) != (16, 16)
 
     @property
     def name(self) -> str:
-        """What `parse` reads."""
+        """The text that `parse` reads."""
         return str(self.k_bits) if self.k_bits == self.v_bits else f"k{self.k_bits}v{self.v_bits}"
 
     def for_layer(self, spec: AttentionSpec) -> KVFormat:
-        """What this layer is kept in: 16 bits where its heads cannot be quantized."""
+        """The format of this layer: 16 bits where its heads cannot be quantized."""
         return self if self.can_quantize(spec) else replace(self, k_bits=16, v_bits=16)
 
     @staticmethod
     def can_quantize(spec: AttentionSpec) -> bool:
+        """Whether the head sizes allow quantization."""
         return spec.key_dim % _STEP == 0 and spec.value_dim % _STEP == 0
 
 
@@ -67,11 +72,14 @@ def _listed() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Against the same model with a cache at 16 bits: mean KL divergence of the next token, and how often its likeliest is the same."""
+    """What a quantized cache loses, compared with the same model and a 16-bit cache."""
 
     model: str
+    """Name of the model."""
     kl: float
+    """Mean KL divergence of the next-token distribution, in nats."""
     top1: float
+    """Share of positions with the same most likely token."""
 
 
 MEASURED: dict[str, tuple[Loss, ...]] = {
@@ -83,11 +91,11 @@ MEASURED: dict[str, tuple[Loss, ...]] = {
     "3": (Loss("SmolLM2 135M", 0.04, 0.894), Loss("Gemma 3 270M", 0.032, 0.912)),
     "2": (Loss("SmolLM2 135M", 0.39, 0.700), Loss("Gemma 3 270M", 0.23, 0.770)),
 }
-"""By `KVFormat.name`, over 1024 tokens of text: what `python -m benchmarks kv-quality` measured. Nothing else stands here."""
+"""By `KVFormat.name`, over 1024 tokens of text: results of `python -m benchmarks kv-quality`, and no estimates."""
 
 
 def loss_line(kv: KVFormat) -> str | None:
-    """None for a cache that loses nothing."""
+    """The measured loss of a format; None for 16 bits."""
     if not kv.quantized:
         return None
     losses = MEASURED.get(kv.name)
@@ -98,12 +106,12 @@ def loss_line(kv: KVFormat) -> str | None:
 
 
 def layer_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """One line for all layers that are kept alike."""
+    """How the layers are stored: one line per group of layers stored alike."""
     return by_layers({index: _kept(spec, kv, dtype) for index, spec in enumerate(layers)})
 
 
 def by_layers(found: Mapping[int, str]) -> list[str]:
-    """`layers 0-4, 6: ...` for each of the texts."""
+    """One line `layers 0-4, 6: text` for each distinct text."""
     alike: dict[str, list[int]] = {}
     for index, text in found.items():
         alike.setdefault(text, []).append(index)
@@ -111,7 +119,7 @@ def by_layers(found: Mapping[int, str]) -> list[str]:
 
 
 def unquantized_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """Those of the layers that `kv` does not reach, though it asks for fewer bits."""
+    """The layers that stay unquantized although `kv` asks for fewer bits."""
     if not kv.quantized or all(isinstance(s, AttentionSpec) and kv.can_quantize(s) for s in layers):
         return []
     return [f"cache of {line}" for line in layer_lines(layers, kv, dtype)]

@@ -1,12 +1,12 @@
-"""What a full page becomes: the quantizer of keys and values and its inverse, in plain MLX. Every kernel has to agree with it.
+"""The quantizer of sealed pages and its inverse, in plain MLX; every kernel must agree with it.
 
-Keys share a scale per channel over the 64 tokens of a page, since it is in a few channels that they are large; values share one per token
-in groups along the head. Codes reach from `bias` to `bias + scale * (2^bits - 1)`, both float16: for keys from the lowest to the highest of
-the group, rounded so that they enclose it; for values from a quarter of a step above the lowest to as much below the highest, which makes
-steps smaller and costs the extremes little. A value is `bias + scale * code`, computed in float32. (Keys per channel, values per token:
-KIVI, arXiv 2402.02750. The quarter was measured: keys lose by it, as it is their extremes that attention looks for.)
+Keys share a scale per channel over the 64 tokens of a page, because a few channels are much larger than the others; values share one per
+token, in groups along the head (KIVI, arXiv 2402.02750). Codes span `bias` to `bias + scale * (2^bits - 1)`, both float16. For keys this is
+the range of the group, rounded outwards. For values it is narrower by a quarter of a step at each end, which makes the steps smaller at
+little cost to the extremes; measured, keys lose by this, because attention looks for their extremes. A value is `bias + scale * code`,
+computed in float32.
 
-Codes are a dense bit stream along the last axis, the lowest bits first, each row padded to whole uint32.
+Codes are a dense bit stream along the last axis, lowest bits first, each row padded to whole uint32 words.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from .kv_format import KVFormat
 
 _LARGEST = 65504.0
 _LEAST_SCALE = 2.0**-24
-"""The largest float16, and the smallest: a constant group must not divide by zero."""
+"""Largest and smallest float16: a constant group must not divide by zero."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """Who quantizes: `keys` and `values` are `seal_keys` and `seal_values`, or do the same."""
+    """A quantizer of full pages: this module's or a kernel's."""
 
     keys: Callable[[mx.array, int], list[mx.array]]
+    """`seal_keys`, or an equivalent."""
     values: Callable[[mx.array, int], list[mx.array]]
+    """`seal_values`, or an equivalent."""
 
 
 def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tuple[Shape, mx.Dtype]]:
-    """Shape and dtype of what one page of one KV head is kept in: the arrays of keys, then those of values."""
+    """Shape and dtype of the arrays that store one page of one KV head: those of keys, then those of values."""
     keys, values = spec.key_dim, spec.value_dim
     found: list[tuple[Shape, mx.Dtype]] = [((keys, PAGE), dtype)]
     if form.k_bits < 16:
@@ -47,8 +49,8 @@ def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tu
 
 
 def seal_keys(x: mx.array, bits: int) -> list[mx.array]:
-    """Keys `[Hkv, n, 64, D]` of n pages to codes `[Hkv, n, D, 2 * bits]` and scales `[Hkv, n, 2, D]` (scale, bias); at 16 bits to
-    `[Hkv, n, D, 64]`."""
+    """Quantize keys `[Hkv, n, 64, D]` of n pages to codes `[Hkv, n, D, 2 * bits]` uint32 and scales `[Hkv, n, 2, D]` float16 (scale, bias);
+    at 16 bits, transpose to `[Hkv, n, D, 64]`."""
     channels = x.swapaxes(-1, -2)
     if bits == 16:
         return [channels]
@@ -57,8 +59,8 @@ def seal_keys(x: mx.array, bits: int) -> list[mx.array]:
 
 
 def seal_values(x: mx.array, bits: int) -> list[mx.array]:
-    """Values `[Hkv, n, 64, D]` to codes `[Hkv, n, 64, D * bits / 32 rounded up]` and scales `[Hkv, n, 2, 64, D / group]`; at 16 bits they
-    stay as they are."""
+    """Quantize values `[Hkv, n, 64, D]` to codes `[Hkv, n, 64, ceil(D * bits / 32)]` uint32 and scales `[Hkv, n, 2, 64, D / group]`
+    float16; at 16 bits they stay as they are."""
     if bits == 16:
         return [x]
     codes, scale, bias = _quantized(mx.unflatten(x, -1, _groups(x.shape[-1])), bits, inset=0.25 / 2**bits)
@@ -66,7 +68,7 @@ def seal_values(x: mx.array, bits: int) -> list[mx.array]:
 
 
 def unseal_keys(arrays: list[mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
-    """`[Hkv, n, 64, D]`, a transposed view."""
+    """Dequantize keys: `[Hkv, n, 64, D]`, a transposed view."""
     if bits == 16:
         return arrays[0].swapaxes(-1, -2)
     codes, scales = arrays
@@ -74,7 +76,7 @@ def unseal_keys(arrays: list[mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
 
 
 def unseal_values(arrays: list[mx.array], bits: int, dim: int, dtype: mx.Dtype) -> mx.array:
-    """`[Hkv, n, 64, dim]`."""
+    """Dequantize values: `[Hkv, n, 64, dim]`."""
     if bits == 16:
         return arrays[0]
     codes, scales = arrays
@@ -91,14 +93,14 @@ PLAIN = Sealing(seal_keys, seal_values)
 
 
 def _values(codes: mx.array, scales: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Of codes `[Hkv, n, ..., group]` with scales `[Hkv, n, 2, ...]`."""
+    """Dequantize codes `[Hkv, n, ..., group]` with scales `[Hkv, n, 2, ...]`."""
     scale, bias = (scales[:, :, i, ..., None].astype(mx.float32) for i in (0, 1))
     return (bias + scale * codes.astype(mx.float32)).astype(dtype)
 
 
 def _quantized(x: mx.array, bits: int, inset: float) -> tuple[mx.array, mx.array, mx.array]:
     """uint32 codes, and the float16 scale and bias of each group along the last axis. `inset` is the share of a group's range by which
-    codes stay away from its ends, a power of two: so it is exact, and every implementation gives the same codes."""
+    codes stay away from its ends. It is a power of two, hence exact, so that every implementation yields the same codes."""
     levels = 2**bits - 1
     x = x.astype(mx.float32)
     least, most = (mx.clip(end, -_LARGEST, _LARGEST) for end in (x.min(axis=-1), x.max(axis=-1)))
@@ -112,7 +114,7 @@ def _quantized(x: mx.array, bits: int, inset: float) -> tuple[mx.array, mx.array
 
 
 def _rounded_down(x: mx.array) -> mx.array:
-    """The largest float16 that is not above x, which lies between the largest ones."""
+    """The largest float16 not above x; x must be in the float16 range."""
     near = x.astype(mx.float16)
     bits = near.view(mx.uint16)
     below = mx.where(near > 0, bits - 1, bits + 1)
@@ -121,7 +123,7 @@ def _rounded_down(x: mx.array) -> mx.array:
 
 
 def _packed(codes: mx.array, bits: int) -> mx.array:
-    """Codes `[..., n]`, n divisible by 8: eight of them are `bits` bytes."""
+    """Pack codes `[..., n]`, n divisible by 8: eight codes take `bits` bytes."""
     eights = mx.unflatten(codes.astype(mx.uint64), -1, (codes.shape[-1] // 8, 8))
     eights = (eights << mx.arange(0, 8 * bits, bits, dtype=mx.uint64)).sum(axis=-1, keepdims=True)
     stream = mx.flatten(eights.view(mx.uint8)[..., :bits], -2)
@@ -132,7 +134,7 @@ def _packed(codes: mx.array, bits: int) -> mx.array:
 
 
 def _unpacked(words: mx.array, bits: int, count: int) -> mx.array:
-    """uint8 `[..., count]`. A code lies in one byte of the stream or in two that follow each other."""
+    """Codes as uint8 `[..., count]`. A code lies in one byte of the stream or in two consecutive ones."""
     stream = words.view(mx.uint8)[..., : count * bits // 8]
     stream = mx.unflatten(stream, -1, (count // 8, bits))
     codes = []

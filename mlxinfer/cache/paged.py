@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class PagedCache:
-    """Keys, values and states of every running sequence.
+    """Keys, values and states of all running sequences, and the prefix cache.
 
-    `open` gives a sequence a slot, `begin` lays out a step, `commit` seals the pages that a finished step filled, and `release`
-    takes everything back. What sequences with the same beginning have in common is computed and kept once; see `PagePool`.
+    `open` assigns a slot to a sequence, `begin` lays out a step, `commit` seals the pages that a finished step filled, and `release` frees
+    the slot. Sequences with a common prefix share its pages; see `PagePool`.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class PagedCache:
         snapshot_bytes: int = 0,
         disk: DiskStorage | None = None,
     ) -> None:
-        """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the longest chunk of a sequence
-        that one step computes. `backend` chooses how a layer attends; `fingerprint` identifies the weights. The prefix cache holds up to
-        `prefix_cache_tokens`, and `snapshot_bytes` of open pages and states; 0 for both turns it off. `disk` keeps it across restarts."""
+        """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the most tokens of one sequence
+        in a step. `backend` chooses the attention backend of a layer; `fingerprint` identifies the weights. The prefix cache holds up to
+        `prefix_cache_tokens` tokens, and `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps
+        it across restarts."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
@@ -82,43 +83,45 @@ class PagedCache:
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
-        """Bytes that each further token of context costs, in the layers without a window."""
+        """Bytes per further token of context, in the layers without a window."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
     def reuse_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
-        """Bytes that each token kept for reuse costs in the layers with a window, which no running sequence needs for long."""
+        """Bytes per token of the prefix cache in the layers with a window, whose pages a running sequence soon frees."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
     def sequence_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> int:
-        """Bytes that a sequence has beside its tokens' share: its open page, and its first one where that stays at 16 bits."""
+        """Bytes per sequence in addition to its tokens: the open page, and the first page where that stays at 16 bits."""
         pages = 2 if kv and kv.first16 else 1
         return pages * sum(LayerStore.page_bytes(s, dtype) for s in layers if isinstance(s, AttentionSpec))
 
     @property
     def can_fork(self) -> bool:
+        """Whether sequences can share state, as forks and the prefix cache need."""
         return not any(isinstance(s, OpaqueSpec) for s in self.layers)
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence that grows to `tokens` could run, alone in an empty cache."""
+        """Whether a sequence could grow to `tokens` tokens in an otherwise empty cache."""
         return self.pool.fits(tokens)
 
     def room(self, growth: Sequence[PageDemand]) -> bool:
-        """Whether there are pages, free or only kept for reuse, for all of this in the next step."""
+        """Whether the next step can have pages for all of these: free ones, or ones that only the prefix cache holds."""
         return self.pool.room(growth)
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
-        """How many of `tokens`, the last one excluded, are cached, and why not more. `cache_salt` identifies whatever else the pages depend
-        on. Valid until the next call that changes the cache."""
+        """How many of `tokens` are cached (never the last one), and why not more. `cache_salt` stands for everything else that the pages
+        depend on. The match is valid until the cache changes."""
         if not self.can_fork:
             return Match(0, "this model keeps a state of its own, which cannot be shared", cache_salt)
         return self.pool.find(tokens, cache_salt)
 
     def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
-        """A slot for a new sequence that starts with `match.reused` tokens. Nothing of it is cached if `cache_salt` is None."""
+        """A slot for a new sequence that starts with `match.reused` tokens. With `cache_salt` None, none of its pages enter the prefix
+        cache."""
         slot = self.pool.open(match, cache_salt)
         if self._disk and match:
             self._disk.used(match)
@@ -144,7 +147,7 @@ class PagedCache:
             store.grow(slots=self.pool.slot_count)
 
     def fork(self, slot: int) -> int:
-        """A slot with the same past: sealed pages are shared, the open page and states copied."""
+        """A new slot with the same past: sealed pages are shared, the open page and states are copied."""
         assert self.can_fork
         new = self.pool.fork(slot)
         self._grow_slots()
@@ -156,15 +159,16 @@ class PagedCache:
         return new
 
     def _submit_open(self) -> None:
-        """All at once: the next step would wait for one layer's after another's."""
+        """Submit all layers at once: otherwise the next step would wait for one layer after another."""
         mx.async_eval([a for store in self._stores.values() for a in store.open])  # type: ignore[no-untyped-call]
 
     def release(self, slot: int) -> None:
+        """Free the slot; pages in the prefix cache stay until they are evicted."""
         self.pool.release(slot)
         self._opaque.pop(slot, None)
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
-        """Copy what a slot that has computed exactly these tokens has outside of sealed pages, so that others can go on from here."""
+        """Snapshot a slot that has computed exactly these tokens (its open page and states), so that other sequences can resume here."""
         self.pool.keep(slot, tokens, partial(self._rows, slot))
 
     def _rows(self, slot: int, count: int) -> tuple[Rows, int]:
@@ -172,12 +176,13 @@ class PagedCache:
         return rows, rows.nbytes
 
     def state(self, slot: int) -> list[mx.array]:
-        """Copies of its recurrent states, for `restore`: a sequence that takes tokens back. Empty where there are no such layers."""
+        """Copies of the slot's recurrent states, for `restore` when tokens are rolled back; empty for models without recurrent layers."""
         states = [a for store in self._recurrent.values() for a in store.of(slot)]
         mx.async_eval(states)  # type: ignore[no-untyped-call]
         return states
 
     def restore(self, slot: int, state: Sequence[mx.array]) -> None:
+        """Put back what `state` returned."""
         left = iter(state)
         for store in self._recurrent.values():
             store.put(slot, [next(left) for _ in store.states])
@@ -186,8 +191,8 @@ class PagedCache:
         return self.pool.usage()
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str = "", *, store: bool = True) -> bool:
-        """Have what `tokens` need brought from disk: True while it is on its way. To be called again until it is not, before `find`. It
-        never waits; what has arrived is stored, some megabytes in each call, if `store` says that no step is in flight."""
+        """Read from disk what `tokens` need; True while it is on its way. Call again until False, before `find`. Never blocks: what has
+        arrived is stored, a few megabytes per call, if `store` says that no step is in flight."""
         return self._disk is not None and self._disk.prefetch(tokens, cache_salt, store=store)
 
     @property
@@ -196,23 +201,23 @@ class PagedCache:
         return self._disk is not None and self._disk.arrived
 
     def wait(self, timeout_s: float) -> None:
-        """For something to arrive from disk, where there is nothing else to do."""
+        """Wait for data from disk, when there is nothing else to do."""
         if self._disk:
             self._disk.wait(timeout_s)
 
     def tidy(self, *, idle: bool = True) -> bool:
-        """Copy some of what is kept for reuse, for the disk: True while there is more. It takes a millisecond or some; where it is not
-        `idle`, most calls do nothing, so that it is a small part of the time. Between two steps."""
+        """Copy a few megabytes of the prefix cache for writing to disk; True while more is left. Unless `idle`, most calls return at once.
+        Call between steps."""
         return self._disk is not None and self._disk.tidy(idle=idle)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is kept for reuse to disk, as far as that is done in this time."""
+        """Write the prefix cache to disk, as far as the time allows."""
         if self._disk:
             self._disk.close(timeout_s)
             self._disk = None
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
-        """A step over these segments. It must be committed, if `needs_commit`, before the next one begins."""
+        """A step over these segments. If it `needs_commit`, commit it before the next step begins."""
         segments = tuple(segments)
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
         native = True
@@ -224,9 +229,10 @@ class PagedCache:
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native)
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
-        """Seal the pages that the step filled, and give back those that have left their window. The step must have been evaluated.
+        """Seal the pages that the step filled, and free those that have left their window. The step must have been evaluated.
 
-        `tokens`, by slot, are those that a sequence consists of so far: its pages are kept for reuse, unless it is missing here."""
+        `tokens`, by slot, are all tokens of a sequence so far: its pages enter the prefix cache, unless the slot is missing here.
+        """
         if not step.needs_commit:
             return
         for segment in step.segments:
@@ -253,7 +259,7 @@ class PagedCache:
                 store.seal(pages, step.full[layer, segment.slot])
 
     def _reserve(self, number: int, more: int) -> None:
-        """Room for the pages of a group, and for more of them."""
+        """Grow a group's pools for the pages in use and `more` further ones."""
         group = self.pool.groups[number]
         room = _room(group.allocator, group.allocator.extent + more)
         first = _room(group.first, 1, least=1) if group.first else 0
@@ -262,8 +268,7 @@ class PagedCache:
 
 
 def _room(allocator: PageAllocator, wanted: int, least: int = 4) -> int:
-    """Pages of storage for the pages in use and those that a sequence is known to fill: grown by half, so that copying a pool to grow
-    it stays rare."""
+    """Pages of storage for the pages in use and those that a sequence is known to fill. Grows by half, because growing copies the pool."""
     size = least
     while size < max(allocator.extent, wanted):
         size += max(size // 2, 1)

@@ -1,7 +1,7 @@
-"""Which page belongs to whom: bookkeeping on the host, without MLX.
+"""Which page belongs to which sequence: bookkeeping on the host, without MLX.
 
-A sequence's history in one layer group is a run of sealed pages (`PageTable`) followed by its open page. Pages are
-counted references: sequences that share a prefix share its sealed pages.
+A sequence's history in one layer group is a run of sealed pages (`PageTable`) followed by its open page. Pages are reference-counted:
+sequences that share a prefix share its sealed pages.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 PAGE = 64
-"""Tokens in a page."""
+"""Tokens per page."""
 
 
 class PageAllocator:
     """Hands out page ids below `capacity`, lowest first, so that a lone sequence gets a contiguous run.
 
-    A page is used by sequences, which are counted, or kept for reuse, or both. One that is kept and no longer used is `idle`; of those
-    there are at most `most_idle`, and they make room, the longest idle first, when `allocate` is short. To that end `reclaim(count)` is
-    called, which has to `forget` at least so many of them.
+    A page is used by sequences, which are counted, or in the prefix cache, or both. A cached page without users is `idle`; at most
+    `most_idle` pages are, and they are evicted, least recently used first, when `allocate` needs room: it calls `reclaim(count)`, which
+    must `forget` at least `count` of them.
     """
 
     def __init__(self, capacity: int, *, most_idle: int | None = None) -> None:
@@ -27,7 +27,7 @@ class PageAllocator:
         self.most_idle = capacity if most_idle is None else most_idle
         self.reclaim: Callable[[int], None] | None = None
         self.idle: dict[int, None] = {}
-        """In the order in which they were left."""
+        """Least recently used first."""
         self._fresh = 0
         self._returned: list[int] = []
         self._users: dict[int, int] = {}
@@ -35,15 +35,17 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
+        """Pages that `allocate` can return without reclaiming."""
         return self.capacity - len(self._users) - len(self.idle)
 
     @property
     def available(self) -> int:
-        """Pages that `allocate` can give."""
+        """Pages that `allocate` can return."""
         return self.capacity - len(self._users)
 
     @property
     def used(self) -> int:
+        """Pages with users."""
         return len(self._users)
 
     @property
@@ -55,7 +57,7 @@ class PageAllocator:
         return page in self._users
 
     def allocate(self, count: int) -> list[int]:
-        """`count` new pages with one user each. The scheduler asks for room before it runs: running out is our bug."""
+        """`count` new pages with one user each. The scheduler asks for room beforehand, so running out is a bug."""
         if count > self.free and self.reclaim is not None:
             self.reclaim(count - self.free)
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
@@ -70,7 +72,7 @@ class PageAllocator:
         return ids
 
     def share(self, pages: Sequence[int]) -> None:
-        """One more user of each, of whom there may be none yet."""
+        """Add one user to each page; a page may have had none."""
         for page in pages:
             if page in self.idle:
                 del self.idle[page]
@@ -78,6 +80,7 @@ class PageAllocator:
             self._users[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
+        """Remove one user from each page. Without users, cached pages become idle and others free."""
         for page in pages:
             self._users[page] -= 1
             if not self._users[page]:
@@ -90,12 +93,12 @@ class PageAllocator:
             self.reclaim(len(self.idle) - self.most_idle)
 
     def keep(self, page: int) -> None:
-        """Do not give the page back when its last user leaves."""
+        """Mark a page as cached: it is not freed when its last user leaves."""
         assert page in self._users
         self._kept.add(page)
 
     def forget(self, page: int) -> None:
-        """The opposite of `keep`."""
+        """Undo `keep`."""
         self._kept.remove(page)
         if page in self.idle:
             del self.idle[page]
@@ -104,36 +107,35 @@ class PageAllocator:
 
 @dataclass(slots=True)
 class PageTable:
-    """The sealed pages of one sequence in one layer group: page `first + i` of its history is stored in `pages[i]`.
-
-    Pages below `first` have left the group's window and are gone.
-    """
+    """The sealed pages of one sequence in one layer group: page `first + i` of its history is stored in `pages[i]`."""
 
     first: int = 0
+    """Number of the first page held; the ones before it have left the group's window."""
     pages: list[int] = field(default_factory=list)
+    """Page ids."""
 
     @property
     def end(self) -> int:
-        """Tokens that are sealed, those out of the window included."""
+        """Tokens that are sealed, including those outside the window."""
         return (self.first + len(self.pages)) * PAGE
 
     def drop_before(self, position: int) -> list[int]:
-        """Forget the pages whose every token lies before `position`; returns their ids."""
+        """Drop the pages that lie entirely before `position`; returns their ids."""
         count = min(max(position // PAGE - self.first, 0), len(self.pages))
         dropped, self.pages = self.pages[:count], self.pages[count:]
         self.first += count
         return dropped
 
     def from_position(self, position: int) -> tuple[int, list[int]]:
-        """The pages that hold `position` and everything sealed after it, and the position of their first token."""
+        """The position of the first token of the page that holds `position`, and the ids from that page on."""
         skip = min(max(position // PAGE - self.first, 0), len(self.pages))
         return (self.first + skip) * PAGE, self.pages[skip:]
 
 
 class AttentionGroup:
-    """The layers of one window: they hold the same pages, so they share allocators and each sequence's table.
+    """The layers with one window size: they hold the same pages, so they share allocators and each sequence's table.
 
-    Where first pages have a pool of their own (`first`), the id of one in a table is `~place` in that pool.
+    Where first pages have a pool of their own (`first`), such a page appears in a table as `~place` in that pool.
     """
 
     def __init__(self, window: int | None, capacity: int, *, first: bool = False, most_idle: int | None = None) -> None:
@@ -148,7 +150,7 @@ class AttentionGroup:
         return [self.allocator, *([self.first] if self.first else [])]
 
     def oldest(self, position: int) -> int:
-        """The first page that a sequence which goes on at `position` attends to."""
+        """The first page to which the token at `position` attends."""
         return 0 if self.window is None else max(position - self.window + 1, 0) // PAGE
 
     def allocate(self, start: int, count: int) -> list[int]:
@@ -165,15 +167,17 @@ class AttentionGroup:
         return ids
 
     def share(self, pages: Sequence[int]) -> None:
+        """Add one user to each page of a table."""
         for allocator, ids in self._owners(pages):
             allocator.share(ids)
 
     def release(self, pages: Sequence[int]) -> None:
+        """Remove one user from each page of a table."""
         for allocator, ids in self._owners(pages):
             allocator.release(ids)
 
     def owner(self, page: int) -> tuple[PageAllocator, int]:
-        """The allocator of a page of a table, and its id there."""
+        """The allocator of a page in a table, and its id there."""
         if page >= 0:
             return self.allocator, page
         assert self.first
@@ -186,7 +190,7 @@ class AttentionGroup:
 
 
 def pages_for(tokens: int, window: int | None, chunk: int) -> int:
-    """The most sealed pages that a sequence of `tokens` tokens holds at once in a group, computed in chunks of `chunk`."""
+    """The most sealed pages that a sequence of `tokens` tokens holds at once in a group, if computed in chunks of `chunk` tokens."""
     sealed = tokens // PAGE
     if window is None:
         return sealed

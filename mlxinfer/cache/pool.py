@@ -1,4 +1,4 @@
-"""Slots and pages of all running sequences, and of what is kept for reuse: everything about the cache but its arrays. Without MLX."""
+"""Slots and pages of all running sequences and of the prefix cache: everything about the cache except its arrays. Without MLX."""
 
 from __future__ import annotations
 
@@ -10,45 +10,54 @@ from .prefix_match import Match, find
 from .prefix_tree import Node, PrefixIndex, Snapshot, token_bytes
 
 Places = list["int | None"]
-"""Where pages that became full are to be stored; None for those that are there already."""
+"""Page ids under which newly filled pages are to be stored; None where the page is stored already."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageDemand:
-    """A sequence that has computed `past` tokens is to compute `count` more. One without a slot is still to be opened, with what `match`
-    found; without that, its past counts as pages that are needed too."""
+    """What one sequence asks of the next step."""
 
     slot: int | None
+    """None if the sequence is still to be opened."""
     past: int
+    """Tokens computed. Without slot and match, pages for these are needed as well."""
     count: int
+    """Tokens to compute."""
     match: Match | None = None
+    """What `find` returned for a sequence that is still to be opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Pages in the layers without a window (in the others, where there are no such): all there can be, those that sequences use, and those
-    kept for reuse only. `snapshots` are counted, and their bytes."""
+    """Pages in the layers without a window (in the first group, if all layers have one), and snapshots."""
 
     pages: int = 0
+    """Capacity, in pages."""
     used: int = 0
+    """Pages used by running sequences."""
     cached: int = 0
+    """Pages only in the prefix cache."""
     snapshots: int = 0
+    """Number of snapshots."""
     snapshot_bytes: int = 0
+    """Bytes of all snapshots."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """`head` is the node of its last full page; None if its tokens are not known. `stations` are snapshots that were made on its way."""
+    """A running sequence as the prefix cache sees it."""
 
     head: Node | None = None
+    """The node of its last full page; None if its pages do not enter the prefix cache."""
     stations: list[Snapshot] = field(default_factory=list)
+    """Snapshots made while its prompt was computed."""
 
 
 class PagePool:
-    """Which pages each running sequence has, and which are kept for reuse.
+    """Which pages each running sequence has, and which are in the prefix cache.
 
-    Sequences share sealed pages only: after `fork`, when `open` finds what another has computed, and when two have filled a page with
-    the same tokens behind the same tokens.
+    Sequences share only sealed pages: after `fork`, when `open` reuses what another sequence computed, and when two fill a page with the
+    same tokens after the same prefix.
     """
 
     def __init__(
@@ -63,8 +72,9 @@ class PagePool:
         snapshot_bytes: int = 0,
         exact: bool = False,
     ) -> None:
-        """`kv_cache_tokens` bounds each group (the layers of one window), `prefix_cache_tokens` the part of it that no sequence uses.
-        `first`: first pages have a pool of their own. Nothing is reused where both `prefix_cache_tokens` and `snapshot_bytes` are 0."""
+        """`kv_cache_tokens` bounds each group (the layers with one window size), `prefix_cache_tokens` the part of it that no running
+        sequence uses. `first`: first pages have a pool of their own. If `prefix_cache_tokens` and `snapshot_bytes` are both 0, nothing is
+        reused."""
         capacity = max(kv_cache_tokens // PAGE, 1)
         most_idle = min(prefix_cache_tokens // PAGE, capacity)
         self.chunk = chunk
@@ -84,17 +94,17 @@ class PagePool:
     # --- asking
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
-        """What of `tokens` need not be computed. `cache_salt` names everything beside the model that pages depend on."""
+        """The part of `tokens` that is cached. `cache_salt` stands for everything besides the model that pages depend on."""
         if self.index is None:
             return Match(0, "nothing is kept for reuse", cache_salt)
         return find(self.index, tokens, cache_salt)
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence could grow to `tokens`, alone."""
+        """Whether a sequence could grow to `tokens` tokens in an otherwise empty pool."""
         return all(pages_for(tokens, g.window, self.chunk) <= g.allocator.capacity for g in self.groups)
 
     def room(self, growth: Sequence[PageDemand]) -> bool:
-        """Whether there are pages, free or to be had from what is only kept, for all of this in one step."""
+        """Whether one step can have pages for all of these: free ones, or ones that only the prefix cache holds."""
         return all(self._has_room(number, growth) for number in range(len(self.groups)))
 
     def _has_room(self, number: int, growth: Sequence[PageDemand]) -> bool:
@@ -129,7 +139,7 @@ class PagePool:
     # --- slots
 
     def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
-        """A slot for a sequence that has `match.reused` tokens. Where `cache_salt` is None, nothing of it is kept."""
+        """A slot for a sequence that has `match.reused` tokens. With `cache_salt` None, none of its pages enter the prefix cache."""
         slot = self._take_slot()
         head = None
         if self.index and match and match.node:
@@ -150,7 +160,7 @@ class PagePool:
         return slot
 
     def fork(self, slot: int) -> int:
-        """A slot with the same past."""
+        """A new slot with the same past."""
         new = self._take_slot()
         head = self.slots[slot].head
         if self.index and head:
@@ -163,6 +173,7 @@ class PagePool:
         return new
 
     def release(self, slot: int) -> None:
+        """Free the slot; pages in the prefix cache stay until they are evicted."""
         self._leave_index(slot)
         for group in self.groups:
             # The last page becomes idle first: a page is of no use without those before it.
@@ -179,8 +190,8 @@ class PagePool:
     # --- growing
 
     def seal(self, slot: int, past: int, count: int, tokens: Sequence[int] | None) -> list[Places]:
-        """Give a sequence the pages that it has filled, by group. `tokens` are its own, at least those of these pages; from None on,
-        nothing of it is kept."""
+        """Allocate the pages that a sequence has filled; returns their places by group. `tokens` are its own, at least those of these
+        pages; once it is None, no further pages of the sequence enter the prefix cache."""
         start, filled = past // PAGE, (past + count) // PAGE - past // PAGE
         nodes = self._nodes(slot, start, filled, tokens)
         known: list[Places] = [[n.pages[i] for n in nodes] if nodes else [None] * filled for i in range(len(self.groups))]
@@ -202,7 +213,7 @@ class PagePool:
         return places
 
     def _nodes(self, slot: int, start: int, count: int, tokens: Sequence[int] | None) -> list[Node]:
-        """Of pages that a slot has filled; nothing if they are not to be kept. Its head goes on to the last."""
+        """The nodes of newly filled pages; advances the slot's head to the last one. Empty if the pages are not to be cached."""
         head = self.slots[slot].head
         if self.index is None or head is None:
             return []
@@ -224,25 +235,25 @@ class PagePool:
             self.index.unpin(head)
 
     def leave_behind(self, slot: int, position: int) -> None:
-        """Give back what a sequence that goes on at `position` does not see any more."""
+        """Free the pages that a sequence whose next token is at `position` no longer attends to."""
         for group in self.groups:
             if group.window is not None:
                 group.release(group.tables[slot].drop_before(position - group.window + 1))
 
     def head(self, slot: int, tokens: Sequence[int]) -> Node | None:
-        """Where a snapshot belongs of a slot that has computed these tokens; None if nothing of it is kept."""
+        """The node under which to snapshot a slot that has computed these tokens; None if the sequence is not cached."""
         head = self.slots[slot].head
         if head is None or self.index is None or not tokens:
             return None
         if not self.groups and head.depth < len(tokens) // PAGE:
-            # Nothing is sealed, so nobody has told of the tokens of full pages.
+            # Without attention layers `seal` is never called, so the nodes of the full pages are still missing.
             self._nodes(slot, head.depth, len(tokens) // PAGE - head.depth, tokens)
             head = self.slots[slot].head
         return head if head and head.depth == len(tokens) // PAGE else None
 
     def keep(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
-        """Keep a snapshot of a slot that has computed exactly `tokens`. `take` copies so many tokens of the open page, and the states: it
-        returns that and its bytes. None if there is nothing new to keep."""
+        """Snapshot a slot that has computed exactly `tokens`. `take(n)` copies n tokens of the open page and the states; it returns the
+        copy and its bytes. None if an existing snapshot covers it."""
         head = self.head(slot, tokens)
         if head is None or self.index is None or not self.index.snapshot_bytes:
             return None
@@ -256,8 +267,8 @@ class PagePool:
         return self.index.put_snapshot(head, tail, *take(len(tokens) % PAGE))
 
     def keep_on_the_way(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
-        """`keep` for a sequence that goes on. Of all those of a slot, the further back the fewer stay: the oldest within each
-        doubling of the distance, so that a long prompt does not drive out what others have left."""
+        """`keep` for a sequence that goes on. Of a slot's snapshots, only the oldest within each doubling of the distance stays, so that
+        one long prompt does not evict everything that others have left."""
         kept = self.keep(slot, tokens, take)
         if kept is not None and self.index:
             seen, left = set(), []

@@ -1,4 +1,4 @@
-"""How much of a prompt is there already, and why not more. Without MLX."""
+"""How much of a prompt is cached, and why not more. Without MLX."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from .prefix_tree import BLOCK, ITEM, Node, PrefixIndex, Snapshot, token_bytes
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`reused` tokens can be taken over by `open`; `note` tells people why not more. Valid until the cache is next changed."""
+    """A cached prefix that `open` can take over. Valid until the cache changes."""
 
     reused: int = 0
+    """Tokens that need not be computed."""
     note: str = ""
+    """Why not more are cached, as text for the user."""
     cache_salt: str = ""
+    """The salt that was searched."""
     node: Node | None = None
-    """Of the last full page."""
+    """The node of the last full page."""
     snapshot: Snapshot | None = None
+    """Supplies the open page and the recurrent states, where they are needed."""
     tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """For each group, the first page that is needed (as its number in the sequence), and the ids of all from there on."""
+    """For each group: the number of the first page needed, and the ids of the pages from there on."""
     version: int = 0
+    """`PrefixIndex.version` at the time of the search."""
 
 
 def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Match:
-    """The longest part of `tokens`, the last one excluded, from which a sequence could go on."""
+    """The longest prefix of `tokens`, never all of them, from which a sequence can continue."""
     data, limit = token_bytes(tokens), len(tokens) - 1
     root = index.known_root(cache_salt)
     if root is None or limit < 1:
@@ -52,7 +57,7 @@ class _Path:
         self.nodes = [root]
         runs = [0] * len(index.groups)
         self._runs = [runs]
-        """For each node and group, how many pages in a row are there up to it."""
+        """For each node and group: how many consecutive pages up to it are cached."""
         for start in range(0, len(data) - BLOCK + 1, BLOCK):
             node = self.nodes[-1].children.get(data[start : start + BLOCK])
             if node is None:
@@ -62,7 +67,7 @@ class _Path:
             self._runs.append(runs)
 
     def positions(self, limit: int) -> Iterator[tuple[int, int, Snapshot | None]]:
-        """Where a sequence could go on, the last one first, as far as that does not depend on pages: (position, depth, snapshot)."""
+        """Where a sequence could resume, longest first, before checking for pages: (position, depth, snapshot)."""
         for depth in range(len(self.nodes) - 1, -1, -1):
             start = depth * PAGE
             found: list[tuple[int, int, Snapshot | None]] = []
@@ -78,11 +83,12 @@ class _Path:
                 yield start, depth, None
 
     def complete(self, position: int, depth: int) -> bool:
-        """Whether the pages are there that a sequence needs to go on at a position."""
+        """Whether all pages are cached that a sequence needs to resume at a position."""
         groups, runs = self._index.groups, self._runs[depth]
         return all(run >= depth - group.oldest(position) for group, run in zip(groups, runs, strict=True))
 
     def tables(self, position: int, depth: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """`Match.tables` for resuming at a position."""
         found = []
         for number, group in enumerate(self._index.groups):
             first = min(group.oldest(position), depth)
@@ -91,6 +97,7 @@ class _Path:
         return tuple(found)
 
     def note(self, reused: int, limit: int, lost: str) -> str:
+        """`Match.note`: why no more than `reused` of `limit` tokens are."""
         known, differs = self._known()
         reason = ""
         if known < limit:
@@ -102,7 +109,7 @@ class _Path:
         return ", ".join(part for part in (reason, lost) if part)
 
     def _known(self) -> tuple[int, bool]:
-        """Tokens that agree with something, and whether that goes on in another way."""
+        """How many tokens agree with something cached, and whether that continues differently."""
         depth, rest = len(self.nodes) - 1, self._rest(len(self.nodes) - 1)
         others = [*self.nodes[-1].children, *(snapshot.tail for snapshot in self.nodes[-1].snapshots)]
         best, differs = 0, False
@@ -118,7 +125,7 @@ class _Path:
 
 
 def _common(one: bytes, two: bytes) -> int:
-    """Tokens with which both begin."""
+    """Tokens in the common prefix of both."""
     size = min(len(one), len(two))
     if one[:size] == two[:size]:
         return size // ITEM

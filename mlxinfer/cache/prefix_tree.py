@@ -1,4 +1,4 @@
-"""What is kept for reuse: a tree of the pages that sequences have filled, found again by their tokens. Without MLX."""
+"""The prefix cache's index: a tree of the pages that sequences have filled, found by their tokens. Without MLX."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from hashlib import blake2b
 from .pages import PAGE, AttentionGroup, PageAllocator
 
 FORMAT_VERSION = 1
-"""Of what pages and snapshots contain. One that was written under another version is not to be used."""
+"""Version of what pages and snapshots contain; those written under another version must not be used."""
 ITEM = array("i").itemsize
 BLOCK = PAGE * ITEM
-"""Bytes of the tokens of a page."""
+"""Bytes of a page's tokens."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
+    """int32 in native byte order."""
     return array("i", tokens).tobytes()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """The tokens of a page behind all those of its parents. `pages` are by group, None where one is not kept (any more)."""
+    """One page of tokens after those of all its parents."""
 
     parent: Node | None
+    """None for a root."""
     block: bytes
+    """The page's tokens, int32; empty for a root."""
     digest: bytes
+    """blake2b, 32 bytes, of the parent's digest and the tokens."""
     pages: list[int | None]
+    """Page ids by group; None where the page is not cached or was evicted."""
     depth: int = 0
-    """Pages up to here, this one included."""
+    """Pages up to and including this one."""
     children: dict[bytes, Node] = field(default_factory=dict)
+    """By their block."""
     snapshots: list[Snapshot] = field(default_factory=list)
+    """Those taken between this page's end and the next one's."""
     pins: int = 0
-    """Running sequences that go on from here."""
+    """Running sequences that continue from here."""
 
     @property
     def bare(self) -> bool:
+        """Whether nothing depends on this node."""
         return not (self.pins or self.children or self.snapshots) and all(page is None for page in self.pages)
 
     def chain(self) -> list[Node]:
-        """From the root to here, both included."""
+        """The nodes from the root to this one, both included."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -52,42 +60,47 @@ class Node:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Snapshot:
-    """What a sequence had in its open page, and its recurrent states, `tail` tokens behind a node."""
+    """A copy of a sequence's open page and recurrent states, taken `tail` tokens after a node."""
 
     node: Node
+    """The last full page."""
     tail: bytes
+    """The open page's tokens, int32."""
     content: object
+    """The copied arrays (`state.Rows`), which the index does not look into."""
     nbytes: int
+    """Bytes of the content."""
     used: bool = False
-    """Whether anybody has asked for it since."""
+    """Whether a sequence has been resumed from it."""
 
     @property
     def position(self) -> int:
+        """Tokens up to the snapshot."""
         return self.node.depth * PAGE + len(self.tail) // ITEM
 
 
 class PrefixIndex:
-    """Nodes by their tokens, and by digest: blake2b of the parent's digest and the tokens. A root's digest tells everything else that the
+    """Nodes by their tokens and by digest: blake2b of the parent's digest and the tokens. A root's digest covers everything else that the
     content of pages depends on.
 
-    The index keeps pages that no sequence uses any more until `PageAllocator` wants them back, and snapshots up to `snapshot_bytes`; what
-    was used last stays longest. Without its page in a layer without a window nothing behind a node could be used: it all goes together.
+    The index keeps pages without users until `PageAllocator` reclaims them, and snapshots up to `snapshot_bytes`; the least recently used
+    go first. If a node loses its page in a layer without a window, nothing after it can be used, so its whole subtree is evicted.
     """
 
     def __init__(self, groups: Sequence[AttentionGroup], *, fingerprint: str, snapshot_bytes: int, exact: bool) -> None:
-        """`exact`: snapshots hold recurrent states, and count for all of their tokens only."""
+        """`exact`: snapshots hold recurrent states, so only a whole snapshot can be resumed, not a part of it."""
         self.groups = groups
         self.exact = exact
         self.snapshot_bytes = snapshot_bytes
         self.snapshots: dict[Snapshot, None] = {}
-        """The one that was not used for longest comes first."""
+        """Least recently used first."""
         self.nbytes = 0
-        """Of all snapshots."""
+        """Bytes of all snapshots."""
         self.version = 0
-        """Changes when something is gone."""
+        """Changes whenever something is evicted."""
         self.on_page: Callable[[Node, int], None] | None = None
         self.on_snapshot: Callable[[Snapshot], None] | None = None
-        """Told what is kept from now on; a page as its node and group."""
+        """Called for everything newly cached; a page as its node and group."""
         self._identity = fingerprint
         self._roots: dict[str, Node] = {}
         self._nodes: dict[bytes, Node] = {}
@@ -99,17 +112,18 @@ class PrefixIndex:
     # --- finding
 
     def root_digest(self, cache_salt: str = "") -> bytes:
+        """Covers the format version, the cache's fingerprint and the salt."""
         return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, cache_salt)).encode(), digest_size=32).digest()
 
     def digests(self, tokens: Sequence[int], cache_salt: str = "") -> Iterator[bytes]:
-        """Of the nodes for the full pages of these tokens, whether there are such nodes or not."""
+        """The digests of these tokens' full pages, whether or not such nodes exist."""
         data, digest = token_bytes(tokens), self.root_digest(cache_salt)
         for start in range(0, len(data) - BLOCK + 1, BLOCK):
             digest = _digest(digest, data[start : start + BLOCK])
             yield digest
 
     def root(self, cache_salt: str = "") -> Node:
-        """Made where there is none yet; it stays while something is behind it or pins it."""
+        """The root for this salt, created if missing; it stays while it has children, snapshots or pins."""
         if cache_salt not in self._roots:
             self._roots[cache_salt] = root = Node(None, b"", self.root_digest(cache_salt), [None] * len(self.groups))
             self._nodes[root.digest] = root
@@ -122,7 +136,7 @@ class PrefixIndex:
         return self._nodes.get(digest)
 
     def nodes(self) -> Iterator[Node]:
-        """Parents come before their children."""
+        """All nodes, parents before their children."""
         waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
@@ -132,7 +146,7 @@ class PrefixIndex:
     # --- keeping
 
     def child(self, parent: Node, block: bytes) -> Node:
-        """Made, without pages, where there is none yet."""
+        """The child for these tokens, created without pages if missing."""
         assert len(block) == BLOCK
         node = parent.children.get(block)
         if node is None:
@@ -141,7 +155,7 @@ class PrefixIndex:
         return node
 
     def put_page(self, node: Node, group: int, page: int) -> None:
-        """Keep a page that a sequence has just sealed for the tokens of the node."""
+        """Cache a page that a sequence has just sealed for this node's tokens."""
         assert node.pages[group] is None
         allocator, place = self.groups[group].owner(page)
         allocator.keep(place)
@@ -151,14 +165,14 @@ class PrefixIndex:
             self.on_page(node, group)
 
     def covers(self, node: Node, tail: bytes) -> Snapshot | None:
-        """The snapshot that makes one for these tokens needless."""
+        """An existing snapshot that makes one for these tokens redundant."""
         for kept in node.snapshots:
             if kept.tail == tail or (not self.exact and kept.tail.startswith(tail)):
                 return kept
         return None
 
     def put_snapshot(self, node: Node, tail: bytes, content: object, nbytes: int) -> Snapshot | None:
-        """None where it would be too large."""
+        """Add a snapshot, evicting others for room; None if it alone exceeds `snapshot_bytes`."""
         if nbytes > self.snapshot_bytes:
             return None
         if not self.exact:
@@ -177,11 +191,12 @@ class PrefixIndex:
         return snapshot
 
     def touch(self, snapshot: Snapshot) -> None:
+        """Mark a snapshot as most recently used."""
         snapshot.used = True
         self.snapshots[snapshot] = self.snapshots.pop(snapshot)
 
     def refresh(self, node: Node) -> None:
-        """The pages up to here were asked for: they stay longer than others. Where there are none, the node goes."""
+        """Mark the pages up to this node as most recently used; remove the node if it holds nothing."""
         chain = node.chain()[::-1]
         for number, group in enumerate(self.groups):
             for page in (n.pages[number] for n in chain):
@@ -192,6 +207,7 @@ class PrefixIndex:
         self._prune(node)
 
     def pin(self, node: Node) -> None:
+        """Keep a node from being removed, until `unpin`."""
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
@@ -201,11 +217,12 @@ class PrefixIndex:
     # --- losing
 
     def drop_snapshot(self, snapshot: Snapshot) -> None:
+        """Evict a snapshot."""
         self._forget_snapshot(snapshot)
         self._prune(snapshot.node)
 
     def clear(self) -> None:
-        """Forget everything that no running sequence uses."""
+        """Evict everything that no running sequence uses."""
         for snapshot in list(self.snapshots):
             self.drop_snapshot(snapshot)
         for group in self.groups:
@@ -254,7 +271,7 @@ class PrefixIndex:
         self.version += 1
 
     def _prune(self, node: Node) -> None:
-        """Take away nodes that nothing hangs on."""
+        """Remove this node and its parents as long as nothing depends on them."""
         while node.bare:
             self._unlink(node)
             if node.parent is None:

@@ -1,4 +1,4 @@
-"""What of one sequence lies outside of sealed pages, copied: the rows of its open page, and its recurrent states."""
+"""The state of one sequence outside of sealed pages: recurrent states, and copies of them and of the open page's rows for snapshots."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class RecurrentStore:
         return self.states
 
     def grow(self, slots: int) -> None:
+        """Make room for at least this many slots; never shrinks."""
         for i, state in enumerate(self.states):
             missing = slots - state.shape[0]
             if missing > 0:
                 self.states[i] = mx.concatenate([state, mx.zeros((missing, *state.shape[1:]), state.dtype)])
 
     def reset(self, slot: int) -> None:
+        """Set a slot's states to zero."""
         for i, state in enumerate(self.states):
             state[slot] = 0
             self.states[i] = state
@@ -37,16 +39,16 @@ class RecurrentStore:
             state[target] = state[source]
 
     def of(self, slot: int) -> list[mx.array]:
-        """Copies of one sequence's states."""
+        """Copies of one sequence's states, each `[1, *shape]`."""
         return [mx.take(state, mx.array([slot]), axis=0) for state in self.states]
 
     def put(self, slot: int, states: Sequence[mx.array]) -> None:
-        """What `of` gave."""
+        """Store what `of` returned."""
         for state, kept in zip(self.states, states, strict=True):
             state[mx.array([slot])] = kept
 
     def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: RecurrentUpdate) -> mx.array:
-        """Advance the segments' states over their rows of `inputs` `[T, C]`, equal lengths together. Returns `[T, D]`."""
+        """Advance the segments' states over their rows of `inputs` `[T, C]`, segments of equal length together. Returns `[T, D]`."""
         outputs: dict[int, mx.array] = {}
         for group in _by_length(segments):
             rows = _rows(inputs, group)
@@ -74,15 +76,17 @@ def _rows(inputs: mx.array, group: list[Segment]) -> mx.array:
 
 
 LEAST_BYTES = 4096
-"""That an array counts as: allocators round up, and Metal bounds how many buffers there are, not only their bytes."""
+"""Bytes that an array counts at least: allocators round up, and Metal limits the number of buffers as well as their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """By layer: keys and values `[Hkv, n, D]` of the tokens in the open page, and the states of recurrent layers."""
+    """The content of a snapshot, by layer."""
 
     open: dict[int, list[mx.array]]
+    """Keys and values `[Hkv, n, D]` of the n tokens in the open page."""
     states: dict[int, list[mx.array]]
+    """States of recurrent layers, each `[1, *shape]`, float32."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -90,11 +94,12 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
+        """Bytes, with each array counted as `LEAST_BYTES` at least."""
         return sum(max(a.nbytes, LEAST_BYTES) for a in self.arrays)
 
 
 def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> Rows:
-    """Copies of `count` rows, submitted at once: steps after this one write where they came from."""
+    """Copies of a slot's first `count` open rows and of its states, submitted at once because later steps overwrite the originals."""
     rows = Rows(
         {layer: store.open_rows(slot, count) for layer, store in stores.items()} if count else {},
         {layer: store.of(slot) for layer, store in recurrent.items()},
@@ -104,7 +109,7 @@ def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent
 
 
 def put_rows(rows: Rows, slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
-    """Let a slot start with the first `count` of these rows, and the states."""
+    """Start a slot with the first `count` of these rows, and with the states."""
     for layer, arrays in rows.open.items():
         if count:
             stores[layer].put_open(slot, [a[:, :count] for a in arrays])

@@ -1,4 +1,4 @@
-"""One step of the model, seen from the cache: `Step` of `base.py` over pages."""
+"""One step of the model, as the cache sees it: `base.Step` over pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .store import Filled, LayerStore
 
 
 class CacheStep:
-    """See `cache.base.Step`. Keeps in `full` the pages that this step fills, until the cache commits them."""
+    """Implements `base.Step`. `full` holds the pages that this step fills until the cache commits them."""
 
     def __init__(
         self,
@@ -78,12 +78,13 @@ class CacheStep:
         return self._opaque[segment.slot]
 
     def close(self) -> None:
-        """It is over. Attention and rotation refer to each other, and would hold on to the cache until the next garbage collection."""
+        """Drop the references to the cache: attention and rotation refer to each other, and would keep it alive until the next garbage
+        collection."""
         self._attention = {}
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays that this step leaves behind: evaluated with its result, so that no graph grows from step to step."""
+        """The arrays that this step leaves in the cache: evaluated with its result, so that no graph grows from step to step."""
         arrays = [a for layer in self._replaced for a in self._attention[layer][0].arrays]
         arrays += self._written  # computing these writes pages
         arrays += [a for store in self._recurrent.values() for a in store.arrays]

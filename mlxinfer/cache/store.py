@@ -1,4 +1,4 @@
-"""Where keys and values lie: for one layer, pools of sealed pages and the open page of each running sequence."""
+"""Storage of keys and values for one layer: pools of sealed pages, and the open page of each running sequence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
 
 Pages = tuple[mx.array, mx.array]
-"""Keys and values of pages in a row, `[Hkv, n, 64, D]` in the dtype that is computed in."""
+"""Keys and values of consecutive pages, `[Hkv, n, 64, D]` in the compute dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Pages of one sequence and layer that became full, as the pools keep them: each array `[Hkv, pages, ...]`, in the order of
-    `LayerStore.sealed`. `first` is the sequence's first page where that has a pool of its own, otherwise empty."""
+    """Newly filled pages of one sequence and layer, in the form in which the pools store them."""
 
     pages: list[mx.array]
+    """Arrays `[Hkv, pages, ...]`, in the order of `LayerStore.sealed`."""
     first: list[mx.array]
+    """The sequence's first page where that has a pool of its own, otherwise empty."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -32,10 +33,10 @@ class Filled:
 class LayerStore:
     """Keys and values of one attention layer.
 
-    `sealed` pages are what `sealing` makes of them, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
-    codes and scales of each. `first` is a pool in 16 bits for the first pages of sequences (`format.first16`), or empty. Both change only
-    in `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]`
-    and small: a step replaces them.
+    `sealed` holds the pages in the layer's format, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
+    codes and scales of each. `first` is a 16-bit pool for the first pages of sequences (`format.first16`), or empty. Both change only in
+    `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]` and
+    small: each step replaces them.
 
     A page's id is its place in `sealed`, or `~place` in `first`.
     """
@@ -55,20 +56,19 @@ class LayerStore:
 
     @staticmethod
     def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
-        """Bytes of one sealed page."""
+        """Bytes of one sealed page, all KV heads."""
         arrays = page_arrays(spec, (form or KVFormat()).for_layer(spec), dtype)
         return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
-        """Make room for so many; never shrinks."""
+        """Grow the pools to at least these sizes; never shrinks."""
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self.open = [_padded(a, 0, slots) for a in self.open]
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
-        """Put `[Hkv, n, D]` keys and values behind the `offset` tokens of the open page, which then holds what is left after the
-        last full page. Returns the pages that hold everything since the last sealed one, `[Hkv, pages, 64, D]`; what lies behind the
-        last token has no meaning."""
+        """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full
+        page. Returns all pages since the last sealed one, `[Hkv, pages, 64, D]`; rows after the last token are undefined."""
         tails = []
         for i, fresh in enumerate(new):
             length = offset + fresh.shape[1]
@@ -85,7 +85,7 @@ class LayerStore:
         return tails
 
     def filled(self, pages: Sequence[mx.array], *, starts: bool, sealing: Sealing = PLAIN) -> Filled:
-        """Full pages `[Hkv, n, 64, D]` of keys and of values as `seal` takes them; `starts` says that they begin their sequence."""
+        """Convert full pages `[Hkv, n, 64, D]` of keys and of values for `seal`; `starts` says that they begin their sequence."""
         keys, values = pages
         first = []
         if starts and self.first:
@@ -95,8 +95,8 @@ class LayerStore:
         return Filled(by.keys(keys, self.format.k_bits) + by.values(values, self.format.v_bits), first)
 
     def past(self, pages: list[int], since: mx.array) -> list[Pages]:
-        """The sealed keys and values of these pages in order, in pieces. They are not computed before `since` is: otherwise the past of
-        many layers could be in memory at once, in 16 bits."""
+        """The keys and values of these sealed pages in order, in pieces. They are dequantized only after `since` is computed: otherwise the
+        16-bit past of many layers could be in memory at once."""
         pieces = []
         if pages and pages[0] < 0:
             pieces.append(self._from_first([_chosen(a, [~pages[0]]) for a in self.first]))
@@ -111,7 +111,7 @@ class LayerStore:
         return [*([self._from_first(full.first)] if full.first else []), self._from_sealed(full.pages)]
 
     def seal(self, pages: Sequence[int | None], full: Filled) -> None:
-        """Store full pages under these ids, but for those whose id is None."""
+        """Store full pages under these ids, skipping those whose id is None."""
         if full.first:
             if pages[0] is not None:
                 self.first = _stored(self.first, [~pages[0]], full.first)
@@ -119,10 +119,11 @@ class LayerStore:
         self.sealed = _stored(self.sealed, pages, full.pages)
 
     def open_rows(self, slot: int, count: int) -> list[mx.array]:
-        """Copies of the first keys and values of an open page, `[Hkv, count, D]`."""
+        """Copies of the first `count` keys and values of an open page, `[Hkv, count, D]` each."""
         return [_copied(a[slot, :, :count]) for a in self.open]
 
     def put_open(self, slot: int, rows: Sequence[mx.array]) -> None:
+        """Start a slot's open page with these keys and values, `[Hkv, n, D]` each."""
         self.open = [_write(a, slot, 0, new) for a, new in zip(self.open, rows, strict=True)]
 
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
@@ -130,7 +131,7 @@ class LayerStore:
         form, dim = self.format, self.spec.value_dim
         k = unseal_keys(keys, form.k_bits, self.dtype)
         if form.quantized:
-            # Codes are widened to float32 on their way, which is best not in memory for both.
+            # Dequantizing goes through float32: keys first, so that both are not in memory in float32 at once.
             values = mx.depends(values, [k])
         return k, unseal_values(values, form.v_bits, dim, self.dtype)
 
@@ -139,6 +140,7 @@ class LayerStore:
         return arrays[0].swapaxes(-1, -2), arrays[1]
 
     def copy_open(self, source: int, target: int) -> None:
+        """Copy the open page of one slot to another."""
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
 
 
@@ -147,7 +149,7 @@ def _pool(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[mx.array
 
 
 def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
-    """A view where the ids are consecutive."""
+    """A view, not a copy, where the ids are consecutive."""
     first, count = pages[0], len(pages)
     if pages == list(range(first, first + count)):
         return pool[:, first : first + count]
@@ -155,7 +157,7 @@ def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
 
 
 def _copied(view: mx.array) -> mx.array:
-    """Of its own memory: pools are written in place, whoever else looks at them."""
+    """A copy in memory of its own: pools are written in place even while others refer to them."""
     return mx.slice_update(mx.zeros(view.shape, view.dtype), view, mx.array([0]), axes=(0,))
 
 
@@ -171,7 +173,7 @@ def _write(pages: mx.array, slot: int, offset: int, values: mx.array) -> mx.arra
 
 
 def _runs(pages: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Where runs of consecutive ids begin and end."""
+    """(start, stop) of each run of consecutive ids."""
     start = 0
     for i in range(1, len(pages) + 1):
         last = pages[i - 1]

@@ -1,4 +1,4 @@
-"""A block of a decoder: something that mixes tokens, something that works on each, and norms."""
+"""A decoder block: a mixer across tokens, a feed-forward layer on each token, and norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .config_reader import ConfigReader
 
 
 def attention_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[AttentionSpec, ...]:
-    """Keys and values of every layer, each with its window."""
+    """The cache specs of attention layers, one per window."""
     heads = sizes.heads
     return tuple(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count) for window in windows)
 
@@ -33,7 +33,7 @@ def pre_norm(
     rope: str | None = "rope",
     residual: float = 1.0,
 ) -> Block:
-    """The usual block: a norm before the mixer and one before the MLP."""
+    """The usual block: one norm before the mixer and one before the MLP."""
     norms = Norms(
         before_mixer=RMSNorm.load(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps),
         before_mlp=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps),
@@ -42,18 +42,19 @@ def pre_norm(
 
 
 def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bool = False) -> GatedMLP:
+    """Load the MLP of the layer called `name`."""
     return GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gate, bias=bias)
 
 
 def is_sparse_layer(reader: ConfigReader, experts: int) -> Callable[[int], bool]:
-    """Which layers have experts, by `decoder_sparse_step` and `mlp_only_layers`."""
+    """A function that tells whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`."""
     interval = reader.integer("decoder_sparse_step", 1)
     dense = reader.integers("mlp_only_layers") or []
     return lambda layer: experts > 0 and layer not in dense and (layer + 1) % interval == 0
 
 
 class Mixer(Protocol):
-    """What mixes tokens: attention, or a recurrence."""
+    """Mixes tokens: attention, or a recurrence."""
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
@@ -63,7 +64,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """What works on each token alone."""
+    """Works on each token separately."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         """`onto + f(norm(x))`, `[T, hidden]`."""
@@ -72,26 +73,32 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of a block, None where there is none."""
+    """The norms of a block; None where the block has none."""
 
     before_mixer: RMSNorm | None = None
+    """Weight `[hidden]`, as in all four."""
     after_mixer: RMSNorm | None = None
+    """Applied to the mixer's output, before it is added to the stream."""
     before_mlp: RMSNorm | None = None
+    """Applied to the feed-forward layer's input."""
     after_mlp: RMSNorm | None = None
+    """Applied to its output, before it is added to the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A mixer and a feed-forward layer, each added to the stream: `x + residual * after(f(before(x)))`.
-
-    `rope` is the key of the block's rope in its architecture, None where positions are not encoded.
-    """
+    """A mixer and a feed-forward layer, each added to the residual stream: `x + residual * after(f(before(x)))`."""
 
     mixer: Mixer
+    """Attention or a recurrence."""
     mlp: FeedForward
+    """The feed-forward layer."""
     norms: Norms
+    """Norms before and after both."""
     rope: str | None = "rope"
+    """Key of the block's rope in `Architecture.ropes`; None where positions are not encoded."""
     residual: float = 1.0
+    """Factor of each addition to the stream (Granite)."""
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         rotation = None if self.rope is None else rotations[self.rope]
@@ -104,7 +111,7 @@ class Block:
         return self._sum(x, y, norms.after_mlp)
 
     def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
-        """A part's result with the stream that it is added to, which it has done itself if nothing comes between."""
+        """Add a part's result to the stream, unless the part has done so itself because nothing comes between."""
         if self.residual == 1.0:
             return y if after is None else after(y, onto=x)
         return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
@@ -112,5 +119,5 @@ class Block:
 
 @fused
 def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
-    """In float32: the scale itself would lose digits in a half-precision dtype."""
+    """In float32, because the scale itself would lose digits in a 16-bit dtype."""
     return (x + y * scale).astype(x.dtype)

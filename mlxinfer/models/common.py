@@ -1,4 +1,4 @@
-"""The sizes that every family's config has, and what is built from them alone."""
+"""The sizes in every family's config, and what follows from them alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 
 
 def read_layer_types(reader: ConfigReader, known: tuple[str, ...], count: int, rule: Callable[[int], str]) -> list[str]:
-    """`layer_types`, or where the config has none what the rule says of each layer."""
+    """`layer_types`, or if the config lacks it, what `rule` says for each layer."""
     return reader.names("layer_types", known, count) or [rule(layer) for layer in range(count)]
 
 
 def windows(types: list[str], window: int | None) -> list[int | None]:
-    """The window of each layer, None where it sees everything."""
+    """The window of each layer in tokens, None for full attention. Raises `UnsupportedModelError`."""
     if window is None and SLIDING in types:
         raise UnsupportedModelError("config.json: layer_types has sliding_attention but sliding_window is not set")
     return [window if kind == SLIDING else None for kind in types]
 
 
 def every(interval: int, nth: str, others: str) -> Callable[[int], str]:
-    """A rule: each `interval`-th layer is one kind, all others are another."""
+    """A rule: each `interval`-th layer is `nth`, the rest are `others`."""
     return lambda layer: others if (layer + 1) % interval else nth
 
 
@@ -35,20 +35,28 @@ class Sizes:
     """Counts and widths of a model."""
 
     vocab: int
+    """Rows of the embedding."""
     hidden: int
+    """Channels of the residual stream."""
     inner: int
+    """Channels inside the feed-forward layer."""
     layers: int
+    """Number of blocks."""
     heads: Heads
+    """Sizes of the attention layers."""
     eps: float
+    """Epsilon of the norms."""
     positions: int
+    """Context in tokens, before any rope scaling."""
     activation: str
+    """Config name of the feed-forward layer's activation."""
 
 
 def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any], *, activation_key: str = "hidden_act") -> Sizes:
-    """Read them; a missing key has the family's default, or the one that follows from the others.
+    """Read them; a missing key has the family's default, or the value that follows from the others. Raises `UnsupportedModelError`.
 
-    `defaults` holds values of config keys. Without a default for `num_key_value_heads` there are as many as heads, without one for
-    `head_dim` it is `hidden_size / heads`; the same where the key is null.
+    `defaults` holds values of config keys. Without a default, `num_key_value_heads` is `num_attention_heads`, and `head_dim` is
+    `hidden_size / heads`; the same if the key is null.
     """
     hidden = reader.integer("hidden_size", defaults["hidden_size"])
     count = reader.count("num_attention_heads", defaults["num_attention_heads"])

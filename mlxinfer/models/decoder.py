@@ -1,4 +1,4 @@
-"""The skeleton that every family shares: embedding, a stack of blocks, a norm and a head."""
+"""The skeleton shared by all families: embedding, a stack of blocks, a norm and a head."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Model(Protocol):
     max_context: int
     """Positions that the config allows."""
     layers: tuple[LayerSpec, ...]
-    """What each layer keeps; the cache is laid out from it."""
+    """What each layer stores in the cache, which is laid out accordingly."""
     recompute_at: int | None
-    """A length whose crossing changes how every token is rotated (longrope): the engine then computes the sequence anew."""
+    """A length beyond which every token is rotated differently (longrope): the engine then recomputes the sequence."""
     notes: tuple[str, ...]
-    """What the user should be told at load."""
+    """Messages for the user at load time."""
 
     def rotation(self, length: int) -> tuple[int, ...]:
-        """Equal for lengths of a sequence at which its tokens are rotated alike."""
+        """Equal for all lengths at which a sequence's tokens are rotated in the same way."""
         ...
 
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
@@ -47,29 +47,38 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """All that a config says. `block(weights, layer)` asks for the tensors of one block."""
+    """Everything that a config says."""
 
     sizes: Sizes
+    """Counts and widths."""
     specs: tuple[LayerSpec, ...]
+    """What each layer stores in the cache."""
     ropes: Mapping[str, Rope]
+    """By the key in `Block.rope`."""
     block: Callable[[Weights, int], Block]
+    """`block(weights, layer)` asks for the tensors of one block."""
     embedding_scale: float = 1.0
+    """Factor of the embeddings."""
     logit_scale: float = 1.0
+    """Factor of the logits."""
     logit_cap: float | None = None
+    """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None
+    """Loads the last norm; None: a plain RMS norm at `model.norm`."""
     notes: tuple[str, ...] = field(default=())
+    """Messages for the user at load time."""
 
 
 def keep_lazy(node: object) -> None:
-    """Leave a finished part of the model unevaluated."""
+    """Leave a finished part of the model unevaluated: the default of `Decoder`'s `ready`."""
 
 
 class Decoder:
-    """A causal language model on a flat row of tokens; implements `models.base.Model`."""
+    """A causal language model on a flat row of tokens; implements `Model`."""
 
     def __init__(self, model_type: str, plan: Architecture, weights: Weights, ready: Callable[[object], None] = keep_lazy) -> None:
-        """`ready` is called with each part as soon as its tensors were asked for; a loader evaluates it (`nn.tree.arrays`) there, so
-        that what projections were joined from is freed before the next block is read."""
+        """`ready` is called with each part once its tensors were asked for; a loader evaluates it there (`nn.packing.settle`), so that the
+        sources of joined projections are freed before the next block is read."""
         sizes = plan.sizes
         self.model_type = model_type
         self.vocab_size = sizes.vocab
@@ -119,6 +128,6 @@ class Decoder:
 
 
 def load_head(weights: Weights, vocab: int, hidden: int) -> Linear | None:
-    """The output matrix, or None where the checkpoint has none and the embedding serves. The tensors decide, not the config's
-    `tie_word_embeddings`: as in transformers, a head that is there is used even if the config ties it."""
+    """The output matrix; None if the checkpoint has none and the embedding serves. The tensors decide, not `tie_word_embeddings`: like
+    transformers, use a head that exists even if the config ties it."""
     return Linear.load(weights, "lm_head", vocab, hidden) if weights.has("lm_head.weight") else None

@@ -1,4 +1,4 @@
-"""Experts in the layouts that checkpoints keep them in.
+"""Loads experts from the layouts that checkpoints store them in.
 
 The graph's own layout is mlx-lm's: one matrix `[experts, out, in]` for each of gate, up and down.
 """
@@ -30,7 +30,7 @@ def read_expert_count(reader: ConfigReader, default: int) -> int:
 
 
 def read_chosen_count(reader: ConfigReader, default: int, experts: int) -> int:
-    """`num_experts_per_tok`, at most as many as there are."""
+    """`num_experts_per_tok`, at most the number of experts."""
     chosen = reader.integer("num_experts_per_tok", default)
     if chosen > experts > 0:
         raise reader.bad("num_experts_per_tok", chosen, f"at most the number of experts, {experts}")
@@ -38,10 +38,10 @@ def read_chosen_count(reader: ConfigReader, default: int, experts: int) -> int:
 
 
 def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: Gate, parts: Mapping[str, str] = PROJECTIONS) -> Experts:
-    """Experts asked for under `name`. `shape` is (experts, inner, hidden).
+    """Load experts under `name`. `shape` is (experts, inner, hidden).
 
-    They may also be stored one by one as `source.0.<part>.weight`, `parts` giving the names there, or with gate and up in one tensor,
-    as transformers 5 has them in memory.
+    They may also be stored one by one as `source.0.<part>.weight`, with the names of the parts in `parts`, or with gate and up in one
+    tensor, as transformers 5 has them in memory.
     """
     count, inner, hidden = shape
     shapes = {"gate_proj": (count, inner, hidden), "up_proj": (count, inner, hidden), "down_proj": (count, hidden, inner)}
@@ -63,7 +63,7 @@ def _in_one_tensor(source: str, part: str, shape: Shape) -> Recipe:
 
 
 def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Gate) -> Experts:
-    """gpt-oss: gate and up are alternate rows of one tensor, which is either transposed and plain or packed as MXFP4; with biases."""
+    """gpt-oss: gate and up are alternating rows of one tensor, either transposed and plain or packed as MXFP4; with biases."""
     count, inner, hidden = shape
 
     def gate_or_up(part: str, first: int) -> ExpertLinear:
@@ -78,7 +78,7 @@ def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Ga
 
 
 def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> list[Recipe]:
-    """The two forms in which gpt-oss keeps a tensor of this `shape`, and the rows to pick of it."""
+    """The two forms in which gpt-oss stores a tensor of this `shape`; `pick` selects rows of it."""
     count, out_dims, in_dims = shape
 
     def unpack(sources: list[Matrix]) -> Matrix:

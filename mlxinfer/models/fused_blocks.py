@@ -1,4 +1,4 @@
-"""Neighbouring blocks that the CPU kernels compute as one operation."""
+"""Groups neighbouring blocks that the CPU kernels can compute as one operation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from .block import Block
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks that follow one another, and the same for the CPU kernels where they can compute them."""
+    """Consecutive blocks, with their form for the CPU kernels if these can compute them."""
 
     blocks: Sequence[Block]
+    """The blocks, in order."""
     native: kernels_cpu.Blocks | None = None
+    """The same blocks for the CPU kernels, or None."""
     layers: Sequence[int] = ()
+    """Index of each block's attention layer in the cache, for the CPU kernels."""
     ropes: Sequence[str | None] = ()
-    """Of each block where it is rotated, for the CPU kernels."""
+    """Key of each block's rope, None where it does not rotate, for the CPU kernels."""
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         if self.native is not None and step.runs_blocks:
@@ -38,7 +41,7 @@ class Run:
 
 
 def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
-    """All blocks in order, for rows of `dtype`."""
+    """All blocks in order, grouped into runs, for rows of `dtype`."""
     found = []
     for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
         same = list(group)

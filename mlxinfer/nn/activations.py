@@ -1,4 +1,4 @@
-"""Activations by their name in a config, and gated units built on them."""
+"""Activations by their config name, and the gated units built on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Elementwise = Callable[..., mx.array]
 
 
 def fused(function: Elementwise) -> Elementwise:
-    """`mx.compile` on a GPU. On the CPU it would call a C++ compiler, which is not there on every machine."""
+    """`mx.compile` on a GPU. On the CPU it would need a C++ compiler, which not every machine has."""
     if mx.default_device().type != mx.gpu:
         return function
     return cast(Elementwise, mx.compile(function, shapeless=True))
@@ -26,18 +26,22 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 
 
 def silu(x: mx.array) -> mx.array:
+    """arXiv:1702.03118."""
     return x * mx.sigmoid(x)
 
 
 def gelu(x: mx.array) -> mx.array:
+    """Exact, with the error function (arXiv:1606.08415)."""
     return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
+    """The tanh approximation of `gelu`."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def quick_gelu(x: mx.array) -> mx.array:
+    """The sigmoid approximation of `gelu`."""
     return x * mx.sigmoid(1.702 * x)
 
 
@@ -46,6 +50,7 @@ def relu(x: mx.array) -> mx.array:
 
 
 def relu_squared(x: mx.array) -> mx.array:
+    """arXiv:2109.08668."""
     return mx.square(relu(x))
 
 
@@ -69,17 +74,19 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Activated:
-    """`activation(gate) * up`. `activation` is its name in this module, for products that compute it themselves."""
+    """`activation(gate) * up`."""
 
     activation: str
+    """Name of the activation in this module, for kernels that compute it themselves."""
     compute: Gate
+    """The whole gated unit."""
 
     def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
         return self.compute(gate, up)
 
 
 def gated(name: str) -> Activated:
-    """`activation(gate) * up` for the activation of this name. Raises `UnsupportedModelError`."""
+    """`activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
     activation = _ACTIVATIONS.get(name)
     if activation is None:
         raise UnsupportedModelError(f"activation {name!r} is not supported (known: {', '.join(sorted(_ACTIVATIONS))})")
@@ -87,7 +94,7 @@ def gated(name: str) -> Activated:
 
 
 def clamped_swiglu(alpha: float, limit: float) -> Gate:
-    """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, g clamped from above and u on both sides."""
+    """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, with g clamped from above and u on both sides to `limit`."""
 
     def gate_and_up(gate: mx.array, up: mx.array) -> mx.array:
         gate = mx.minimum(gate, limit)

@@ -1,4 +1,4 @@
-"""Softmax attention on a flat row of tokens. Keys and values go to the cache, which also knows who sees whom."""
+"""Softmax attention on a flat row of tokens. The cache stores keys and values, and knows which tokens attend to which."""
 
 from __future__ import annotations
 
@@ -19,32 +19,37 @@ class Heads:
     """Sizes of an attention layer: queries `[T, count, dim]`, keys and values `[T, kv, dim]`."""
 
     hidden: int
+    """Channels of the residual stream."""
     count: int
+    """Query heads."""
     kv: int
+    """KV heads."""
     dim: int
+    """Channels per head."""
 
     @property
     def sizes(self) -> list[int]:
+        """Output channels of the query, key and value projections."""
         return [self.count * self.dim, self.kv * self.dim, self.kv * self.dim]
 
 
 def load_qkv(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> JoinedLinear:
-    """`q_proj`, `k_proj` and `v_proj`, joined."""
+    """Load `q_proj`, `k_proj` and `v_proj`, joined."""
     names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
     parts = [Linear.load(weights, part, size, heads.hidden, bias=bias) for part, size in zip(names, heads.sizes, strict=True)]
     return JoinedLinear(parts, heads.sizes)
 
 
 def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> Linear:
-    """`o_proj`."""
+    """Load `o_proj`."""
     return Linear.load(weights, f"{name}.o_proj", heads.hidden, heads.count * heads.dim, bias=bias)
 
 
 class Attention:
-    """Attention of one layer. Every option that a family does not use stays at its default and costs nothing.
+    """Attention of one layer. Options that a family does not use stay at their default and cost nothing.
 
-    `layer` is the index under which the cache knows this layer. Without a `rope` positions are not encoded. `q_norm` and `k_norm`
-    work on each head, or on the whole width with `wide_norms`. `scale`, `softcap` and `sinks` `[heads]` become its `AttentionParams`.
+    `layer` is the layer's index in the cache. Without a `rope`, positions are not encoded. `q_norm` and `k_norm` apply per head, or to the
+    whole width with `wide_norms`. `scale`, `softcap` and `sinks` `[heads]` become its `AttentionParams`.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Attention:
         scale = heads.dim**-0.5 if scale is None else scale
         self.query_gain: mx.array | None = None
         if rope is not None and rope.gain != 1.0:
-            # A gain on queries and keys is its square on the scores; if only some channels rotate, on those of the queries.
+            # A gain on queries and keys multiplies the scores by its square; if only some channels rotate, scale those of the queries.
             if rope.dims == heads.dim:
                 scale *= rope.gain**2
             else:
@@ -84,7 +89,7 @@ class Attention:
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
-        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
+        """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         turning = rotation if self.rotates else None
         if self.query_gain is not None:
             q, k, v = self.heads_of(*self.qkv(x, norm=norm), rotation=turning)
@@ -110,7 +115,7 @@ class Attention:
         return [q, k, v] if rotation is None else [rotation(q), rotation(k), v]
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, step: Step) -> mx.array:
-        """Heads `[T, heads, dim]` to their answers, flat."""
+        """Attend with heads `[T, heads, dim]`; returns `[T, heads * dim]`."""
         if self.query_gain is not None:
             q = (q * self.query_gain).astype(q.dtype)
         y = step.attend(self.layer, q, k, v, self.params)

@@ -29,7 +29,7 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
 
 
 class Linear:
-    """A matrix `[out, in]` and perhaps a bias `[out]`. `nn.packing` may replace the matrix by its `Packed` form."""
+    """A matrix `[out, in]` with an optional bias `[out]`. `nn.packing` may replace the matrix by its `Packed` form."""
 
     def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None) -> None:
         self.matrix = matrix
@@ -47,12 +47,12 @@ class Linear:
         otherwise: Sequence[Recipe] = (),
         quantizable: bool = True,
     ) -> Linear:
-        """Ask for `name.weight`, and for `name.bias` where there is one."""
+        """Load `name.weight`, and `name.bias` if `bias`."""
         matrix = weights.matrix(f"{name}.weight", (out_dims, in_dims), otherwise=otherwise, quantizable=quantizable)
         return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None)
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """`[..., in]`, normed first where there is a `norm`, to `[..., out]`, added to `onto` where that is given."""
+        """`[..., in]` to `[..., out]`. `norm` is applied to x first; the result is added to `onto`, if given."""
         matrix = self.matrix
         if isinstance(matrix, Packed):
             if norm is None:
@@ -73,7 +73,7 @@ class Linear:
         return isinstance(self.matrix, Packed) and self.matrix.can_gate(activation)
 
     def gated(self, activation: str, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
-        """`activation(first half of the outputs) * second half`."""
+        """`activation(first half of the outputs) * second half`: `[..., in]` to `[..., out / 2]`."""
         assert isinstance(self.matrix, Packed)
         if norm is None:
             return self.matrix.multiply(x, bias=self.bias, gate=activation)
@@ -81,7 +81,7 @@ class Linear:
 
 
 class JoinedLinear:
-    """Projections of one input, computed by one product per run of neighbours that are stored alike.
+    """Several projections of one input, computed with one product per run of neighbours stored in the same format.
 
     A call returns one output per projection, in the order given. Further arguments go to the products (the chosen experts).
     """
@@ -93,7 +93,7 @@ class JoinedLinear:
 
     @classmethod
     def fused(cls, linear: Linear, sizes: Sequence[int]) -> JoinedLinear:
-        """One stored matrix whose rows are those of several projections."""
+        """One stored matrix that holds the rows of several projections."""
         joined = cls([linear], [sum(sizes)])
         joined.splits = [list(accumulate(sizes))[:-1]]
         return joined
@@ -105,7 +105,7 @@ class JoinedLinear:
         return outputs
 
     def runs(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
-        """The products as they come, each with the outputs of its projections behind one another."""
+        """The products before splitting: each holds the outputs of one run's projections, concatenated."""
         if norm is None:
             return [linear(x, *chosen) for linear in self.linears]
         if len(self.linears) == 1:
@@ -114,7 +114,7 @@ class JoinedLinear:
         return [linear(x, *chosen) for linear in self.linears]
 
     def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
-        """`gate(first projection, second projection)`, which a packed matrix computes in its product."""
+        """`gate(first projection, second projection)`; a packed matrix computes it within its product."""
         linear = self.linears[0]
         if len(self.linears) == 1 and isinstance(gate, Activated) and linear.can_gate(gate.activation):
             return linear.gated(gate.activation, x, *chosen, norm=norm)
@@ -140,7 +140,7 @@ def _join(linears: list[Linear]) -> Linear:
 
 
 class Embedding:
-    """A table `[vocab, dims]`, gathered by token id; where the head is tied it is also the output matrix."""
+    """A table `[vocab, dims]`, gathered by token id; if the head is tied, it also serves as the output matrix."""
 
     def __init__(self, matrix: Matrix | Packed, dtype: mx.Dtype) -> None:
         self.matrix = matrix
@@ -153,4 +153,5 @@ class Embedding:
         return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
+        """Logits: `[..., dims]` to `[..., vocab]`."""
         return multiply(x, self.matrix)

@@ -11,7 +11,7 @@ from .weights import Weights
 
 
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`."""
+    """`down(activation(gate(x)) * up(x))` (arXiv:2002.05202)."""
 
     def __init__(self, gate_up: JoinedLinear, down: Linear, gate: Gate) -> None:
         self.gate_up = gate_up
@@ -20,10 +20,11 @@ class GatedMLP:
 
     @classmethod
     def load(cls, weights: Weights, name: str, hidden: int, inner: int, gate: Gate, *, bias: bool = False) -> GatedMLP:
+        """Load `gate_proj`, `up_proj` and `down_proj` under `name`."""
         parts = [Linear.load(weights, f"{name}.{part}", inner, hidden, bias=bias) for part in ("gate_proj", "up_proj")]
         down = Linear.load(weights, f"{name}.down_proj", hidden, inner, bias=bias)
         return cls(JoinedLinear(parts, [inner, inner]), down, gate)
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """`[T, hidden]`, normed first where there is a `norm`, to the same, added to `onto` where that is given."""
+        """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         return self.down(self.gate_up.gated(self.gate, x, norm=norm), onto=onto)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: each token goes through the few experts that a router chooses for it."""
+"""Mixtures of experts: a router sends each token through a few experts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Route = Callable[[mx.array], tuple[mx.array, mx.array]]
 """Router logits `[T, experts]` to the chosen experts `[T, k]` and their weights `[T, k]` float32."""
 
 SORT_FROM = 64
-"""Rows from which on sorting them by expert pays: each expert's matrix is then read once."""
+"""Number of rows from which sorting them by expert pays off: each expert's matrix is then read once."""
 
 
 class ExpertLinear(Linear):
-    """A matrix `[experts, out, in]`, and perhaps biases `[experts, out]`. Rows of `x` `[..., 1, in]` choose by `experts` `[...]`."""
+    """A matrix `[experts, out, in]` with optional biases `[experts, out]`. `experts` `[...]` selects the matrix for each row of `x`
+    `[..., 1, in]`."""
 
     @classmethod
     def load_experts(
@@ -33,7 +34,7 @@ class ExpertLinear(Linear):
         bias: Sequence[Recipe] | None = None,
         otherwise: Sequence[Recipe] = (),
     ) -> ExpertLinear:
-        """Ask for `name.weight`, and where `bias` is not None for `name.bias`, with the ways in which either can be made."""
+        """Load `name.weight`, and `name.bias` unless `bias` is None; `otherwise` and `bias` are recipes for making them."""
         matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
         return cls(matrix, None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias))
 
@@ -72,7 +73,7 @@ class ExpertLinear(Linear):
 
 def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is_sorted: bool) -> mx.array:
     if mx.default_device().type == mx.cpu and x.dtype != mx.float32:
-        # MLX's CPU kernel knows float32 only.
+        # MLX's CPU kernel supports only float32.
         return _gather_product(x.astype(mx.float32), weights.astype(mx.float32), experts, is_sorted).astype(x.dtype)
     return mx.gather_mm(x, weights, rhs_indices=experts, sorted_indices=is_sorted)
 
@@ -82,11 +83,14 @@ class Experts:
     """The gated feed-forward layers of all experts."""
 
     gate_up: JoinedLinear
+    """`[experts, inner, hidden]` for the gate and for the up projection."""
     down: ExpertLinear
+    """`[experts, hidden, inner]`."""
     gate: Gate
+    """The gated unit."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """`[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
+        """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
         chosen, rows, back = experts, x[:, None, None], None
         if experts.size >= SORT_FROM and not isinstance(self.down.matrix, Packed):
             order = mx.argsort(experts.flatten())
@@ -100,10 +104,12 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A feed-forward layer that every token takes, weighed by a sigmoid of its own gate `[1, hidden]`."""
+    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate."""
 
     mlp: Callable[[mx.array], mx.array]
+    """`[T, hidden]` to the same shape."""
     gate: Linear
+    """`[1, hidden]`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return mx.sigmoid(self.gate(x)) * self.mlp(x)
@@ -111,12 +117,16 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """Router, experts, and perhaps one that is shared: `[T, hidden]` to the same."""
+    """Router, experts, and an optional shared expert: `[T, hidden]` to the same shape."""
 
     router: Linear
+    """`[experts, hidden]`."""
     route: Route
+    """Chooses experts from the router's logits."""
     experts: Experts
+    """The experts to choose from."""
     shared: SharedExpert | None = None
+    """The expert that every token takes, if the model has one."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         x = x if norm is None else norm(x)
@@ -127,7 +137,7 @@ class MixtureOfExperts:
 
 
 def softmax_then_top(count: int, *, normalized: bool) -> Route:
-    """Probabilities over all experts, then the best `count`; `normalized` makes those sum to one."""
+    """Probabilities over all experts, then the `count` best; `normalized` rescales these to sum to one."""
 
     def route(logits: mx.array) -> tuple[mx.array, mx.array]:
         shares = mx.softmax(logits.astype(mx.float32), axis=-1)
@@ -139,7 +149,7 @@ def softmax_then_top(count: int, *, normalized: bool) -> Route:
 
 
 def top_then_softmax(count: int) -> Route:
-    """The best `count` experts, then probabilities over those."""
+    """The `count` best experts, then probabilities over those only."""
 
     def route(logits: mx.array) -> tuple[mx.array, mx.array]:
         best = _top(logits, count)

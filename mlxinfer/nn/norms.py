@@ -1,4 +1,4 @@
-"""Root-mean-square norms."""
+"""Root-mean-square norms (arXiv:1910.07467)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .weights import Weights
 
 
 class RMSNorm:
-    """`x / rms(x) * weight` along the last axis; `centred` norms (Gemma) store their weight around zero and add one."""
+    """`x / rms(x) * weight` along the last axis. `centred` norms (Gemma) are stored as weight minus one."""
 
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
@@ -20,11 +20,12 @@ class RMSNorm:
 
     @classmethod
     def load(cls, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> RMSNorm:
+        """Load `name.weight`, `[size]`."""
         weight = weights.vector(f"{name}.weight", (size,))
         return cls(1 + weight if centred else weight, eps)
 
     def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
-        """Of `[..., n]`; added to `onto` where that is given."""
+        """Normalize `[..., n]`; the result is added to `onto`, if given."""
         return self._compute(x, self.weight, self.eps, onto)
 
 

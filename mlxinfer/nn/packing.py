@@ -1,4 +1,4 @@
-"""Matrices of a loaded model in the layout of the native CPU products, where those are there."""
+"""Converts the matrices of a loaded model to the layout of the native CPU products, where those are available."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def arrays(node: object) -> Iterator[mx.array]:
 
 
 def objects(node: object) -> Iterator[object]:
-    """Every array and every object of this project that is reachable in the same ways, `node` included, holders before what they
-    hold, each once."""
+    """Every array and every object of this project reachable in the same ways, each once, `node` included, holders before what they
+    hold."""
     return _objects(node, set())
 
 
@@ -43,7 +43,7 @@ def _objects(node: object, seen: set[int]) -> Iterator[object]:
 
 
 def _held(node: object) -> list[object] | None:
-    """What hangs on an array or on an object of this project; None for anything else."""
+    """What an array or an object of this project refers to; None for anything else."""
     names = _names(type(node))  # type: ignore[arg-type]  # mypy takes object's __hash__ for that of the type
     if names is not None:
         return [getattr(node, name) for name in names]
@@ -57,7 +57,7 @@ _PROJECT = __package__.split(".")[0]
 
 @cache
 def _names(kind: type) -> tuple[str, ...] | None:
-    """The fields of a dataclass, none of an array; None for what is neither."""
+    """Field names of a dataclass, none for an array; None for anything else."""
     if issubclass(kind, mx.array):
         return ()
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
@@ -67,23 +67,23 @@ _BLOCK_COLUMNS = 32
 """Quantized rows are packed in multiples of this; nvfp4, whose groups have 16, can have others."""
 
 _PIECE = 4 << 20
-"""Bytes of a GGUF file that are in memory at a time."""
+"""Bytes of a GGUF file in memory at a time."""
 
 
 class Copies(Protocol):
-    """Packed matrices of a GGUF file that were kept when it was loaded before."""
+    """Packed matrices of a GGUF file, saved by an earlier load."""
 
     def find(self, blocks: RawBlocks, precision: str | None) -> kernels_cpu.Packed | None: ...
 
     def add(self, blocks: RawBlocks, packed: kernels_cpu.Packed) -> None:
-        """Take note of one that `find` did not have."""
+        """Save one that `find` did not return."""
         ...
 
 
 def settle(part: object, *, precision: str | None = None, copies: Copies | None = None) -> None:
-    """Evaluate a finished part of a model, packed where that makes products faster. For the `ready` of a graph.
+    """Evaluate a finished part of a model, packed where that makes products faster. Pass it as the `ready` of a model.
 
-    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`), None the default.
+    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`); None is the default.
     """
     if not is_gpu() and kernels_cpu.available():
         for holder in _holders(part):

@@ -1,4 +1,4 @@
-"""Rotary position embeddings on a flat row of tokens, each with its own position.
+"""Rotary position embeddings (arXiv:2104.09864) on a flat row of tokens, each with its own position.
 
 The rotated pairs are `(i, i + dims / 2)` of the first `dims` channels of a head; channels beyond pass unchanged.
 """
@@ -21,7 +21,7 @@ Parameters = Mapping[str, Any]
 
 
 def make_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """A rope from parameters that have been checked: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
+    """A rope from validated parameters: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
     return ROPE_TYPES[parameters["rope_type"]](parameters, head_dim, max_positions)
 
 
@@ -50,7 +50,7 @@ def _linear(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
 
 
 def _proportional(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """Partial rotation spread over the whole head: the pairs beyond the rotated share stand still."""
+    """Partial rotation spread over the whole head: pairs beyond the rotated share do not rotate."""
     moving = int(parameters["partial_rotary_factor"] * head_dim // 2)
     frequencies = np.zeros(head_dim // 2)
     frequencies[:moving] = _plain(parameters, head_dim)[:moving] / parameters.get("factor", 1.0)
@@ -58,7 +58,7 @@ def _proportional(parameters: Parameters, head_dim: int, max_positions: int) -> 
 
 
 def _dynamic(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """The base grows with the sequence once that is longer than the trained context."""
+    """The base grows with the sequence once it is longer than the trained context."""
     dims = _rotated(parameters, head_dim)
     factor, theta = parameters["factor"], parameters["rope_theta"]
 
@@ -70,7 +70,7 @@ def _dynamic(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
 
 
 def _llama3(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    """Long waves are stretched by `factor`, short ones kept, and those between interpolated."""
     dims = _rotated(parameters, head_dim)
     frequencies = _plain(parameters, dims)
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
@@ -91,7 +91,7 @@ def _yarn(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
 
 
 def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float, float]:
-    """The pairs between which interpolation fades in, by how often they turn within the trained context."""
+    """The pairs between which interpolation fades in, by how often they turn within the trained context (arXiv:2309.00071)."""
 
     def pair_of(turns: float) -> float:
         return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
@@ -149,16 +149,20 @@ Frequencies = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Rope:
-    """How heads are rotated. `frequencies(length)` are those of a sequence of that length; `regime(length)` is equal for lengths
-    that share them. `gain` multiplies the rotated channels of queries and keys alike (yarn, longrope). `context` is how many
-    positions it is meant for. Crossing `boundary` changes the rotation of every token of a sequence, those in the cache as well."""
+    """How query and key heads are rotated."""
 
     dims: int
+    """Channels of a head that rotate."""
     context: int
+    """Positions that the model is meant for."""
     frequencies: Callable[[int], Frequencies]
+    """Radians per position, `[dims / 2]`, for a sequence of this length."""
     regime: Callable[[int], int]
+    """A number that is equal for all lengths with the same frequencies."""
     gain: float = 1.0
+    """Multiplies the rotated channels of queries and keys (yarn, longrope)."""
     boundary: int | None = None
+    """Length beyond which every token of a sequence is rotated differently, including those in the cache."""
     _last: tuple[int, _Regime] | None = None
 
     def at(self, step: Step) -> Rotation:
@@ -166,7 +170,7 @@ class Rope:
         return _Rotation(step, self.dims, [self._regime(_length(segment)) for segment in step.segments])
 
     def _regime(self, length: int) -> _Regime:
-        """Nearly every step has the regime of the one before."""
+        """Nearly every step has the same regime as the step before."""
         key = self.regime(length)
         if self._last is None or self._last[0] != key:
             self._last = key, _Regime(self.frequencies(length).tolist())
@@ -178,7 +182,7 @@ def _length(segment: Segment) -> int:
 
 
 class _Regime:
-    """Radians per position, and the same as positions per radian on the device once that is asked for."""
+    """Radians per position; on the device, and only when needed, as positions per radian."""
 
     def __init__(self, frequencies: list[float]) -> None:
         self.frequencies = frequencies
@@ -190,7 +194,7 @@ class _Regime:
 
 
 class _Rotation:
-    """Rotates all rows with one call if their segments have one regime, otherwise by cosines and sines `[T, 1, dims / 2]`."""
+    """Rotates all rows with one call if their segments share a regime, otherwise with cosines and sines `[T, 1, dims / 2]`."""
 
     def __init__(self, step: Step, dims: int, regimes: list[_Regime]) -> None:
         self._step = step

@@ -1,11 +1,11 @@
 """Matrices, and how a model asks for its weights.
 
-A model is built by asking a `Weights` for every tensor it needs, by name and shape; nothing is created first and
-filled later. The same constructor therefore serves to load (tensors are read one at a time), to check a checkpoint
-before a byte of it is read, and to plan a conversion: each is another `Weights`.
+A model is built by asking a `Weights` for every tensor it needs, by name and shape; nothing is created first and filled later. The same
+constructor therefore serves to load (tensors are read one at a time), to check a checkpoint before a byte of it is read, and to plan a
+conversion: each is another `Weights`.
 
-Names and layouts are those of mlx-lm's converted directories, which for most tensors are those of Hugging Face.
-Where the layouts differ, the model also gives the `Recipe`s by which the tensor is made from other ones.
+Names and layouts are those of mlx-lm's converted directories, which for most tensors are those of Hugging Face. Where the layouts differ,
+the model also supplies `Recipe`s for making the tensor from others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Dense:
     """A plain matrix `[..., out, in]` in a floating dtype."""
 
     weight: mx.array
+    """float32, float16 or bfloat16 `[..., out, in]`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,29 +33,35 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is quantized: `mode` is "affine", "mxfp4", "mxfp8" or "nvfp4", or for `RawBlocks` the name of their type. Groups run
-    along the input."""
+    """How a matrix is quantized."""
 
     bits: int
+    """Bits per number."""
     group_size: int
+    """Numbers that share a scale, along the input axis."""
     mode: str = "affine"
+    """"affine", "mxfp4", "mxfp8" or "nvfp4"; for `RawBlocks` the name of the GGUF type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A matrix in MLX's packed form: `weight` uint32 `[..., out, in * bits / 32]`, `scales` and `biases` `[..., out, in / group]`."""
+    """A matrix in MLX's quantized form."""
 
     weight: mx.array
+    """Codes, uint32 `[..., out, in * bits / 32]`."""
     scales: mx.array
+    """`[..., out, in / group_size]`."""
     biases: mx.array | None
+    """The same shape; None except in mode "affine"."""
     format: Format
+    """How the codes are to be read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.format.bits)
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers themselves, computed in this dtype: with scales of 16 bits MLX would compute in those."""
+        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs."""
         f = self.format
         scales, biases = self.scales, self.biases
         if biases is not None:
@@ -68,7 +75,7 @@ class Quantized:
 
 
 class FileRows(Protocol):
-    """A matrix in a GGUF file, row by row as it is stored there. It has no attributes for `nn.tree` to look into."""
+    """A matrix in a GGUF file, read row by row. It deliberately has no attributes that `nn.packing.arrays` could walk into."""
 
     __slots__ = ()
 
@@ -79,7 +86,7 @@ class FileRows(Protocol):
 
     @property
     def tensor(self) -> str:
-        """The tensor, as its file names it."""
+        """The tensor's name in its file."""
         ...
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -87,26 +94,28 @@ class FileRows(Protocol):
         ...
 
     def forget(self) -> None:
-        """Take what was read last out of resident memory."""
+        """Release what was read last from resident memory."""
         ...
 
     def dequantize(self, blocks: np.ndarray) -> np.ndarray:
-        """What `read` has given, in float32: `[rows, columns]`."""
+        """What `read` returned, as float32 `[rows, columns]`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RawBlocks:
-    """A matrix that stays in its GGUF file until it is packed for the native CPU products, which know more formats than MLX.
-
-    Its rows are picked by `rows`, int32 `[..., out]`, from those of all `sources`, counted through; `counts` are how many each source has.
-    """
+    """A matrix that stays in its GGUF file until it is packed for the native CPU products, which support more formats than MLX."""
 
     sources: tuple[FileRows, ...]
+    """Stored matrices, whose rows are numbered consecutively across all of them."""
     counts: tuple[int, ...]
+    """Rows in each source."""
     rows: np.ndarray
+    """int32 `[..., out]`: the numbers of this matrix's rows."""
     columns: int
+    """Numbers per row."""
     format: Format
+    """How the blocks are quantized."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,18 +126,18 @@ class RawBlocks:
         return replace(self, rows=np.array(operation(mx.array(self.rows)[..., None]))[..., 0])
 
     def pieces(self, rows: int) -> Iterator[np.ndarray]:
-        """The blocks of all rows in order, uint8 `[at most rows, bytes of a row]`, each good until the next one is asked for."""
+        """The blocks of all rows in order, uint8 `[at most rows, bytes of a row]`; each piece is valid until the next one is requested."""
         for source, picked in self._runs(rows):
             yield source.read(picked)
             source.forget()
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers themselves, rounded to this dtype."""
+        """The numbers as `[..., out, columns]`, rounded to this dtype."""
         parts = [mx.array(source.dequantize(source.read(picked))).astype(dtype) for source, picked in self._runs(self.rows.size)]
         return mx.concatenate(parts).reshape(self.shape) if parts else mx.zeros(self.shape, dtype)
 
     def _runs(self, rows: int) -> Iterator[tuple[FileRows, np.ndarray]]:
-        """At most `rows` rows of one source at a time, with their numbers there."""
+        """At most `rows` rows of one source at a time, with their numbers in it."""
         starts = np.cumsum([0, *self.counts])
         flat = self.rows.reshape(-1)
         for at in range(0, flat.size, rows):
@@ -143,7 +152,7 @@ Matrix = Union[Dense, Quantized, RawBlocks]
 
 
 def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matrix:
-    """Select, split or reorder rows; the same operation is right for plain and packed matrices."""
+    """Select, split or reorder rows; the operation works on plain and packed matrices alike."""
     if isinstance(matrix, Dense):
         return Dense(operation(matrix.weight))
     return matrix.each(operation)
@@ -155,7 +164,7 @@ def numbers(matrix: Matrix) -> mx.array:
 
 
 def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.array]) -> Matrix:
-    """Concatenate or stack matrices of one form along rows or a new leading axis. Raises ValueError if their formats differ."""
+    """Concatenate or stack matrices of one format along rows or a new leading axis. Raises ValueError if their formats differ."""
     first = matrices[0]
     if isinstance(first, Dense):
         if not all(isinstance(m, Dense) for m in matrices):
@@ -187,27 +196,27 @@ def concat(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def stack(matrices: Sequence[Matrix]) -> Matrix:
-    """`[n, out, in]` of n matrices `[out, in]`: the experts of a layer."""
+    """n matrices `[out, in]` as one `[n, out, in]`: the experts of a layer."""
     return join(matrices, mx.stack)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a tensor that the checkpoint does not have from ones that it has.
-
-    `shapes` are what the sources must have; `make` gets them as read, in order. A recipe applies when all its sources exist.
-    """
+    """How to make a tensor that the checkpoint lacks from others. It applies when all its sources exist."""
 
     sources: tuple[str, ...]
+    """Names of the tensors to read."""
     shapes: tuple[tuple[int, ...], ...]
+    """The shape that each source must have."""
     make: Callable[[list[Matrix]], Matrix]
+    """Makes the tensor from the sources as read, in order."""
 
 
 class Weights(Protocol):
-    """Where a model under construction gets its tensors. Implementations remember what was asked for."""
+    """Supplies the tensors of a model under construction. Implementations record what was asked for."""
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has this tensor (for example, a head of its own besides the embedding)."""
+        """Whether the checkpoint has this tensor (for example an output head in addition to the embedding)."""
         ...
 
     def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
@@ -215,5 +224,5 @@ class Weights(Protocol):
         ...
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        """Any tensor that is never quantized (norms, biases, sinks, convolutions), in the compute dtype unless another is named."""
+        """A tensor that is never quantized (norms, biases, sinks, convolutions), in the compute dtype unless `dtype` is given."""
         ...

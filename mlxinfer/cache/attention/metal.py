@@ -1,4 +1,4 @@
-"""Attention over the pages by the kernels of `kernels_metal`: pages are read as they are sealed, and scores never leave the chip."""
+"""Attention over pages by the kernels of `kernels_metal`: pages are read in their sealed form, and scores never leave the chip."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _Key = tuple[Shape, Pools]
 
 
 class MetalAttention:
+    """`AttentionBackend` with the kernels of `kernels_metal`."""
+
     name = "Metal kernels"
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
@@ -33,8 +35,8 @@ METAL = MetalAttention()
 
 
 class MetalStep:
-    """Segments of a few rows in one page go to the decode kernel, all together; the others to the prefill kernel, or to MLX's own attention
-    where pages are kept as they are."""
+    """Segments with a few rows in one page go to the decode kernel, all together; the others go to the prefill kernel, or to MLX's own
+    attention where pages are not quantized."""
 
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
@@ -132,14 +134,14 @@ class MetalStep:
 
 
 class _Places:
-    """Where the rows of segments lie in the open pages, one operation for all of them."""
+    """Where the rows of segments lie in the open pages: one write for all of them."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         each = [(s.start + i, s.slot, s.past % PAGE + i) for s in segments for i in range(s.count)]
         self._rows, self._slots, self._offsets = (mx.array([row[i] for row in each], mx.int32) for i in range(3))
 
     def write(self, pages: mx.array, rows: mx.array) -> mx.array:
-        """Rows `[T, Hkv, D]` into pages `[slots, Hkv, 64, D]`."""
+        """Write rows `[T, Hkv, D]` into pages `[slots, Hkv, 64, D]`; returns the new pages."""
         heads = mx.arange(pages.shape[1])[None]
         written = mx.array(pages)
         written[self._slots[:, None], heads, self._offsets[:, None]] = rows[self._rows]
@@ -153,7 +155,7 @@ def _key(store: LayerStore, heads: int) -> _Key:
 
 
 def _order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:
-    """Which of the rows that are computed is each of the step's; None where they are the same."""
+    """Index that puts computed rows back into the step's order; None if they are in order."""
     if list(computed) == list(segments):
         return None
     starts, done = {}, 0

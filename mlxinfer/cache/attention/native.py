@@ -1,4 +1,4 @@
-"""How attention reads and fills the pages: what every way of it offers, and the native CPU operation."""
+"""How attention reads and fills pages: the interface of every backend, and the native CPU operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
 
 Full = dict[int, Filled]
-"""By slot, the pages that became full."""
+"""Newly filled pages, by slot."""
 
 
 class StepAttention(Protocol):
@@ -29,16 +29,20 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
+    """One way to compute attention over pages. Equal backends share their preparation of a step."""
+
     @property
     def name(self) -> str:
-        """For people."""
+        """Shown to the user."""
         ...
 
-    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention: ...
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
+        """Prepare a step for the layers with one window."""
+        ...
 
 
 class NativeAttention:
-    """One operation for all segments, which reads the pages where they lie and writes the open ones in place."""
+    """One operation for all segments: it reads sealed pages in place and writes the open ones in place."""
 
     name = "the native operation for this CPU"
 
@@ -51,6 +55,8 @@ class NativeAttention:
 
 
 class NativeStep:
+    """`StepAttention` with the native CPU operation."""
+
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
         self.plan = plan
@@ -82,7 +88,7 @@ class NativeStep:
         return answers, self.full(filled, first)
 
     def full(self, filled: list[mx.array], first: list[mx.array]) -> Full:
-        """The pages that became full, by slot. The operation has them one segment's after another's."""
+        """Newly filled pages by slot. The operation returns them segment after segment."""
         full, start, first_start = {}, 0, 0
         for s in self.segments:
             if not s.filled:
@@ -95,7 +101,7 @@ class NativeStep:
         return full
 
     def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
-        """The cosines and sines, made for the first layer that asks and kept for the others."""
+        """The cosines and sines, made for the first layer that asks and shared with the others."""
         if rotation is not None and self._rotation[0] is not rotation:
             parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
             self._rotation = rotation, kernels_cpu.rotation(parts)
@@ -119,7 +125,7 @@ def run_blocks(
     parts: Sequence[tuple[LayerStore, StepAttention]],
     rotations: Sequence[Rotation | None],
 ) -> tuple[mx.array, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention is a `NativeStep`."""
+    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`. Returns the rows, and the filled pages of each part."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
     x, filled, first = kernels_cpu.run_blocks(

@@ -1,4 +1,4 @@
-"""Attention over the pages in plain MLX: it runs on every device, and the others have to agree with it."""
+"""Attention over pages in plain MLX: runs on every device, and is the reference for the other backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .native import Full, StepAttention
 
 
 def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) -> tuple[mx.array, mx.array, mx.array]:
-    """`Step.attend_rows` to `Step.attend`: queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`."""
+    """Turn the arguments of `Step.attend_rows` into those of `Step.attend`: queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values
+    `[T, Hkv, Dv]`."""
     count, kv, dim = rows[0].shape[0], spec.kv_heads, spec.key_dim
     keys, values = kv * dim, kv * spec.value_dim
     queries = sum(piece.shape[1] for piece in rows) - keys - values
@@ -35,7 +36,7 @@ def _rotated(x: mx.array, heads: HeadSteps) -> mx.array:
 
 
 def _cut(rows: Sequence[mx.array], sizes: list[int]) -> list[mx.array]:
-    """The pieces cut where one of `sizes` ends."""
+    """Split the pieces at the ends of consecutive parts of these `sizes`."""
     parts: list[mx.array] = []
     left = iter(sizes)
     for piece in rows:
@@ -48,10 +49,10 @@ def _cut(rows: Sequence[mx.array], sizes: list[int]) -> list[mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class PlainAttention:
-    """Puts each sequence's keys and values together and attends with MLX's own operation. `instead` says why no kernel does, where that is
-    worth saying."""
+    """Gathers each sequence's keys and values and attends with MLX's own operation."""
 
     instead: str = ""
+    """Why no kernel is used, where that deserves a message; otherwise empty."""
 
     @property
     def name(self) -> str:
@@ -63,10 +64,14 @@ class PlainAttention:
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
+    """`StepAttention` in plain MLX."""
+
     segments: tuple[Segment, ...]
+    """The segments to attend for."""
     group: AttentionGroup
+    """The layers with one window size, with their page tables."""
     _masks: dict[int, mx.array] = field(default_factory=dict)
-    """By slot: layers of a window have them in common."""
+    """By slot: layers with one window share them."""
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         y, full = self.heads(store, separate(rows, store.spec, heads), params)
@@ -87,8 +92,8 @@ class PlainStep:
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
 
     def _attend(self, store: LayerStore, segment: Segment, q: mx.array, tails: Pages, full: Full, params: AttentionParams) -> mx.array:
-        """Of queries `[Hq, L, D]`: to earlier pages as they are sealed, to their own as it is. Where sealing changes nothing, or all
-        queries have the same page, that is causal attention to one row of keys."""
+        """Answer queries `[Hq, L, D]`: they see earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all
+        queries are in one page, that is plain causal attention."""
         window, last = self.group.window, segment.past + segment.count
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = self.group.tables[segment.slot].from_position(oldest)
@@ -104,8 +109,8 @@ class PlainStep:
         return attention(q, k, v, scale=params.scale, window=window, softcap=params.softcap, sinks=params.sinks, mask=mask)
 
     def _mask(self, segment: Segment, start: int) -> mx.array:
-        """Which keys a query sees, `[L, S]`: sealed ones from position `start` to the last page that is full, then raw ones from the
-        page that was open."""
+        """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that
+        was open."""
         if segment.slot not in self._masks:
             first = segment.past // PAGE * PAGE
             last = segment.past + segment.count

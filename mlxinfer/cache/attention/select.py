@@ -1,4 +1,4 @@
-"""Whether the Metal kernels can be trusted with a kind of layer on this machine: tried on a small case before they are used."""
+"""Chooses an attention backend per layer; Metal kernels are trusted only after a trial on a small case on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = PlainAttention()
 
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
-    """Layers with the same answer are prepared together in each step."""
+    """The backend for a layer. Layers with equal backends are prepared together in each step."""
     if kernels_cpu.in_use():
         return _NATIVE
     if not _has_gpu_kernels():
@@ -38,7 +38,7 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
 
 
 def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """Which layers have to do without the kernels that there are for this device, and why."""
+    """Which layers do not use this device's kernels, and why."""
     ways = {
         index: backend.instead for index, backend in _ways(layers, kv, dtype) if isinstance(backend, PlainAttention) and backend.instead
     }
@@ -46,7 +46,7 @@ def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -
 
 
 def gpu_status() -> str:
-    """Whether the kernels for a GPU work on this one; empty where there is none."""
+    """Whether the GPU kernels work on this machine; empty where there is no GPU."""
     if not _has_gpu_kernels():
         return ""
 
@@ -56,7 +56,7 @@ def gpu_status() -> str:
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """Which layers attend in which way."""
+    """Which layers use which backend."""
     return by_layers({index: backend.name for index, backend in _ways(layers, kv, dtype)})
 
 
@@ -67,7 +67,7 @@ def _ways(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> Iterato
 
 
 def _has_gpu_kernels() -> bool:
-    """They are imported only where there is a GPU: a program on a CPU starts sooner."""
+    """Imported only where there is a GPU: a process on the CPU starts faster."""
     if not is_gpu():
         return False
     from ...kernels_metal import executors
@@ -77,9 +77,9 @@ def _has_gpu_kernels() -> bool:
 
 SWITCH = "MLXINFER_METAL_KERNELS"
 _STEPS = (((0, 130), (1, 20)), ((0, 1), (1, 1)), ((1, 44), (0, 1)), ((0, 1), (1, 1)), ((1, 3), (0, 2)))
-"""(sequence, tokens) of the segments of each step: prefill and decode, on sealed pages and open ones."""
+"""(sequence, tokens) of the segments of each trial step: prefill and decode, on sealed pages and open ones."""
 _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
-"""Of the largest answer. Code that is wrong gives answers that have nothing to do with the right ones."""
+"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose."""
 
 
 def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
@@ -110,7 +110,7 @@ def _tried(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
 
 
 def _answers(backend: AttentionBackend, spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> mx.array:
-    """Of all steps, float32."""
+    """All steps' answers, flat, float32."""
     store, group = LayerStore(spec, dtype, form), AttentionGroup(spec.window, 8, first=form.first16)
     store.grow(slots=2)
     group.tables.update({0: PageTable(), 1: PageTable()})

@@ -1,4 +1,4 @@
-"""Pages between the pools of a group of layers and the bytes of files."""
+"""Converts pages and snapshots between the pools and the bytes of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATE_PART = re.compile(_STATE + "([0-9]{1,3})")
 
 
 class CacheLayout:
-    """The files of one cache."""
+    """Names, layouts and bytes of the files of one cache."""
 
     def __init__(self, groups: Sequence[AttentionGroup], stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
         self._groups = groups
@@ -36,25 +36,29 @@ class CacheLayout:
     # --- pages
 
     def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
+        """File name of a page, by the digests of its node and of the node's parent."""
         return Name(shown(digest), shown(parent), self._parts[group])
 
     def page_bytes(self, depth: int, group: int) -> int:
+        """Bytes of a page's data; first pages (`depth` 1) may have a format of their own."""
         return self._page_layout(depth, group).nbytes
 
     def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
-        """`digests` are those of the parent and of the node, `block` its tokens."""
+        """The entry of a page. `digests` are those of the parent and of the node, `block` the node's tokens."""
         parent, digest = digests
         return Entry(root, digest, parent, self._parts[group], _tokens(block), self._page_layout(depth, group))
 
     def page_of(self, root: bytes, node: Node, group: int) -> Entry:
+        """The entry of a node's page."""
         assert node.parent
         return self.page(root, (node.parent.digest, node.digest), node.block, node.depth, group)
 
     def group_of(self, entry: Entry) -> int | None:
-        """None for a snapshot."""
+        """The group of a page; None for a snapshot."""
         return None if entry.part.startswith(_STATE) else self._parts.index(entry.part)
 
     def copied_page(self, node: Node, group: int) -> np.ndarray:
+        """A copy of a node's page, uint8 `[nbytes]`."""
         page = node.pages[group]
         assert page is not None
         return copy_page(list(self._of_group[group].values()), page, self._page_layout(node.depth, group))
@@ -70,20 +74,23 @@ class CacheLayout:
     # --- snapshots
 
     def snapshot(self, root: bytes, node: bytes, tail: bytes) -> Entry:
-        """Of the state `tail` behind the node of this digest."""
+        """The entry of a snapshot taken `tail` after the node with this digest."""
         name = snapshot_name(node, tail)
         count = len(tail) // ITEM
         return Entry(root, _snapshot_digest(node, tail), node, name.part, _tokens(tail), self._state_layout(count))
 
     def snapshot_of(self, root: bytes, snapshot: Snapshot) -> Entry:
+        """The entry of an existing snapshot."""
         return self.snapshot(root, snapshot.node.digest, snapshot.tail)
 
     def copied_snapshot(self, snapshot: Snapshot) -> np.ndarray:
+        """A copy of a snapshot's content, uint8 `[nbytes]`."""
         assert isinstance(snapshot.content, Rows)
         arrays = _named(snapshot.content)
         return copy_arrays(arrays, arrays_layout(arrays))
 
     def rows(self, entry: Entry, data: np.ndarray) -> Rows:
+        """The content of a snapshot, from its bytes; evaluated."""
         found: dict[str, dict[int, list[mx.array]]] = {"open": {}, _STATE: {}}
         for name, values in arrays_from(data, entry.layout).items():
             kind, layer, _ = name.split(".")
@@ -99,6 +106,7 @@ class CacheLayout:
 
 
 def snapshot_name(node: bytes, tail: bytes) -> Name:
+    """File name of the snapshot taken `tail` after the node with this digest."""
     return Name(shown(_snapshot_digest(node, tail)), shown(node), f"{_STATE}{len(tail) // ITEM}")
 
 
@@ -125,11 +133,12 @@ def _tokens(data: bytes) -> tuple[int, ...]:
 _NAMES = {mx.float32: "F32", mx.uint32: "U32", mx.float16: "F16", mx.bfloat16: "BF16"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _HOST = {"F32": np.float32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint16}
-"""As numpy has them: it knows no bfloat16."""
+"""Their numpy equivalents; numpy does not have bfloat16."""
 
 
 def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout:
-    """Of a page in these layers, or in their pools for first pages: `layers.<layer>.<i>`, `[Hkv, ...]` as in `LayerStore.sealed[i]`."""
+    """The layout of a page in these layers, or in their pools for first pages: tensors `layers.<layer>.<i>`, `[Hkv, ...]` as in
+    `LayerStore.sealed[i]`."""
     return Layout(
         [
             Tensor(f"layers.{layer}.{i}", _NAMES[pool.dtype], (pool.shape[0], *pool.shape[2:]))
@@ -140,6 +149,7 @@ def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout
 
 
 def arrays_layout(arrays: dict[str, mx.array]) -> Layout:
+    """The layout of named arrays, in this order."""
     return Layout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
 
 
@@ -151,13 +161,14 @@ def copy_page(layers: Sequence[LayerStore], page: int, layout: Layout) -> np.nda
 
 
 def copy_arrays(arrays: dict[str, mx.array], layout: Layout) -> np.ndarray:
+    """The bytes of the arrays, uint8 `[layout.nbytes]`."""
     return _joined(_host(list(arrays.values())), layout)
 
 
 def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: Layout) -> None:
-    """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids, for which there is room; evaluated. As for `seal`, no
-    step may be in flight."""
-    # Views of one array, so that bytes are copied to it once and from there to the pools. All sizes are multiples of a word.
+    """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids; evaluated. The pools must have room, and no step may be
+    in flight."""
+    # Views of one array: bytes are copied into it once, and from there to the pools. All sizes are multiples of a word.
     words = mx.array(data.view(np.uint32))
     parts = [_part(words, start, tensor) for start, tensor in zip(layout.offsets, layout.tensors, strict=False)]
     for store in layers:
@@ -171,7 +182,7 @@ def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, 
 
 
 def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
-    """What `copy_arrays` was given, evaluated."""
+    """The arrays given to `copy_arrays`, evaluated."""
     found = {}
     for start, tensor in zip(layout.offsets, layout.tensors, strict=False):
         values = data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)
@@ -181,7 +192,7 @@ def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
 
 
 def _host(arrays: Sequence[mx.array]) -> list[np.ndarray]:
-    """The arrays' own memory. Such views are not kept: as long as there is one, MLX would copy the array where it can write in place."""
+    """The arrays' own memory. Do not keep these views: while one exists, MLX copies the array instead of writing in place."""
     viewed = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
     mx.eval(viewed)
     return [np.asarray(a) for a in viewed]

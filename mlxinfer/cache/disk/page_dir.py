@@ -1,4 +1,5 @@
-"""The directory of the disk tier: a folder per root, a file per part of a node, together under a cap. Other processes may use it too."""
+"""The directory of the prefix cache on disk: one folder per root, one file per part of a node, with a cap on the total. Processes may share
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from .pagefile import Entry, Name, checksum, parsed, read_into
 
 UNFINISHED = ".part"
 _SPARE = 512 << 20
-"""Bytes that stay free on the file system."""
+"""Bytes left free on the file system."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class _File:
 
 
 class PageDir:
-    """Reads and writes files. One thread may read while another one writes. Methods raise OSError where nothing else is said."""
+    """Reads and writes files. One thread may read while another writes. Methods raise OSError unless stated otherwise."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
@@ -40,7 +41,7 @@ class PageDir:
         self._removed: list[tuple[bytes, Name]] = []
 
     def prepare(self) -> None:
-        """Make the directory, for this user only: pages tell what was said. Remove what writers that died have left."""
+        """Create the directory, for this user only, because pages reveal conversations. Remove unfinished files of writers that died."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.directory, 0o700)
         for path in self.directory.glob(f"*/*{UNFINISHED}"):
@@ -48,7 +49,7 @@ class PageDir:
                 _remove_if_abandoned(path)
 
     def names(self, root: bytes) -> list[Name]:
-        """What there is of a root."""
+        """All files of a root."""
         try:
             found = os.listdir(self._of(root))
         except FileNotFoundError:
@@ -56,7 +57,7 @@ class PageDir:
         return [name for name in map(parsed, found) if name]
 
     def read(self, entry: Entry, data: np.ndarray) -> bool:
-        """Fill `data`; False where there is nothing to be believed. A file that is wrong is removed. Raises nothing."""
+        """Fill `data`, uint8 `[entry.layout.nbytes]`; False if there is no valid file. An invalid file is removed. Raises nothing."""
         path = self._of(entry.root) / str(entry.file)
         try:
             good = read_into(path, entry, data)
@@ -69,13 +70,14 @@ class PageDir:
         return good
 
     def mark_used(self, root: bytes, name: Name) -> None:
+        """Make a file the most recently used. Raises nothing."""
         with suppress(OSError):
             os.utime(self._of(root) / str(name), follow_symlinks=False)
 
     def write(self, entry: Entry, data: np.ndarray) -> bool:
-        """Keep a file; False where it would not fit. Readers see all of it or nothing.
+        """Write a file; False if it would not fit. Readers see all of it or nothing.
 
-        It is not forced to the disk: after a power cut a file may be there and wrong, and then it is not believed.
+        It is not synced: after a power failure a file may be invalid, which its checksum shows.
         """
         head = entry.head(checksum(data))
         size = len(head) + data.nbytes
@@ -85,7 +87,7 @@ class PageDir:
         try:
             self._write(folder, str(entry.file), head, data)
         except FileNotFoundError:
-            # Another process removed the folder, as nothing was left in it.
+            # Another process removed the folder because it was empty.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write(folder, str(entry.file), head, data)
         self._taken = (self._taken or 0) + size
@@ -93,7 +95,7 @@ class PageDir:
         return True
 
     def removed(self) -> list[tuple[bytes, Name]]:
-        """What had to go, with its root, since this was asked last."""
+        """What was evicted, with its root, since the last call."""
         removed, self._removed = self._removed, []
         return removed
 
@@ -102,7 +104,7 @@ class PageDir:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
-                # As long as it is held, this writer lives. Where there are no locks, nobody sweeps either.
+                # The lock shows that this writer is alive. On a file system without locks, `prepare` removes nothing either.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write_all(descriptor, memoryview(head))
@@ -119,7 +121,7 @@ class PageDir:
         return self.directory / root.hex()
 
     def _make_room(self, entry: Entry, size: int) -> bool:
-        """Keeps all under the cap. What others write in the meantime is counted from time to time."""
+        """Keep the total under the cap. Files written by other processes are counted from time to time."""
         if size > self.limit // 8:
             return False
         if self._taken is None or self._taken + size > self.limit or self._unseen > self.limit // 16:
@@ -130,8 +132,8 @@ class PageDir:
         return (self._taken or 0) + size <= self.limit
 
     def _evict(self, entry: Entry, size: int) -> None:
-        """Make room for an entry, and until an eighth of the cap is free: what was not used for longest goes, and of a chain its end, but
-        not what the entry lies behind."""
+        """Make room for an entry, and until an eighth of the cap is free: least recently used first, the end of a chain before its
+        beginning, and never the entry's own ancestors."""
         files = list(self._files())
         self._taken, self._unseen = sum(f.size for f in files), 0
         enough = self.limit - max(self.limit // 8, size)
@@ -158,7 +160,7 @@ class PageDir:
 
 
 def _leaves_first(files: list[_File]) -> Iterator[_File]:
-    """By last use; but a node only when nothing behind it is left, as that could not be used without it."""
+    """By last use, but a node only after everything that follows it, which would be useless without it."""
     nodes: dict[tuple[Path, str], list[_File]] = {}
     behind: dict[tuple[Path, str], int] = {}
     for file in files:
@@ -177,7 +179,7 @@ def _leaves_first(files: list[_File]) -> Iterator[_File]:
         behind[parent] -= 1
         if parent in nodes and not behind[parent]:
             heapq.heappush(ready, (max(when, used[parent]), str(parent[0]), parent[1]))
-    # Names that run in a circle are none of ours.
+    # A cycle of names: this program did not write these.
     yield from (file for key, parts in nodes.items() if behind.get(key) for file in parts)
 
 

@@ -1,7 +1,7 @@
-"""One file of the disk tier: safetensors, and every byte of it but the data follows from what it has to be.
+"""One file of the prefix cache on disk: safetensors in which every byte except the data is known beforehand.
 
-So a reader does not parse a header that others may have written: it makes the one that it expects and compares. A file that is torn,
-altered, of another model or of another version differs somewhere.
+A reader therefore does not parse a header that others may have written: it builds the one that it expects and compares. A file that is
+torn, altered, or of another model or version differs somewhere.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ VERSION = "mlxinfer prefix page 1"
 SUFFIX = ".safetensors"
 
 SIZES = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2}
-"""Bytes of the dtypes that pages and states consist of."""
+"""Bytes per number of the dtypes in pages and states."""
 
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})-([a-z]+[0-9]*)" + re.escape(SUFFIX))
 _ALIGNMENT = 8
 _NAME_BYTES = 16
-"""Of a digest that a name shows; the header has all of them."""
+"""Bytes of a digest that appear in a file name; the header has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
+    """One tensor of a file."""
+
     name: str
+    """Its name in the safetensors header."""
     dtype: str
-    """As safetensors calls it."""
+    """In safetensors' notation, a key of `SIZES`."""
     shape: tuple[int, ...]
+    """Without the axis of pages that a pool has."""
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +48,7 @@ class Tensor:
 
 
 class Layout:
-    """The tensors of a file, one behind another."""
+    """The tensors of a file, one after another."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)
@@ -55,7 +59,7 @@ class Layout:
 
     @cached_property
     def described(self) -> str:
-        """Its part of the header, without the braces around."""
+        """Their part of the JSON header, without the outer braces."""
         found = {
             t.name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": [start, start + t.nbytes]}
             for t, start in zip(self.tensors, self.offsets, strict=False)
@@ -65,11 +69,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What the name of a file says: the beginnings of both digests, and the part."""
+    """A file name: the beginnings of both digests, and the part."""
 
     digest: str
+    """The first 16 bytes of the digest, hexadecimal."""
     parent: str
+    """The same of the parent's digest."""
     part: str
+    """As `Entry.part`."""
 
     def __str__(self) -> str:
         return f"{self.digest}-{self.parent}-{self.part}{SUFFIX}"
@@ -77,24 +84,28 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one file holds: for the node `digest` behind `parent` in the chain of `root`, the `part` of what is kept for its `tokens`.
-
-    A part is a group of layers or a snapshot: lower case letters, then digits.
-    """
+    """What one file holds: one part of a node or a snapshot."""
 
     root: bytes
+    """Digest of the chain's root, 32 bytes."""
     digest: bytes
+    """Digest of the node or snapshot, 32 bytes."""
     parent: bytes
+    """Digest of the node before it."""
     part: str
+    """A group of layers or a snapshot: lower case letters, then digits."""
     tokens: tuple[int, ...]
+    """The tokens of the page, or of the open page."""
     layout: Layout
+    """The tensors of the data."""
 
     @property
     def file(self) -> Name:
+        """The name of the file."""
         return Name(shown(self.digest), shown(self.parent), self.part)
 
     def head(self, checksum: int) -> bytes:
-        """All that lies before the data, of the same length for every checksum."""
+        """Everything before the data; its length does not depend on the checksum."""
         about = {
             "format": VERSION,
             "root": self.root.hex(),
@@ -110,26 +121,26 @@ class Entry:
 
 
 def parsed(name: str) -> Name | None:
-    """None for the name of anything else."""
+    """The parts of a file name; None for any other name."""
     found = _NAME.fullmatch(name)
     return Name(*found.groups()) if found else None
 
 
 def shown(digest: bytes) -> str:
-    """What names show of a digest."""
+    """The part of a digest that appears in file names, hexadecimal."""
     return digest[:_NAME_BYTES].hex().ljust(2 * _NAME_BYTES, "0")
 
 
 def checksum(data: np.ndarray) -> int:
-    """CRC-32: against accidents, as the fastest that Python has itself. Nothing that is open to everybody stops one who forges."""
+    """CRC-32, the fastest checksum in the standard library: it detects corruption, not tampering."""
     return zlib.crc32(data.data)
 
 
 def read_into(path: Path, entry: Entry, data: np.ndarray) -> bool:
-    """Fill `data`, uint8 `[entry.layout.nbytes]`; False if the file is not, byte for byte, what would be written for the entry and
-    this data. Raises OSError."""
+    """Fill `data`, uint8 `[entry.layout.nbytes]`; False unless the file is byte for byte what would be written for the entry and this data.
+    Raises OSError."""
     head = bytearray(len(entry.head(0)))
-    # What another has laid there, a link or a pipe, is not followed and not waited for.
+    # Do not follow a link or block on a pipe that another process may have put there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)

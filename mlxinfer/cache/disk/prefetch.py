@@ -1,4 +1,4 @@
-"""What a prompt needs is read back from disk into the prefix index; see `spill.py` for the way there."""
+"""Reads what a prompt needs back from disk into the prefix index; see `write_back.py` for the other direction."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .storage import DiskStorage
 from .write_back import WriteBack
 
 _BATCH = 8 << 20
-"""Bytes that are taken over at once: some milliseconds."""
+"""Bytes stored per call, which takes some milliseconds."""
 
 Goal = tuple[int, int, "bytes | None"]
 """A position, its full pages, and the tail of the snapshot on disk that it needs, or None."""
 
 
 class Prefetch:
-    """The way to the goal of one prompt."""
+    """Finds what to read for one prompt."""
 
     def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
         self._index = index
@@ -39,7 +39,7 @@ class Prefetch:
         self._runs = self._all_runs()
 
     def batches(self) -> tuple[int, list[list[Entry]]]:
-        """Full pages of the goal, and what to read, in this order. Nothing where there is nothing to gain."""
+        """The goal's number of full pages, and what to read, in this order; empty if nothing would be gained."""
         for position, depth, tail in self._goals():
             if position <= self._reused:
                 break
@@ -53,7 +53,7 @@ class Prefetch:
             yield self._data[start : start + BLOCK]
 
     def _goals(self) -> Iterator[Goal]:
-        """Where one could go on, the last position first, as far as that does not depend on pages."""
+        """Positions at which the prompt could resume, longest first, before checking for pages."""
         for depth in range(len(self._digests) - 1, -1, -1):
             if depth * PAGE > self._limit:
                 continue
@@ -65,7 +65,7 @@ class Prefetch:
                 yield depth * PAGE, depth, None
 
     def _tails(self, depth: int) -> Iterator[bytes]:
-        """Of snapshots behind a node that agree with the prompt as a whole."""
+        """Tails of the snapshots after a node that agree with the prompt in full."""
         digest = self._digests[depth]
         for name in self._tier.behind(self.root, digest):
             count = tail_length(name)
@@ -75,7 +75,7 @@ class Prefetch:
                     yield tail
 
     def _all_runs(self) -> list[list[int]]:
-        """By depth and group, how many pages in a row there are up to it, in memory or on disk."""
+        """By depth and group: how many consecutive pages up to it are in memory or on disk."""
         runs = [[0] * len(self._index.groups)]
         for depth in range(1, len(self._digests)):
             there = [self._in_memory(depth, g) or self._on_disk(depth, g) for g in range(len(self._index.groups))]
@@ -94,7 +94,7 @@ class Prefetch:
         return all(run >= depth - g.oldest(position) for g, run in zip(self._index.groups, self._runs[depth], strict=True))
 
     def _fits(self, position: int, depth: int) -> bool:
-        """Whether all of it can be in memory at once, beside what running sequences have."""
+        """Whether all pages of the goal fit in memory next to those of running sequences."""
         for number, group in enumerate(self._index.groups):
             wanted = [d for d in range(group.oldest(position) + 1, depth + 1) if not self._in_use(d, number, group)]
             allocator = group.allocator
@@ -126,17 +126,17 @@ class Prefetch:
 
 
 def _joins(batch: list[Entry], entry: Entry) -> bool:
-    """Whether an entry belongs into a batch: it follows the last one, in the same form."""
+    """Whether an entry belongs to a batch: it follows the last one and has the same layout."""
     last = batch[-1]
     fits = (len(batch) + 1) * entry.layout.nbytes <= _BATCH
     return fits and last.layout is entry.layout and last.digest == entry.parent
 
 
 _REMEMBERED = 1 << 16
-"""Prompts for which there was nothing to read."""
+"""Prompts remembered as having nothing to read."""
 
 _LEAST_S = 0.2
-"""For what has been copied already."""
+"""Seconds always allowed for writing what has been copied already."""
 
 Request = tuple[str, int, int]
 
@@ -150,8 +150,8 @@ class _Fetch:
 
 
 class PrefixPrefetcher:
-    """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes the pools of a group large
-    enough for its pages, and for as many more."""
+    """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes a group's pools large enough
+    for its pages in use and `pages` more."""
 
     def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, reserve: Callable[[int, int], None]) -> None:
         self._index = index
@@ -165,7 +165,7 @@ class PrefixPrefetcher:
 
     @property
     def arrived(self) -> bool:
-        """Whether `prefetch` would change the pools: then no step may be in flight."""
+        """Whether `prefetch` would change the pools: no step may then be in flight."""
         return self._tier.arrived
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str, *, store: bool) -> bool:
@@ -186,10 +186,12 @@ class PrefixPrefetcher:
         return self._start(request, Prefetch(self._index, self._tier, self._entries, tokens, cache_salt), cache_salt)
 
     def wait(self, timeout_s: float) -> None:
+        """See `PagedCache.wait`."""
         self._tier.wait(timeout_s)
 
     def used(self, match: Match) -> None:
-        """A sequence was opened with this: what it needed stays longer, and what others wait for may have changed."""
+        """Note that a sequence was opened with this match: mark its files as recently used, and look again for prompts that had nothing to
+        read."""
         self._done.clear()
         if match.node is None:
             return
@@ -216,7 +218,7 @@ class PrefixPrefetcher:
         return True
 
     def _take_over(self) -> None:
-        """One batch of what has arrived."""
+        """Store one batch of what has arrived."""
         arrival = self._tier.take()
         if arrival is None:
             return
@@ -228,14 +230,14 @@ class PrefixPrefetcher:
         if group is None:
             self._put_snapshot(arrival.entries[0], arrival.data[0])
         else:
-            # They arrive in the order in which they were asked for.
+            # Batches arrive in the order of the requests.
             fetch = next(iter(self._fetches.values()), None)
             self._put_pages(group, arrival.entries, arrival.data, fetch.missing[group] if fetch else 0)
             if fetch:
                 fetch.missing[group] -= len(arrival.entries)
 
     def _finish(self, fetch: _Fetch) -> None:
-        # An engine that had to start anew gets what the one before it asked for as well.
+        # After a restart of the engine, requests of its predecessor arrive as well.
         if self._fetches.get(fetch.request) is fetch:
             del self._fetches[fetch.request]
             self._done.add(fetch.request)
@@ -255,7 +257,7 @@ class PrefixPrefetcher:
             data = data[missing]
         self._entries.put(number, pages, entries, data)
         for i, page in zip(missing, pages, strict=True):
-            # Making room may have taken away the node itself.
+            # Making room may have evicted the node itself.
             node = self._index.node(entries[i].digest)
             if node is not None:
                 self._index.put_page(node, number, page)
@@ -272,7 +274,7 @@ class PrefixPrefetcher:
         return self._spill.run(idle=idle)
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, as far as that is done in this time, and end the use of the disk."""
+        """Write what is waiting, as far as the time allows, and stop using the disk."""
         deadline = monotonic() + timeout_s
         self._spill.finish(deadline)
         self._tier.close(max(deadline - monotonic(), _LEAST_S))

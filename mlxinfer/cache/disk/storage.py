@@ -1,6 +1,6 @@
-"""The disk tier as the cache uses it: what is there, reading and writing in the background. Knows bytes, and nothing of arrays.
+"""The prefix cache on disk: an index of its files, and reading and writing in background threads. Knows bytes, not arrays.
 
-Nothing here raises once it is made, and nothing waits for the disk: where it fails, the tier is off and says so once.
+After construction nothing here raises or blocks on the disk: on an error, the storage turns itself off and says so once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Job = Callable[[], None]
 
 
 class Worker:
-    """Does jobs in order until it is closed. It never keeps the process from ending: a job that is cut then leaves no harm."""
+    """Runs jobs in order until it is closed. A daemon thread: the process may exit in the middle of a job, which does no harm."""
 
     def __init__(self, name: str, *, nice: int = 0) -> None:
-        """`nice` lowers its priority, on Linux, where a thread has one of its own."""
+        """`nice` lowers the thread's priority, on Linux only, where each thread has its own."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._nice = nice
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -36,7 +36,7 @@ class Worker:
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait so long for what was added; whether all of it is done."""
+        """Wait up to `timeout_s` seconds for the jobs added so far; returns whether all are done."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -48,30 +48,32 @@ class Worker:
 
 
 _WRITING = 64 << 20
-"""Bytes that may wait to be written: a disk that is slower than the model loses pages, not memory."""
+"""Bytes that may wait to be written: if the disk is slower than the model, pages are lost rather than memory."""
 _ARRIVED = 48 << 20
-"""Bytes that may wait to be taken over, read ahead."""
+"""Bytes read ahead that may wait to be stored."""
 _LOWER = 10
-"""By so much the priority of writing."""
+"""Nice value of the writer thread."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Entries of one layout that were read: row i of `data`, uint8 `[len(entries), layout.nbytes]`, is the data of the i-th. Without any:
-    what was to be read with this ticket is at its end."""
+    """Entries of one layout that were read. Without entries: the read with this ticket has ended."""
 
     entries: list[Entry]
+    """What was read, in order."""
     data: np.ndarray
+    """uint8 `[len(entries), layout.nbytes]`, row i for entry i."""
     ticket: object = None
+    """The caller's object passed to `read`; only in the arrival that ends it."""
 
 
 class DiskStorage:
     """Files of pages and snapshots under `directory`, at most `limit` bytes."""
 
     def __init__(self, directory: Path, limit: int, *, note: Callable[[str], None] | None = None) -> None:
-        """`note` is called, from any thread, with one line for people if the tier has to be switched off."""
+        """`note` is called, from any thread, with one line for the user if the storage has to be turned off."""
         self.note = ""
         self._tell = note
         self._folder = PageDir(directory, limit)
@@ -89,11 +91,11 @@ class DiskStorage:
 
     @property
     def off(self) -> bool:
-        """Whether it has given up, for the reason in `note`, or is closed."""
+        """Whether it is turned off, for the reason in `note`, or closed."""
         return bool(self.note) or self._closed
 
     def opened(self, root: bytes) -> bool:
-        """Whether it is known what there is of a root. The first call has it looked up."""
+        """Whether the files of a root are known. The first call starts listing them."""
         with self._lock:
             if root in self._present:
                 return True
@@ -105,36 +107,36 @@ class DiskStorage:
             return self.off
 
     def has(self, root: bytes, name: Name) -> bool:
-        """Whether there seems to be a file: it may be gone or wrong when it is read."""
+        """Whether a file seems to exist: it may be gone or invalid when it is read."""
         return not self.off and name in self._present.get(root, ())
 
     def behind(self, root: bytes, parent: bytes) -> list[Name]:
-        """What there seems to be right behind a node."""
+        """The files that seem to exist directly after a node."""
         if self.off:
             return []
         with self._lock:
             return list(self._behind.get(root, {}).get(shown(parent), ()))
 
     def takes(self, nbytes: int) -> bool:
-        """Whether so much can be given to `write` now."""
+        """Whether `write` can take this many bytes now."""
         return not self.off and (not self._writing or self._writing + nbytes <= _WRITING)
 
     def write(self, entry: Entry, data: np.ndarray, *, behind: Name | None = None) -> None:
-        """Keep `data`, uint8 `[layout.nbytes]`, which nobody changes any more. It counts as present from now on. `behind` names a file
-        without which it is of no use: should that be gone by then, it is not written."""
+        """Write `data`, uint8 `[layout.nbytes]`, in the background; it must not change any more. It counts as present from now on. `behind`
+        names a file without which it is useless: if that is gone by then, nothing is written."""
         with self._lock:
             self._writing += data.nbytes
         self._add(entry)
         self._writer.add(lambda: self._write(entry, data, behind))
 
     def mark_used(self, root: bytes, name: Name) -> None:
-        """What is used last is kept longest, and with it all that it lies behind."""
+        """Make a file, and all that it follows, the last to be evicted."""
         if self.has(root, name):
             self._writer.add(lambda: self._folder.mark_used(root, name))
 
     def read(self, batches: Sequence[Sequence[Entry]], ticket: object = None) -> None:
-        """Have these read in order, the entries of a batch, of one layout, together. Each depends on those before it: the first that is
-        not there ends it. What arrives last is nothing but the ticket."""
+        """Read these in order, in the background. The entries of a batch have one layout and arrive together. Each entry depends on those
+        before it: the first missing one ends the read. The last arrival has only the ticket."""
         with self._lock:
             self._reading += 1
         self._reader.add(lambda: self._read(batches, ticket))
@@ -146,7 +148,7 @@ class DiskStorage:
             return not self.off and bool(self._reading or self._arrived)
 
     def take(self) -> Arrival | None:
-        """What has arrived first."""
+        """The oldest arrival, or None."""
         with self._lock:
             if not self._arrived:
                 return None
@@ -157,16 +159,17 @@ class DiskStorage:
 
     @property
     def arrived(self) -> bool:
+        """Whether `take` would return something."""
         return bool(self._arrived)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has arrived or was looked up, or nothing is on its way any more."""
+        """Wait until something arrives, a root is listed or nothing is on its way, at most `timeout_s` seconds."""
         with self._lock:
             looking = self._looking
             self._lock.wait_for(lambda: self._arrived or self._looking < looking or not (self._reading or looking) or self.off, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Wait so long for what is to be written; whether all of it was. The tier is off from then on."""
+        """Turn off; wait up to `timeout_s` seconds for pending writes. Returns whether all were written."""
         with self._lock:
             self._closed = True
             self._arrived.clear()
@@ -181,7 +184,7 @@ class DiskStorage:
         with self._lock:
             for name in names:
                 self._behind[root].setdefault(name.parent, set()).add(name)
-            # What was written in the meantime is there as well.
+            # Includes what was written in the meantime.
             self._present[root] = {name for others in self._behind[root].values() for name in others}
             self._looking -= 1
             self._lock.notify_all()
@@ -211,7 +214,7 @@ class DiskStorage:
             self._writing -= data.nbytes
 
     def _do(self, work: Callable[[], _T]) -> _T | None:
-        """None, and the end of the tier, where it fails."""
+        """The result of `work`; on OSError, None, and the storage is off."""
         try:
             return work()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the prefix index keeps is copied out of memory, a little at a time, and written in the background."""
+"""Copies the prefix cache out of memory, a little at a time, and writes it in the background."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from .layout import CacheLayout
 from .storage import DiskStorage
 
 _AT_ONCE = 4 << 20
-"""Bytes that are copied at once, or one page."""
+"""Bytes copied per call, or one page if that is larger."""
 _QUIET = 30
-"""Beside running sequences it rests for so many times as long as it has worked."""
+"""While sequences run, rest this many times as long as the last copy took."""
 _MOST = 1 << 16
 """Pages, and snapshots, that may wait to be copied."""
 _TURN_S = 0.005
+"""Seconds between two attempts while the writer is behind."""
 
 
 class WriteBack:
@@ -32,7 +33,7 @@ class WriteBack:
         index.on_page, index.on_snapshot = self._page_kept, self._snapshot_kept
 
     def run(self, *, idle: bool) -> bool:
-        """Copy a bounded amount. True while there is more. Where it is not `idle`, work is a small part of the time."""
+        """Copy a bounded amount; True while more is left. Unless `idle`, most calls return at once."""
         if self._tier.off:
             self._pages.clear()
             self._snapshots.clear()
@@ -45,7 +46,7 @@ class WriteBack:
         return bool(self._pages or self._snapshots)
 
     def finish(self, deadline: float) -> None:
-        """Copy all, until then at most; nothing more is noticed."""
+        """Copy everything, until the deadline at most; later additions to the index are ignored."""
         while self.run(idle=True) and monotonic() < deadline:
             if not self._tier.takes(_AT_ONCE):
                 sleep(_TURN_S)
@@ -64,13 +65,13 @@ class WriteBack:
             budget -= self._spill_snapshot(self._snapshots.popleft())
 
     def _spill_page(self, node: Node, group: int) -> bool:
-        """Whether it was copied. Those before it, without which it is of no use, come first."""
+        """Whether the page was copied. Earlier pages, without which it is useless, come first."""
         root = node.chain()[0].digest
         missing = self._not_there(root, node, group)
         if not missing or any(n.pages[group] is None or self._index.node(n.digest) is not n for n in missing):
             return False
         if any((n.digest, group) in self._written for n in missing):
-            # What has been there had to go, so there is no room for more behind it.
+            # An earlier page was evicted from disk, so there is no room for pages after it.
             return False
         if len(missing) > 1:
             self._pages.extendleft((n, group) for n in missing)
@@ -83,7 +84,7 @@ class WriteBack:
         return True
 
     def _not_there(self, root: bytes, node: Node, group: int) -> list[Node]:
-        """A node and its parents that have no file, the last one first. In a window, parents do not matter."""
+        """The node and those of its parents that have no file, the last one first. With a window, parents do not matter."""
         missing: list[Node] = []
         at: Node | None = node
         while at is not None and at.parent is not None:
@@ -94,7 +95,7 @@ class WriteBack:
         return missing
 
     def _spill_snapshot(self, snapshot: Snapshot) -> int:
-        """Bytes that were copied."""
+        """Bytes copied."""
         root = snapshot.node.chain()[0].digest
         if snapshot not in self._index.snapshots:
             return 0

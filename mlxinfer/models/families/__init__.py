@@ -1,1 +1,1 @@
-"""One file per family of architectures. Each function that is named after a `model_type` makes an `Architecture` of its config."""
+"""One file per family of architectures. Each function named after a `model_type` turns its config into an `Architecture`."""

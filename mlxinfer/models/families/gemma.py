@@ -31,7 +31,7 @@ GEMMA3 = GEMMA2 | {"vocab_size": 262208, "max_position_embeddings": 131072}
 
 
 def gemma2(config: dict[str, Any]) -> Architecture:
-    """Caps on attention scores and logits; every other layer sees a window."""
+    """Caps on attention scores and logits; every other layer has a window."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA2, activation_key="hidden_activation")
     types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(2, FULL, SLIDING))
@@ -41,7 +41,7 @@ def gemma2(config: dict[str, Any]) -> Architecture:
 
 
 def gemma3_text(config: dict[str, Any]) -> Architecture:
-    """Normed queries and keys; the layers that see a window have a rope of their own."""
+    """Norms on queries and keys; layers with a window have a rope of their own."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA3, activation_key="hidden_activation")
     interval = reader.integer("sliding_window_pattern", 6)

@@ -42,7 +42,7 @@ def llama(config: dict[str, Any]) -> Architecture:
 
 
 def mistral(config: dict[str, Any]) -> Architecture:
-    """Every layer may see a window only."""
+    """Llama in which every layer may have a window."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, MISTRAL)
     window = reader.optional_integer("sliding_window", 4096)
@@ -66,7 +66,7 @@ def granite(config: dict[str, Any]) -> Architecture:
 
 
 def smollm3(config: dict[str, Any]) -> Architecture:
-    """Some layers do not encode positions, by default each fourth; those may see a window only."""
+    """Some layers do not encode positions, by default every fourth; only those may have a window."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, SMOLLM3)
     interval = reader.integer("no_rope_layer_interval", 4)

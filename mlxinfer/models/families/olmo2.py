@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and on the whole width of queries and keys."""
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and across the whole width of queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-3 (arXiv:2404.14219): Llama with fused projections, and LongRoPE where the context is long."""
+"""Phi-3 (arXiv:2404.14219): Llama with fused projections, and LongRoPE (arXiv:2402.13753) for long contexts."""
 
 from __future__ import annotations
 

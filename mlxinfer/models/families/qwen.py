@@ -34,14 +34,14 @@ LoadMLP = Callable[[Weights, int], FeedForward]
 
 
 def qwen2(config: dict[str, Any]) -> Architecture:
-    """Biases on queries, keys and values only."""
+    """Biases only on queries, keys and values."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN2)
     return _dense(reader, sizes, qkv_bias=True, output_bias=False, head_norms=False)
 
 
 def qwen3(config: dict[str, Any]) -> Architecture:
-    """Queries and keys are normed head by head."""
+    """Queries and keys have a norm per head."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3)
     bias = reader.boolean("attention_bias", False)

@@ -1,4 +1,4 @@
-"""Qwen3-Next and the text model of Qwen3.5: mostly gated delta nets, every few layers gated attention."""
+"""Qwen3-Next and the text model of Qwen3.5: mostly gated delta nets, with gated attention every few layers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("silu", "swish"),
     "rope_type": ("default",),
 }
-"""Keys of published configs that no code reads, with the values that say what holds anyway."""
+"""Keys in published configs that no code reads, with the only values that match the code's behaviour."""
 
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
 LoadMLP = Callable[[Weights, int], FeedForward]
 
 
 def qwen3_next(config: dict[str, Any]) -> Architecture:
-    """Experts with a shared one; the delta net's inputs come in two matrices, interleaved by key head."""
+    """Experts plus a shared one; the delta net's inputs come in two matrices, interleaved by key head."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_NEXT)
     gate = gated(sizes.activation)
@@ -82,7 +82,7 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
 
 
 def qwen3_5_text(config: dict[str, Any]) -> Architecture:
-    """Dense; the delta net's inputs come in a matrix each."""
+    """Dense; each of the delta net's inputs has a matrix of its own."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_5)
     gate = gated(sizes.activation)
@@ -135,8 +135,8 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Norms:
-    """Norms that Hugging Face stores around zero and mlx-lm around one, under the same name. Which of the two it is shows in the
-    axes of a convolution, `witness`, that the same conversion turns; a model without one is not converted."""
+    """Norms that Hugging Face stores around zero and mlx-lm around one, under the same name. The axes of a convolution, `witness`, show
+    which it is, because the same conversion transposes them; a model without one is not converted."""
 
     eps: float
     delta: DeltaSizes
@@ -156,10 +156,12 @@ def _add_one(sources: list[Matrix]) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """Attention whose answer is weighed, channel by channel, by a sigmoid of a second half of the query projection."""
+    """Attention whose output is weighted, per channel, by a sigmoid of the second half of the query projection."""
 
     attention: Attention
+    """The attention itself, with queries of the usual size."""
     inputs: JoinedLinear
+    """Projects `[T, hidden]` to queries with their gates `[T, heads * 2 * dim]`, keys and values."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, layer: int, sizes: Sizes, rope: Rope, norms: _Norms, *, bias: bool) -> GatedAttention:
@@ -209,7 +211,7 @@ def _separate_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Lin
 
 
 def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:
-    """Of each key head in turn: its query, key, values and gates; and its betas and decays."""
+    """Split matrices that are ordered by key head: `qkvz` has a head's query, key, values and gates in turn, `ba` its betas and decays."""
     qkvz = weights.matrix(f"{name}.in_proj_qkvz.weight", (delta.channels + delta.values, delta.hidden))
     ba = weights.matrix(f"{name}.in_proj_ba.weight", (2 * delta.value_heads, delta.hidden))
     each = delta.value_heads // delta.key_heads
@@ -220,7 +222,7 @@ def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[
 
 
 def _rows_by_part(heads: int, widths: list[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Row numbers of each part, where the parts of one head follow each other and the heads one another."""
+    """Row numbers of each part, where heads are consecutive and each head's parts are too."""
     rows = np.arange(heads * sum(widths)).reshape(heads, -1)
     return [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], axis=1)]
 
