@@ -6,11 +6,20 @@ never fails; `available()` says whether the operations can be called, and `statu
 
 from __future__ import annotations
 
-from .attention import attention_plan, paged_attention, rotation
-from .blocks import Block, Projection, blocks, run_blocks
-from .interface import AttentionPlan, Blocks, Rotation, WeightFile
-from .native import available, in_use, isa_name, status, thread_count
-from .operations import argmax, rms_norm, silu_multiply, threshold
+from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
+from .operations import (
+    Block,
+    Projection,
+    argmax,
+    attention_plan,
+    blocks,
+    paged_attention,
+    rms_norm,
+    rotation,
+    run_blocks,
+    silu_multiply,
+    threshold,
+)
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 

@@ -1,10 +1,192 @@
-"""Elementwise and row-wise operations. Each rejects wrong shapes and dtypes with ValueError before anything is computed."""
+"""The operations: attention over pages, whole blocks, and elementwise and row-wise ones.
+
+Each rejects wrong shapes and dtypes with ValueError before anything is computed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mlx.core as mx
 
-from .native import native
+from .native import AttentionPlan, Blocks, Rotation, native
+from .packed import GATES, PRECISIONS, Packed
+
+
+def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
+    """The rows of a step and where their past is stored, for all layers of one window.
+
+    `segments` are `(slot, start, count, past, first_page, pages)`: rows `start` to `start + count` are the tokens from `past` on of the
+    sequence in `slot`. Its pages of 64 tokens from `first_page` up to its open page are sealed under the ids `pages`; an id `~p` means page
+    p of the pool of first pages, where only page 0 of a sequence can be.
+    """
+    return native().attention_plan(segments, window)
+
+
+def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
+    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` for each segment."""
+    return native().rotation(parts)
+
+
+def paged_attention(
+    rows: Sequence[mx.array],
+    sealed: Sequence[mx.array],
+    open: Sequence[mx.array],
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    query_norm: mx.array | None = None,
+    key_norm: mx.array | None = None,
+    eps: float = 0.0,
+    rotation: Rotation | None = None,
+    k_bits: int = 16,
+    v_bits: int = 16,
+    first: Sequence[mx.array] = (),
+) -> tuple[mx.array, list[mx.array], list[mx.array], list[mx.array]]:
+    """Append keys and values to the cache and attend with the queries, each segment to its own past.
+
+    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that hold these three
+    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when they are read. `open` are keys and values
+    `[slots, Hkv, 64, D]` in any floating dtype.
+
+    `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]` in that dtype; for 8, 6, 5, 4, 3 and 2, codes uint32
+    `[Hkv, pages, Dk, 2 * k_bits]` and scales float16 `[Hkv, pages, 2, Dk]` (scales, then biases). For `v_bits` 16 it has values
+    `[Hkv, pages, 64, Dv]`; otherwise codes `[Hkv, pages, 64, ceil(Dv * v_bits / 32)]` and scales `[Hkv, pages, 2, 64, Dv / G]` of groups of
+    G channels, the largest divisor of Dv up to 64 that is a multiple of 8. `first`, if used, has 16-bit keys and values. A query sees its
+    own page unquantized, and every earlier page as sealed.
+
+    Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the newly filled pages, segment after segment: arrays like
+    those of `sealed`, and of `first`, which then has the first pages of sequences.
+
+    The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends only on
+    its own sequence, to the last bit, whatever the other rows, the number of rows in a step, or the threads.
+    """
+    out, open_keys, open_values, *full = native().paged_attention(
+        rows, sealed, open, first, (k_bits, v_bits), plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation
+    )
+    return out, [open_keys, open_values], full[: len(sealed)], full[len(sealed) :]
+
+
+Norm = tuple[mx.array, float]
+"""Weight `[n]` and epsilon of a root-mean-square norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A packed matrix with an optional bias."""
+
+    matrix: Packed
+    """`[out, in]`."""
+    bias: mx.array | None = None
+    """`[out]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`x += after_attention(output(attend(qkv(before_attention(x)))))`, then `x += after_mlp(down(gate(gate_up(before_mlp(x)))))`.
+
+    Optional steps that are None are skipped. See `paged_attention` for the attention itself.
+    """
+
+    before_attention: Norm | None
+    """Weight `[hidden]`."""
+    after_attention: Norm | None
+    """Weight `[hidden]`."""
+    before_mlp: Norm | None
+    """Weight `[hidden]`."""
+    after_mlp: Norm | None
+    """Weight `[hidden]`."""
+    qkv: Sequence[Projection]
+    """One to three projections that yield queries, keys and values in this order."""
+    query_norm: Norm | None
+    """Applied to each query head, weight `[Dk]`."""
+    key_norm: Norm | None
+    """Applied to each key head, weight `[Dk]`."""
+    sinks: mx.array | None
+    """`[Hq]`: logits that take part in the softmax without a value."""
+    scale: float
+    """Factor of the scores."""
+    softcap: float | None
+    """Cap c: scores become `c * tanh(scores / c)`."""
+    output: Projection
+    """`[hidden, Hq * Dv]`."""
+    gate_up: Projection
+    """`[2 * inner, hidden]`: the gate's rows, then those of the up projection."""
+    gate: str
+    """An activation of `GATES`."""
+    down: Projection
+    """`[hidden, inner]`."""
+
+
+def blocks(parts: Sequence[Block], dtype: mx.Dtype) -> Blocks:
+    """Consecutive blocks, for rows of `dtype`. Raises ValueError if their sizes do not fit."""
+    n = native()
+
+    def projection(p: Projection) -> object:
+        m = p.matrix
+        return n.Projection(m.data, m.layout, PRECISIONS[m.precision], _vector(p.bias, dtype))
+
+    def norm(pair: Norm | None) -> object:
+        return None if pair is None else n.Norm(_vector(pair[0], dtype), pair[1])
+
+    return n.blocks(
+        [
+            n.Block(
+                [norm(pair) for pair in (b.before_attention, b.after_attention, b.before_mlp, b.after_mlp)],
+                [projection(p) for p in b.qkv],
+                [norm(b.query_norm), norm(b.key_norm)],
+                _vector(b.sinks, mx.float32),
+                b.scale,
+                b.softcap or 0.0,
+                projection(b.output),
+                projection(b.gate_up),
+                GATES[b.gate],
+                projection(b.down),
+            )
+            for b in parts
+        ]
+    )
+
+
+def run_blocks(
+    x: mx.array,
+    blocks: Blocks,
+    sealed: Sequence[Sequence[mx.array]],
+    open: Sequence[Sequence[mx.array]],
+    plans: Sequence[AttentionPlan],
+    rotations: Sequence[Rotation | None],
+    bits: Sequence[tuple[int, int]] | None = None,
+    first: Sequence[Sequence[mx.array]] | None = None,
+) -> tuple[mx.array, list[list[mx.array]], list[list[mx.array]]]:
+    """Run x `[T, hidden]` through all blocks. `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
+    `paged_attention`, for each block.
+
+    Returns x, and for each block the newly filled pages, like `sealed` and like `first`, or empty lists. The pages are evaluated here if
+    they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in order.
+    """
+    bits = [(16, 16)] * len(sealed) if bits is None else bits
+    first = [()] * len(sealed) if first is None else first
+    y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations)
+    if not full:
+        return y, [[]] * len(sealed), [[]] * len(sealed)
+    left = iter(full)
+    filled, filled_first = [], []
+    for plan, pages, first_pages in zip(plans, sealed, first, strict=True):
+        filled.append([next(left) for _ in pages] if plan.full_pages else [])
+        filled_first.append([next(left) for _ in first_pages] if plan.full_pages else [])
+    return y, filled, filled_first
+
+
+def _vector(a: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
+    """Evaluated and contiguous, because the operation reads its memory directly."""
+    if a is None:
+        return None
+    a = mx.contiguous(a.astype(dtype))
+    mx.eval(a)
+    return a
 
 
 def silu_multiply(gate: mx.array, up: mx.array) -> mx.array:

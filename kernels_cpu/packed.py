@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from .interface import Layout
-from .native import in_use, native
+from .native import Layout, in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}
 """Activations that a product can end with, with their numbers in the native operation."""

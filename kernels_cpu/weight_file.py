@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from .interface import WeightFile
-from .native import in_use, native
+from .native import WeightFile, in_use, native
 from .packed import Packed, checked_precision
 
 ALIGNMENT = 64

@@ -21,9 +21,9 @@ from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Piece, Progress, Request
 from .front_door import FrontDoor, check_process, prompt_logprobs
 from .input_processor import InputProcessor, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
 from .sequence import Sequence
-from .settings import ModelInfo, OpenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,9 +21,9 @@ import mlx.core as mx
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
 from .front_door import FORKED, stopped
+from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
-from .settings import OpenModel
 
 Piece = Union[Chunk, Completion, mx.array]
 """Part of an answer, a whole one, or logits."""

@@ -18,7 +18,7 @@ from ..loading.memory_plan import MemoryPlan
 from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
-from .settings import ModelInfo
+from .open_model import ModelInfo
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec

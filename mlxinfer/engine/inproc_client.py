@@ -15,9 +15,9 @@ import mlx.core as mx
 from ..errors import MLXInferError, QueueFullError
 from ..types import Chunk, Completion
 from .front_door import check_process, stopped
+from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
 from .sequence import Sequence
-from .settings import OpenModel
 
 _CLOSED = "this LLM is closed: create a new one"
 

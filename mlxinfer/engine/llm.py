@@ -19,7 +19,7 @@ from .engine import Engine
 from .front_door import FrontDoor, prompt_logprobs
 from .inproc_client import InprocClient
 from .input_processor import Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
-from .settings import ModelInfo, OpenModel
+from .open_model import ModelInfo, OpenModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,8 +20,8 @@ from mlxinfer.config import EngineArgs
 from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.llm import LLM
+from mlxinfer.engine.open_model import engine_config
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.engine.settings import engine_config
 from mlxinfer.errors import MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
