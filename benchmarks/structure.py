@@ -107,7 +107,10 @@ def _is_dataclass(decorator: ast.expr) -> bool:
 
 
 def _is_public_field(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.target).startswith("_")
+    """Not those of `EngineArgs`, which their metadata explains."""
+    if not isinstance(statement, ast.AnnAssign) or ast.unparse(statement.target).startswith("_"):
+        return False
+    return not (statement.value and "metadata=about(" in ast.unparse(statement.value))
 
 
 def _is_text(statement: ast.stmt | None) -> bool:

@@ -40,7 +40,9 @@ class Setting:
     command: str = "all"
     """Commands that have the option: "all", or "answering" for those that answer requests (`bench` does not)."""
     least: float | None = None
+    """Smallest value."""
     most: float | None = None
+    """Largest value."""
     above: float | None = None
     """`least`, but excluded."""
 

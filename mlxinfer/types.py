@@ -157,6 +157,7 @@ class TokenLogprob:
     """A token with its log-probability."""
 
     token_id: int
+    """The token's id."""
     text: str
     """The token's text; replacement characters stand for parts of a character."""
     logprob: float
@@ -252,6 +253,7 @@ class Usage:
     peak_memory_bytes: int = 0
     """The most bytes that the process has held since it began."""
     stats: RequestStats = field(default_factory=RequestStats)
+    """What the request took in the engine."""
 
     @property
     def total_tokens(self) -> int:
@@ -263,10 +265,13 @@ class Completion:
     """One finished answer."""
 
     text: str
+    """The answer, without the stop string."""
     token_ids: list[int]
+    """Ids of its tokens."""
     finish_reason: FinishReason
     """One of "stop" (an end token or a stop string), "length" (`max_tokens` or the context), "timeout" or "cancelled"."""
     usage: Usage
+    """Tokens, times and memory."""
     logprobs: list[TokenLogprob] | None = None
     """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
     index: int = 0
@@ -284,6 +289,7 @@ class Chunk:
     text: str
     """May be empty, while a character or a possible stop string is incomplete."""
     token_ids: list[int] = field(default_factory=list)
+    """Ids of the tokens that its text comes from."""
     logprobs: list[TokenLogprob] | None = None
     """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
     finish_reason: FinishReason | None = None

@@ -87,6 +87,7 @@ class InputProcessor:
     """What has to be known of a model to take requests for it. Any thread may use it."""
 
     tokenizer: Tokenizer
+    """The model's tokenizer, with its chat template."""
     vocab_size: int
     """Token ids are below this."""
     max_context: int

@@ -38,6 +38,7 @@ class ModelInfo:
     name: str
     """The alias, hub id or file name that it was asked for by."""
     tokenizer: Tokenizer
+    """The model's tokenizer, with its chat template."""
     config: dict[str, Any]
     """The checkpoint's config.json, or one made from the metadata of a GGUF file."""
     dtype: mx.Dtype
@@ -61,13 +62,21 @@ class OpenModel:
     """A model that is ready to run."""
 
     args: EngineArgs
+    """What was asked for."""
     loaded: LoadedModel
+    """The model, its tokenizer and its weights."""
     config: EngineConfig
+    """What the engine runs with, after memory was planned."""
     plan: MemoryPlan
+    """What the memory is used for."""
     kv: KVFormat
+    """The format of cached keys and values."""
     drafter: Drafter | None
+    """The draft model; None without one."""
     inputs: InputProcessor
+    """Makes sequences of prompts."""
     info: ModelInfo
+    """What the front doors tell about the model."""
 
     @classmethod
     def open(cls, args: EngineArgs, progress: Progress | None = None) -> OpenModel:

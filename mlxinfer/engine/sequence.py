@@ -170,7 +170,7 @@ class Sequence:
         return len(self.tokens) - before
 
     def verify(self, drafted: int, accepted: int, num_computed_tokens: int) -> None:
-        """Of `drafted` tokens `accepted` held, and this many tokens are computed now."""
+        """Count `drafted` tokens, of which `accepted` held; `num_computed_tokens` becomes the given number."""
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
         self.num_computed_tokens = num_computed_tokens

@@ -26,7 +26,9 @@ class LocalModel:
     name: str
     """What `load` accepts for it."""
     kind: Kind
+    """Where it was found."""
     path: Path
+    """Its file or directory."""
     nbytes: int
     """Bytes of its files."""
 

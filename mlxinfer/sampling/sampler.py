@@ -183,7 +183,7 @@ class Sampled:
     tokens: mx.array
     """uint32 `[R]`."""
     logprobs: LogprobArrays | None
-    """Of all rows, if one asked for them."""
+    """For all rows, if one asked for them."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -295,8 +295,11 @@ class Cuts:
     """top-k, then top-p of what is left, and min-p: columns `[R, 1]`, switched off where they cut nothing."""
 
     top_k: mx.array | None
+    """int32 `[rows, 1]`; None where no row has it."""
     top_p: mx.array | None
+    """float32 `[rows, 1]`; None where no row has it."""
     log_min_p: mx.array | None
+    """float32 `[rows, 1]`, the logarithm of min_p; None where no row has it."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Cuts | None:

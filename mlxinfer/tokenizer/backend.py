@@ -45,6 +45,7 @@ class TokenizerParts:
     """What a reader of tokenizer files finds, for `Tokenizer`."""
 
     backend: Backend
+    """Text to token ids."""
     vocab_size: int
     """Number of token ids; every id is below it."""
     bos_token_id: int | None

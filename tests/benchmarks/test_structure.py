@@ -54,3 +54,11 @@ def test_a_folder_stands_below_all_that_import_it() -> None:
     assert layers([("c", "b"), ("b", "a"), ("c", "a")]) == [["a"], ["b"], ["c"]]
     with pytest.raises(ValueError, match="import one another"):
         layers([("a", "b"), ("b", "a")])
+
+
+def test_every_public_field_is_explained() -> None:
+    assert list(undocumented_fields(modules())) == []
+
+
+def test_no_docstring_begins_with_a_dangling_of() -> None:
+    assert [place for place, text in docstrings(modules()) if text.lstrip().startswith("Of ")] == []

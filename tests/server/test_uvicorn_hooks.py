@@ -6,6 +6,7 @@ test_hostile.py and test_sockets.py pass.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from importlib.metadata import version
@@ -53,7 +54,9 @@ async def nothing(scope: object, receive: object, send: object) -> None:
 
 
 def test_the_attributes_that_are_read_exist() -> None:
-    connection = Connection(Config(nothing, ws="none", lifespan="off"), ServerState(), {})
+    loop = asyncio.new_event_loop()
+    connection = Connection(Config(nothing, ws="none", lifespan="off"), ServerState(), {}, _loop=loop)
+    loop.close()
     assert [name for name in ATTRIBUTES if not hasattr(connection, name)] == []
     assert isinstance(connection.conn, h11.Connection)
     assert hasattr(connection.conn, "trailing_data")

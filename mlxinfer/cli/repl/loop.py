@@ -32,6 +32,7 @@ class Session:
     """A conversation and what surrounds it on this screen."""
 
     conversation: Conversation
+    """The conversation that goes on."""
     archive: Archive | None = None
     """Keeps the conversation after every turn; None where nothing is kept."""
     stats: bool = True
@@ -69,8 +70,11 @@ class Command:
     """What a command does, what follows its name, and its line in the help."""
 
     run: Callable[[Session, str], str]
+    """What it does, with what follows its name; returns what to show."""
     argument: str
+    """What follows its name, for the help; "" for nothing."""
     help: str
+    """Its line in the help."""
 
 
 def _help(session: Session, argument: str) -> str:

@@ -66,7 +66,9 @@ LONGEST_SPAN = 400
 @dataclass(frozen=True, slots=True)
 class Piece:
     text: str
+    """Characters of one style."""
     styles: frozenset[str]
+    """Names of rich's styles, outermost first."""
 
 
 def pieces(text: str, *, final: bool, styles: frozenset[str] = frozenset()) -> tuple[list[Piece], str]:

@@ -29,7 +29,7 @@ class Acceptance:
         return Acceptance(self._conditional(0, self._prior))
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Of `drafted` tokens in a row, the first `accepted` held."""
+        """The first `accepted` of `drafted` tokens in a row held."""
         missing = max(drafted - len(self._seen), 0)
         self._right += [0.0] * missing
         self._seen += [0.0] * missing

@@ -129,6 +129,7 @@ class Source:
     hparams: HParams
     """The metadata keys under the name of the architecture."""
     files: GGUFFiles
+    """The parts of the GGUF file."""
 
     def has(self, tensor: str) -> bool:
         return tensor in self.files.tensors

@@ -119,9 +119,11 @@ class TensorInfo:
     shape: tuple[int, ...]
     """Row-major, as numpy and Hugging Face write it."""
     type: TensorType
+    """How its numbers are stored."""
     offset: int
     """Bytes from the start of the file."""
     nbytes: int
+    """Its size in the file, in bytes."""
     kept: Format | None = None
     """The format of a tensor that is not decoded but returned as `RawBlocks`."""
 

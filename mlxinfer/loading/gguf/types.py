@@ -15,6 +15,7 @@ class TensorType:
     id: int
     """Its number in GGUF files."""
     name: str
+    """ggml's name, such as Q4_K."""
     block: int
     """Elements of a block; plain types have blocks of one."""
     block_bytes: int

@@ -60,9 +60,11 @@ class CacheUsage:
     copies: int
     """Finished copies, a count."""
     copy_bytes: int
+    """Bytes of finished copies."""
     unfinished: int
     """Copies being written, or left by a process that ended: the next load of their model finishes them. A count."""
     unfinished_bytes: int
+    """Bytes of unfinished ones."""
 
 
 def cache_usage() -> CacheUsage:
@@ -157,6 +159,7 @@ class Place:
     offset: int
     """Byte at which the matrix begins, a multiple of `ALIGNMENT`."""
     nbytes: int
+    """Size of the matrix, in bytes."""
     checksum: int
     """CRC-32 of its preamble and the matrix."""
 
@@ -166,6 +169,7 @@ class Plan:
     """Where everything lies in a file that is about to be written."""
 
     source: Source
+    """What the copy is made from, and for whom."""
     offsets: Mapping[str, int]
     """Byte at which each matrix begins, by its key."""
     sizes: Mapping[str, int]

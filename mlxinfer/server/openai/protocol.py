@@ -249,7 +249,7 @@ class LegacyLogprobs:
         self._characters = 0
 
     def of_prompt(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-        """Of a prompt, whose first token has no probability, since nothing precedes it."""
+        """Log-probabilities of a prompt; its first token has none, since nothing precedes it."""
         first = prompt[0]
         text = self._tokenizer.token_text(first)
         begin = TextLogprobs(tokens=[text], token_logprobs=[None], top_logprobs=[None], text_offset=[self._place(first)])
@@ -267,7 +267,7 @@ class LegacyLogprobs:
         )
 
     def more(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-        """Of the next tokens. `top_logprobs` always includes the token itself."""
+        """Log-probabilities of the next tokens. `top_logprobs` always includes the token itself."""
         return TextLogprobs(
             tokens=[one.text for one in logprobs],
             token_logprobs=[finite(one.logprob) for one in logprobs],
