@@ -7,12 +7,12 @@ from typing import Any
 from ..loading.formats import dtype_name
 from ..models.hf_compat import lost_in_old_style, to_old_style
 from ..nn.weights import Format
-from .mapper import Plan
+from .mapper import ConversionPlan
 
 _DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_config", "audio_config")
 
 
-def destination_config(plan: Plan) -> dict[str, Any]:
+def destination_config(plan: ConversionPlan) -> dict[str, Any]:
     """The config to write. Key order does not matter: `loading.files.to_json` sorts."""
     written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
@@ -38,7 +38,7 @@ def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _quantization(plan: Plan, default: Format) -> dict[str, Any]:
+def _quantization(plan: ConversionPlan, default: Format) -> dict[str, Any]:
     block: dict[str, Any] = _entry(default)
     for output in plan.outputs:
         if output.request.kind == "matrix" and output.target != default:

@@ -15,7 +15,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.formats import AFFINE_GROUPS, format_text, main_dtype, packed_shapes
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.load import model_type
-from ..loading.weights import MetaWeights, Planned, Request, can_quantize
+from ..loading.weights import MetaWeights, PlannedTensor, TensorRequest, can_quantize
 from ..models import build, supports
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.weights import Format
@@ -45,7 +45,7 @@ class Part:
 class Output:
     """One tensor of the graph, as read and as written."""
 
-    request: Request
+    request: TensorRequest
     """What the graph asked for."""
     stored: Format | mx.Dtype
     """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
@@ -97,7 +97,7 @@ def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConversionPlan:
     """Everything that a conversion will write."""
 
     config: dict[str, Any]
@@ -119,7 +119,7 @@ class Plan:
         return sum(part.nbytes for output in self.outputs for part in output.parts())
 
 
-def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> Plan:
+def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
     """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
     stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
     `MLXInferError`."""
@@ -132,7 +132,7 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     dtype = dtype or _natural_dtype(checkpoint)
     outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype) for tensor in planned.tensors.values())
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
-    return Plan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
+    return ConversionPlan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
 
 def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
@@ -144,7 +144,7 @@ def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
     return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
-def _output(tensor: Planned, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
+def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
     request, stored = tensor.request, tensor.stored
     if isinstance(stored, Format):
         keep = asked is None or _as_good(stored, asked, any_group)
@@ -162,7 +162,7 @@ def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
     return stored.bits < asked.bits or any_group or stored.group_size == asked.group_size
 
 
-def _fitting(request: Request, asked: Format | None) -> Format | None:
+def _fitting(request: TensorRequest, asked: Format | None) -> Format | None:
     """The requested format, or the same with smaller groups if the rows cannot be divided into groups of that size."""
     if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
         return None

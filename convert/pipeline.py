@@ -20,7 +20,7 @@ from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
-from .mapper import Output, Plan, plan
+from .mapper import ConversionPlan, Output, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
@@ -83,7 +83,7 @@ def convert(
     return report
 
 
-def _check_growth(checkpoint: Checkpoint, planned: Plan, source_nbytes: int) -> None:
+def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
     """Raise `ConversionError` if formats that MLX does not have would be unpacked to a much larger model without being asked for."""
     kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
     if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
@@ -94,7 +94,7 @@ def _check_growth(checkpoint: Checkpoint, planned: Plan, source_nbytes: int) -> 
         )
 
 
-def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Plan, directory: Path, report: Report) -> None:
+def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: ConversionPlan, directory: Path, report: Report) -> None:
     config = directory / "config.json"
     config.write_text(to_json(destination_config(planned)), encoding="utf-8")
     if isinstance(checkpoint, GGUFCheckpoint):
@@ -109,7 +109,7 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Pl
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _write_tensors(checkpoint: Checkpoint, planned: Plan, report: Report, writer: Writer, progress: Progress | None) -> None:
+def _write_tensors(checkpoint: Checkpoint, planned: ConversionPlan, report: Report, writer: Writer, progress: Progress | None) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     try:
         for output in planned.outputs:

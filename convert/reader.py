@@ -10,14 +10,14 @@ import mlx.core as mx
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.directory import SafetensorsCheckpoint
-from ..loading.weights import Request, settle
+from ..loading.weights import TensorRequest, settle
 from ..nn.weights import Matrix, map_rows
 
 BLOCK = 1 << 24
 """Elements per block; a single row, or expert, may be larger."""
 
 
-def blocks(checkpoint: Checkpoint, request: Request) -> Iterator[Matrix]:
+def blocks(checkpoint: Checkpoint, request: TensorRequest) -> Iterator[Matrix]:
     """The tensor in blocks `[rows, in]` (one axis for a vector), in order.
 
     Of a plain safetensors tensor, only one block is in memory at a time; tensors made by a recipe, or stored otherwise, are read whole.
@@ -36,7 +36,7 @@ def _rows(array: mx.array, first: int, last: int) -> mx.array:
     return array[first:last] if array.ndim else array
 
 
-def _whole(checkpoint: Checkpoint, request: Request) -> Matrix:
+def _whole(checkpoint: Checkpoint, request: TensorRequest) -> Matrix:
     sources = [checkpoint.read(source) for source in request.sources]
     matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
     return _flat(settle(matrix))

@@ -9,10 +9,10 @@ from ..loading.directory import SafetensorsCheckpoint
 from ..loading.formats import format_text
 from ..loading.weights import MetaWeights
 from ..models import build
-from .mapper import Plan
+from .mapper import ConversionPlan
 
 
-def verify(directory: Path, plan: Plan) -> None:
+def verify(directory: Path, plan: ConversionPlan) -> None:
     """Check that the directory builds the same graph from its headers, and that every tensor is stored as planned.
 
     Raises `ConversionError`: a failure here is a bug of the conversion, and nothing is published.

@@ -107,7 +107,7 @@ def _limit(depth: int, steps: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Workload:
     """What to measure."""
 
     prefill: tuple[int, ...] = (128, 512)
@@ -138,7 +138,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Measurement:
     """Speeds of one kind of work."""
 
     work: str
@@ -179,7 +179,7 @@ class Row:
         return Shares(reading / self.seconds, computing / self.seconds, "memory" if reading > computing else "arithmetic")
 
 
-def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
+def measure(llm: LLM, plan: Workload, tell: Tell) -> Iterator[Measurement]:
     """The rows of a plan, as they are done. `tell` is called with what is being measured."""
     engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype, llm.kv)
     bench = Bench(engine)
@@ -196,8 +196,8 @@ def measure(llm: LLM, plan: Plan, tell: Tell) -> Iterator[Row]:
             yield replace(row, cost=sizes.decode(depth + row.tokens // 2, row.batch) if sizes else None)
 
 
-def _prefill_row(bench: Bench, plan: Plan, tokens: int, speed: float, tell: Tell) -> Row:
-    row = Row(work="prefill", tokens=tokens, depth=0, batch=1)
+def _prefill_row(bench: Bench, plan: Workload, tokens: int, speed: float, tell: Tell) -> Measurement:
+    row = Measurement(work="prefill", tokens=tokens, depth=0, batch=1)
     reason = _too_long(plan, tokens / speed)
     if tokens >= bench.engine.config.max_context:
         reason = _beyond(bench)
@@ -207,10 +207,10 @@ def _prefill_row(bench: Bench, plan: Plan, tokens: int, speed: float, tell: Tell
     return replace(row, rates=tuple(tokens / t for t in times))
 
 
-def _decode_rows(bench: Bench, plan: Plan, depth: int, speed: float, tell: Tell) -> Iterator[Row]:
+def _decode_rows(bench: Bench, plan: Workload, depth: int, speed: float, tell: Tell) -> Iterator[Measurement]:
     """All batches at one depth: the cache is filled once, with as many sequences as the largest of them needs."""
     reasons = {batch: _obstacle(bench, plan, depth, batch, speed) for batch in plan.batches}
-    rows = [Row(work="decode", tokens=0, depth=depth, batch=batch, left_out=reason) for batch, reason in reasons.items()]
+    rows = [Measurement(work="decode", tokens=0, depth=depth, batch=batch, left_out=reason) for batch, reason in reasons.items()]
     streams = max((row.batch for row in rows if not row.left_out), default=0)
     if not streams:
         yield from rows
@@ -221,7 +221,7 @@ def _decode_rows(bench: Bench, plan: Plan, depth: int, speed: float, tell: Tell)
             yield row if row.left_out else _decode_row(bench, plan, row, held[: row.batch], tell)
 
 
-def _obstacle(bench: Bench, plan: Plan, depth: int, batch: int, speed: float) -> str | None:
+def _obstacle(bench: Bench, plan: Workload, depth: int, batch: int, speed: float) -> str | None:
     config = bench.engine.config
     if _limit(depth, plan.steps) > config.max_context:
         return _beyond(bench)
@@ -232,7 +232,7 @@ def _obstacle(bench: Bench, plan: Plan, depth: int, batch: int, speed: float) ->
     return _too_long(plan, depth * batch / speed, "to fill the cache")
 
 
-def _decode_row(bench: Bench, plan: Plan, row: Row, held: list[Sequence], tell: Tell) -> Row:
+def _decode_row(bench: Bench, plan: Workload, row: Measurement, held: list[Sequence], tell: Tell) -> Measurement:
     tell(row.name)
     step = bench.decode(held, _WARM_STEPS) / _WARM_STEPS
     affordable = int(plan.max_seconds / plan.repeat / step) if plan.max_seconds else plan.steps
@@ -241,7 +241,7 @@ def _decode_row(bench: Bench, plan: Plan, row: Row, held: list[Sequence], tell: 
     return replace(row, tokens=steps, rates=tuple(steps * row.batch / t for t in times))
 
 
-def _samples(plan: Plan, name: str, once: Callable[[], float], tell: Tell) -> list[float]:
+def _samples(plan: Workload, name: str, once: Callable[[], float], tell: Tell) -> list[float]:
     """Times: `repeat` of them, or as many as there is time for."""
     times: list[float] = []
     while len(times) < plan.repeat and (not times or not _too_long(plan, sum(times) + times[-1])):
@@ -254,7 +254,7 @@ def _beyond(bench: Bench) -> str:
     return f"does not fit in the context of {bench.engine.config.max_context} tokens"
 
 
-def _too_long(plan: Plan, seconds: float, purpose: str = "") -> str | None:
+def _too_long(plan: Workload, seconds: float, purpose: str = "") -> str | None:
     if not plan.max_seconds or seconds <= plan.max_seconds:
         return None
     return f"takes about {seconds:.0f} s {purpose}".rstrip()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench.machine import Machine
-    from ..bench.measure import Row
+    from ..bench.measure import Measurement
 
 _SHORT_PROMPT = 8
 
@@ -75,11 +75,11 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
     from importlib.metadata import version
 
     from ..bench.machine import measure_machine
-    from ..bench.measure import Bench, Plan, measure
+    from ..bench.measure import Bench, Workload, measure
     from ..device import peak_rss
 
     # These bring all that loading needs with them, so it is timed without its import.
-    plan, rows, start = Plan(**chosen), [], perf_counter()
+    plan, rows, start = Workload(**chosen), [], perf_counter()
     plain = {"speculate": False, "prefix_cache": False}  # what is measured is what every token costs
     with opened(model, settings | plain) as llm, _progress() as (tell, done):
         loaded = perf_counter() - start
@@ -105,7 +105,7 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
     }
 
 
-def _as_object(row: Row, machine: Machine) -> dict[str, Any]:
+def _as_object(row: Measurement, machine: Machine) -> dict[str, Any]:
     speeds = {"median": row.rate, "lowest": min(row.rates), "highest": max(row.rates)} if row.rates else None
     shares = row.against(machine)
     measured = {"seconds": row.seconds if row.rates else None, "shares": asdict(shares) if shares else None}
@@ -113,7 +113,7 @@ def _as_object(row: Row, machine: Machine) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[Measurement], None]]]:
     """If standard error is a terminal, show what is being measured and the finished rows, which stay after Ctrl-C."""
     if not sys.stderr.isatty():
         yield lambda _: None, lambda _: None

@@ -29,7 +29,7 @@ _SKIPPED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TensorRequest:
     """One tensor that a model has asked for: its name and shape in the graph, and where it comes from.
 
     `recipe` is None where the tensor `sources[0]` is taken as it is.
@@ -56,7 +56,7 @@ class TensorIndex:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, TensorRequest] = {}
         self.skipped: dict[str, str] = {}
         self._names = frozenset(checkpoint.names())
         self._used: set[str] = set()
@@ -70,7 +70,7 @@ class TensorIndex:
 
     def find(
         self, name: str, shape: tuple[int, ...], kind: Kind, otherwise: Sequence[Recipe], quantizable: bool, dtype: mx.Dtype | None
-    ) -> Request | None:
+    ) -> TensorRequest | None:
         """Where the tensor comes from. None where it cannot be had, which is then a problem for `finish` to report.
 
         A recipe is taken where the tensor itself is absent or of another shape. One that reads the very tensor goes before it: the
@@ -88,7 +88,7 @@ class TensorIndex:
             return None
         sources = (name,) if recipe is None else recipe.sources
         self._used.update(sources)
-        request = Request(name, shape, kind, quantizable, dtype, sources, recipe)
+        request = TensorRequest(name, shape, kind, quantizable, dtype, sources, recipe)
         self.requests[name] = request
         return request
 
@@ -174,7 +174,7 @@ class _IndexedWeights:
         request = self.index.find(name, shape, kind, otherwise, quantizable, dtype)
         return Dense(mx.zeros(shape, dtype or self.dtype)) if request is None else self._answer(request)
 
-    def _answer(self, request: Request) -> Matrix:
+    def _answer(self, request: TensorRequest) -> Matrix:
         raise NotImplementedError
 
 
@@ -203,7 +203,7 @@ class CheckpointWeights(_IndexedWeights):
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names()) if progress else 0
         self._done = 0
 
-    def _answer(self, request: Request) -> Matrix:
+    def _answer(self, request: TensorRequest) -> Matrix:
         target = request.dtype or self.dtype
         matrix = make(self.index, request, [self.index.checkpoint.read(source) for source in request.sources])
         if not is_finite(matrix):
@@ -215,7 +215,7 @@ class CheckpointWeights(_IndexedWeights):
             matrix = quantize(matrix.weight, self._quantize)
         return settle(matrix)
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: TensorRequest) -> None:
         if self._progress:
             self._done += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
             self._progress(min(self._done, self._total), self._total)
@@ -229,10 +229,10 @@ class CheckpointWeights(_IndexedWeights):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedTensor:
     """One tensor of a model that is not loaded yet."""
 
-    request: Request
+    request: TensorRequest
     """What the graph asked for."""
     stored: Format | mx.Dtype
     """What it will be once made from its sources: a format where it is packed, else a dtype."""
@@ -261,16 +261,16 @@ class MetaWeights(_IndexedWeights):
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32) -> None:
         super().__init__(TensorIndex(checkpoint), dtype)
-        self.tensors: dict[str, Planned] = {}
+        self.tensors: dict[str, PlannedTensor] = {}
 
     @property
     def skipped(self) -> dict[str, str]:
         """After `finish`: tensors that are not used, with the reason."""
         return self.index.skipped
 
-    def _answer(self, request: Request) -> Matrix:
+    def _answer(self, request: TensorRequest) -> Matrix:
         matrix = make(self.index, request, [outline(self.index.checkpoint, source) for source in request.sources])
-        self.tensors[request.name] = Planned(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
+        self.tensors[request.name] = PlannedTensor(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
         return cast(matrix, request.dtype or self.dtype)
 
 
@@ -285,7 +285,7 @@ def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
     return Quantized(mx.zeros(packed, mx.uint32), scales, mx.zeros(groups, mx.float16) if affine else None, stored)
 
 
-def make(index: TensorIndex, request: Request, sources: list[Matrix]) -> Matrix:
+def make(index: TensorIndex, request: TensorRequest, sources: list[Matrix]) -> Matrix:
     """What the graph wants, from the sources as they were read. Where that fails, zeros, and a problem in the index."""
     try:
         matrix = sources[0] if request.recipe is None else request.recipe.make(sources)

@@ -13,12 +13,12 @@ from support.tiny_engine import tiny_engine
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.bench import measure as measuring
 from mlxinfer.bench.machine import Machine
-from mlxinfer.bench.measure import Bench, Plan, Row, measure
+from mlxinfer.bench.measure import Bench, Measurement, Workload, measure
 from mlxinfer.bench.roofline import Cost
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
 
-FOREVER = Plan(prefill=(5, 70), depths=(0, 65), batches=(1, 3), repeat=2, steps=6, max_seconds=0)
+FOREVER = Workload(prefill=(5, 70), depths=(0, 65), batches=(1, 3), repeat=2, steps=6, max_seconds=0)
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -116,7 +116,7 @@ def test_other_graphs_are_measured(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_left_out_with_its_reason(llm: LLM) -> None:
-    plan = Plan(prefill=(256,), depths=(0, 240), batches=(1, 17), repeat=1, steps=10, max_seconds=0)
+    plan = Workload(prefill=(256,), depths=(0, 240), batches=(1, 17), repeat=1, steps=10, max_seconds=0)
     reasons = {row.name: row.left_out for row in measure(llm, plan, lambda _: None)}
     context = "does not fit in the context of 256 tokens"
     assert reasons == {
@@ -135,7 +135,7 @@ def test_a_cache_that_is_too_small_leaves_a_batch_out() -> None:
 
 
 def test_time_limits_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(repeat=5, max_seconds=10)
+    plan = Workload(repeat=5, max_seconds=10)
     times = iter([3.0, 3.0, 3.0, 3.0, 3.0])
     assert measuring._samples(plan, "", lambda: next(times), lambda _: None) == [3.0, 3.0, 3.0]
     assert measuring._samples(plan, "", lambda: 11.0, lambda _: None) == [11.0]
@@ -151,12 +151,12 @@ def test_time_limits_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shares_of_the_machine() -> None:
     machine = Machine("", 1, 0, read_bytes=100.0, copy_bytes=0.0, operations=1000.0, operations_dtype="")
-    row = Row(work="decode", tokens=8, depth=0, batch=2, rates=(1.0, 4.0, 2.0), cost=Cost(50.0, 100.0))
+    row = Measurement(work="decode", tokens=8, depth=0, batch=2, rates=(1.0, 4.0, 2.0), cost=Cost(50.0, 100.0))
     assert (row.rate, row.seconds) == (2.0, 1.0)
     shares = row.against(machine)
     assert shares is not None
     assert (shares.bandwidth, shares.operations, shares.limit) == (0.5, 0.1, "memory")
-    prompt = Row(work="prefill", tokens=8, depth=0, batch=1, rates=(4.0,), cost=Cost(50.0, 1000.0))
+    prompt = Measurement(work="prefill", tokens=8, depth=0, batch=1, rates=(4.0,), cost=Cost(50.0, 1000.0))
     shares = prompt.against(machine)
     assert shares is not None
     assert (prompt.seconds, shares.bandwidth, shares.operations, shares.limit) == (2.0, 0.25, 0.5, "arithmetic")

@@ -20,8 +20,8 @@ from ..gguf.files import part_paths
 from .background import Stop, later
 from .layout import (
     UNFINISHED,
+    CopyLayout,
     Place,
-    Plan,
     Source,
     copy_path,
     is_checked,
@@ -132,7 +132,7 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _is_whole(path: Path, planned: Plan) -> bool:
+def _is_whole(path: Path, planned: CopyLayout) -> bool:
     """Whether another process has written the same copy meanwhile."""
     with suppress(OSError), path.open("rb") as file:
         places = read_places(file, os.fstat(file.fileno()).st_size, planned.source)

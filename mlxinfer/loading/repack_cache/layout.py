@@ -165,7 +165,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CopyLayout:
     """Where everything lies in a file that is about to be written."""
 
     source: Source
@@ -186,7 +186,7 @@ class Plan:
         return (header + index).ljust(self.base, b"\0")
 
 
-def plan(source: Source, sizes: Mapping[str, int]) -> Plan:
+def plan(source: Source, sizes: Mapping[str, int]) -> CopyLayout:
     """Place matrices of these sizes in bytes."""
     # Offsets change the length of the index, which changes the offsets: they are counted from the end of the index.
     relative, at = {}, 0
@@ -194,7 +194,7 @@ def plan(source: Source, sizes: Mapping[str, int]) -> Plan:
         relative[key] = at + ALIGNMENT
         at = _up(at + ALIGNMENT + size, ALIGNMENT)
     base = _up(_HEADER.size + len(_index(source, relative, sizes, dict.fromkeys(sizes, 0))), _PAGE)
-    return Plan(source, {key: base + offset for key, offset in relative.items()}, dict(sizes), base, base + at)
+    return CopyLayout(source, {key: base + offset for key, offset in relative.items()}, dict(sizes), base, base + at)
 
 
 def _index(source: Source, relative: Mapping[str, int], sizes: Mapping[str, int], checksums: Mapping[str, int]) -> bytes:
