@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .errors import MLXInferError
+from .garbage import no_garbage_collection
 from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ __all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingP
 def __getattr__(name: str) -> Any:
     """`LLM` and `AsyncLLM` are imported on first use, as they import MLX, for which `mlxinfer --help` must not wait."""
     if name == "LLM":
-        from .engine.llm import LLM
-
+        with no_garbage_collection():
+            from .engine.llm import LLM
         return LLM
     if name == "AsyncLLM":
-        from .engine.async_llm import AsyncLLM
-
+        with no_garbage_collection():
+            from .engine.async_llm import AsyncLLM
         return AsyncLLM
     raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")

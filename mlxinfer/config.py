@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +216,8 @@ def settings_table() -> str:
 
 def unknown_keyword(where: str, name: str, known: Mapping[str, object] | list[str], advice: str = "") -> UnknownKeywordError:
     """The error for a keyword that `where` does not have, with the nearest one that it has."""
+    from difflib import get_close_matches  # only for an error
+
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
     hint = advice or (f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}")
     return UnknownKeywordError(f"{where} has no keyword {name!r}: {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import mlx.core as mx
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
 from ..errors import UnsupportedModelError
+from ..garbage import no_garbage_collection
 from ..models import Model, build, supports
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
@@ -23,7 +23,6 @@ from ..tokenizer import tokenizer as tokenizers
 from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
-from .directory import SafetensorsCheckpoint
 from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
@@ -120,18 +119,6 @@ class PreparedModel:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Loading allocates hundreds of thousands of objects and frees few; scanning them would cost a fifth of the tokenizer's load time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
 def prepare(
     path_or_id: str | Path,
     *,
@@ -152,7 +139,7 @@ def prepare(
     found = resolve(path_or_id)
     copies = open_copies(found.path) if quantize is None else None
     fresh = quantize is None and not (copies and copies.found)
-    with _no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
+    with no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
         checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
         try:
             compute = compute_dtype(checkpoint, dtype)
@@ -264,7 +251,11 @@ def open_checkpoint(path: Path, *, raw_blocks: bool = False) -> Checkpoint:
 
     `raw_blocks` is passed to `GGUFCheckpoint`: set it where `nn.packing.settle` packs what is read.
     """
-    return SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path, raw_blocks=raw_blocks)
+    if not path.is_dir():
+        return GGUFCheckpoint(path, raw_blocks=raw_blocks)
+    from .directory import SafetensorsCheckpoint  # a GGUF file does not need it
+
+    return SafetensorsCheckpoint(path)
 
 
 def model_type(checkpoint: Checkpoint) -> str:

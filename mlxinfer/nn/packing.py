@@ -24,22 +24,24 @@ def arrays(node: object) -> Iterator[mx.array]:
 def objects(node: object) -> Iterator[object]:
     """Every array and every object of this project reachable in the same ways, each once, `node` included, holders before what they
     hold."""
-    return _objects(node, set())
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if type(node) in _LEAVES:
+            continue
+        if isinstance(node, (list, tuple)):
+            waiting.extend(reversed(node))
+        elif isinstance(node, dict):
+            waiting.extend(reversed(node.values()))
+        elif id(node) not in seen and (held := _held(node)) is not None:
+            seen.add(id(node))
+            yield node
+            waiting.extend(reversed(held))
 
 
-def _objects(node: object, seen: set[int]) -> Iterator[object]:
-    if isinstance(node, (list, tuple)):
-        for item in node:
-            yield from _objects(item, seen)
-        return
-    if isinstance(node, dict):
-        yield from _objects(list(node.values()), seen)
-        return
-    held = _held(node)
-    if id(node) not in seen and held is not None:
-        seen.add(id(node))
-        yield node
-        yield from _objects(held, seen)
+_LEAVES = frozenset({int, float, bool, str, type(None), mx.Dtype})
+"""What most attributes are: nothing hangs on them."""
 
 
 def _held(node: object) -> list[object] | None:

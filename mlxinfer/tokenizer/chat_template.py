@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ class SpecialTokens:
         Cut the prompt at the mark and encode the parts one by one: then what was spelled is encoded as text. Without special tokens in
         it, the value itself and an empty mark.
         """
-        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"  # noncharacters: no message contains it, and no normalization makes it
+        mark = f"\ufdd0{os.urandom(8).hex()}\ufdd1"  # noncharacters: no message contains it, and no normalization makes it
         escaped, found = self._escaped(value, mark, 0)
         return (escaped, mark) if found else (value, "")
 

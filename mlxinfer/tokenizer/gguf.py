@@ -17,7 +17,6 @@ from ..errors import TokenizerError
 from ..typed_reader import TypedReader
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
 from .pretokenizers import PreTokenization, pre_tokenization
-from .sentencepiece import PLAIN, Normalization, SentencePieceBackend, build_sentencepiece
 from .vocab import TokenType, Vocabulary, build_byte_level, split_merges
 
 _END_OF_TURN = frozenset(
@@ -119,9 +118,17 @@ def _vocabulary(keys: TokenizerMetadata, is_llama: bool) -> Vocabulary:
 def _build(
     keys: TokenizerMetadata, pre: PreTokenization | None, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool
 ) -> Backend:
-    if pre is not None:
-        tokenizer = build_byte_level(vocabulary, _merges(keys), pre)
-    elif not is_llama:
+    if pre is None:
+        return _build_sentencepiece(keys, vocabulary, first, last, is_llama)
+    tokenizer = build_byte_level(vocabulary, _merges(keys), pre)
+    frame_texts(tokenizer, first, last)
+    return TokenizersBackend(tokenizer)
+
+
+def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool) -> Backend:
+    from .sentencepiece import PLAIN, Normalization, SentencePieceBackend, build_sentencepiece  # byte-level models start sooner without it
+
+    if not is_llama:
         tokenizer = build_sentencepiece(vocabulary, "bpe", PLAIN, merges=split_merges(_merges(keys)))
     elif not len(vocabulary.scores):
         raise TokenizerError("the GGUF file is corrupt: its tokenizer has no scores (tokenizer.ggml.scores)")

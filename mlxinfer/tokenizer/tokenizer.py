@@ -11,7 +11,6 @@ from .backend import TokenizerParts, tokenizer_errors
 from .chat_template import ChatTemplates, SpecialTokens
 from .detokenizer import Detokenizer, TokenBytes
 from .gguf import read_gguf
-from .huggingface import read_directory, save_tokenizer
 
 
 class Tokenizer:
@@ -96,11 +95,15 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Write the files from which transformers' and mlx-lm's AutoTokenizer load this tokenizer."""
+        from .huggingface import save_tokenizer
+
         save_tokenizer(self._parts, directory)
 
 
 def from_directory(path: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face or MLX model directory. Raises `TokenizerError`."""
+    from .huggingface import read_directory  # a GGUF file does not need it
+
     return Tokenizer(read_directory(path))
 
 

@@ -12,12 +12,10 @@ import mlx.core as mx
 from ... import kernels_cpu
 from ...device import default_dtype, is_gpu
 from ...errors import UnsupportedShapeError
-from ...kernels_metal.paged_attention.tiles import Shape, check_shape
 from ..base import AttentionParams, AttentionSpec, LayerSpec, Segment
 from ..kv_format import KVFormat, by_layers
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
-from .metal import MetalAttention
 from .native import AttentionBackend, NativeAttention
 from .reference import PlainAttention
 
@@ -86,6 +84,8 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
     """Why the kernels are not used for such layers; None where they are."""
     if os.environ.get(SWITCH) == "0":
         return f"Metal kernels are switched off by {SWITCH}=0"
+    from ...kernels_metal.paged_attention.tiles import Shape, check_shape
+
     heads = spec.query_heads or spec.kv_heads
     try:
         check_shape(Shape(dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits))
@@ -98,6 +98,8 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
 
 @cache
 def _tried(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
+    from .metal import MetalAttention
+
     try:
         got, expected = (_answers(backend, spec, dtype, form) for backend in (MetalAttention(), PlainAttention()))
     except (RuntimeError, ValueError) as error:
