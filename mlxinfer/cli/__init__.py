@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, 2 after a user's error (one line on standard error), 130 after Ctrl-C."""
     _open_closed_streams()
     _clean_up_when_ended()
+    # NumPy's BLAS has nothing to do here, and its threads spin for as long as an import of NumPy takes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if _COMPLETE in os.environ:
         from . import completion  # noqa: F401  registers what completes the values of options
     code = _exit_code(sys.argv[1:] if arguments is None else arguments)

@@ -173,7 +173,7 @@ def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
 @contextmanager
 def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
     """An `LLM`, closed at the end. Raises `MLXInferError`."""
-    from ..engine.llm import LLM
+    from .. import LLM
 
     with byte_bar(f"loading {model}") as progress:
         llm = LLM(model, progress=progress, **options)

@@ -344,4 +344,6 @@ def is_finite_array(array: mx.array) -> bool:
     # Extremes carry a NaN through, and unlike a sum they cannot overflow.
     if not array.size or not mx.issubdtype(array.dtype, mx.floating):
         return True
-    return bool((mx.isfinite(mx.max(array)) & mx.isfinite(mx.min(array))).item())
+    extremes = mx.max(array), mx.min(array)
+    mx.eval(extremes)
+    return all(math.isfinite(extreme.item()) for extreme in extremes)
