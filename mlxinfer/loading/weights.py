@@ -346,4 +346,4 @@ def is_finite_array(array: mx.array) -> bool:
         return True
     extremes = mx.max(array), mx.min(array)
     mx.eval(extremes)
-    return all(math.isfinite(extreme.item()) for extreme in extremes)
+    return all(math.isfinite(extreme.item()) for extreme in extremes)  # type: ignore[arg-type]  # a float
