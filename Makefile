@@ -46,10 +46,10 @@ chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
 smoke: $(small)  ## one test of each layer (seconds)
 	HYPOTHESIS_PROFILE=smoke $(bin)/python -m pytest -q -m smoke $(smoke_tests) $(ARGS)
 
-quick: $(small)  ## the tests that need no real model, without the long ones (three minutes)
+quick: $(small)  ## the tests that need no real model, without the long ones (minutes)
 	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -m "$(quick_tests)" $(ARGS)
 
-test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first (ten minutes)
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first (a quarter of an hour)
 	$(check)
 	$(bin)/python -m pytest $(ARGS)
 
