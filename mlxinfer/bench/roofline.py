@@ -17,6 +17,7 @@ from ..cache.base import PAGE, AttentionSpec, LayerSpec, RecurrentSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
 from ..models.decoder import Decoder, Model
+from ..models.vlm_text import integer_setting
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
@@ -132,7 +133,8 @@ def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFo
 
 
 def _attention(spec: AttentionSpec, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None) -> _Attention:
-    heads = _setting(config, "num_attention_heads", spec.kv_heads)
+    found = integer_setting(config, "num_attention_heads")
+    heads = spec.kv_heads if found is None else found
     return _Attention(spec.window, LayerStore.page_bytes(spec, dtype, kv) / PAGE, 2 * heads * (spec.key_dim + spec.value_dim))
 
 
@@ -142,18 +144,11 @@ def _state_bytes(spec: LayerSpec) -> int:
 
 def _chosen_share(model: Decoder, config: Mapping[str, Any]) -> float:
     counts = [experts.down.matrix.shape[0] for experts in _experts(model)]
-    return min(_setting(config, "num_experts_per_tok", counts[0]) / counts[0], 1.0) if counts else 0.0
+    if not counts:
+        return 0.0
+    chosen = integer_setting(config, "num_experts_per_tok")
+    return min((counts[0] if chosen is None else chosen) / counts[0], 1.0)
 
 
 def _experts(model: Decoder) -> list[Experts]:
     return [node for node in objects(model.blocks) if isinstance(node, Experts)]
-
-
-def _setting(config: Mapping[str, Any], key: str, default: int) -> int:
-    """A number of the config, or of the text model's part of it."""
-    inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, Mapping) else {}):
-        value = place.get(key)
-        if isinstance(value, int):
-            return value
-    return default

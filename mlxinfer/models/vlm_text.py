@@ -39,6 +39,16 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return inner | {"model_type": model_type}
 
 
+def integer_setting(config: Mapping[str, Any], key: str) -> int | None:
+    """An integer of the config, or of its `text_config`; None where neither has one."""
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        value = place.get(key)
+        if isinstance(value, int):
+            return value
+    return None
+
+
 def text_weights(weights: Weights) -> Weights:
     """Those weights under the names that the text model's graph uses."""
     for short, long in _PREFIXES:

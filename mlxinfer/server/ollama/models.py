@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from typing_extensions import TypedDict
 from ...device import is_gpu
 from ...loading.fingerprint import fingerprint
 from ...loading.summary import Summary
+from ...models.vlm_text import integer_setting
 from ...types import SamplingParams
 from ..errors import APIError
 from ..models import Registry, ServedModel
@@ -89,7 +89,7 @@ class Card:
         """`model_info`. `ARCHITECTURE.context_length` is what is served, which may be less than what the model was trained for."""
         family, llm = self.summary.architecture, self.served.llm
         config = llm.loaded.config
-        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := _setting(config, key)) is not None}
+        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(config, key)) is not None}
         general = {"general.architecture": family, "general.parameter_count": self.summary.parameters}
         return {**general, f"{family}.context_length": llm.max_context, f"{family}.vocab_size": llm.loaded.model.vocab_size, **sizes}
 
@@ -126,15 +126,6 @@ def human_count(count: int) -> str:
         if count >= size:
             return f"{count / size:.{digits}f}{unit}"
     return str(count)
-
-
-def _setting(config: Mapping[str, Any], key: str) -> int | None:
-    """An integer of the config, or of its `text_config`."""
-    inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, Mapping) else {}):
-        if isinstance(place.get(key), int):
-            return int(place[key])
-    return None
 
 
 class ListedModel(TypedDict):
