@@ -21,9 +21,9 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def live(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def live(tiny_path: Path) -> Iterator[LiveServer]:
     """The tiny model as `tiny`, on a Unix socket and on TCP."""
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as server:
         yield server
 
 

@@ -56,11 +56,11 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(tiny_path: Path, tmp_path: Path) -> Iterator[Start]:
+def start(tiny_path: Path, short_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def run(*arguments: str) -> Process:
-        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=tmp_path))
+        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=short_path))
         return started[-1]
 
     yield run
@@ -173,7 +173,7 @@ def test_mistakes_end_in_one_line(start: Start, tiny_path: Path, arguments: list
     assert len(errors.splitlines()) == 1
 
 
-def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, tmp_path: Path) -> None:
+def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, short_path: Path) -> None:
     server = start(
         "--install", f"chat={tiny_path}", "--kv", "8", "--no-speculate", "--alias", "x=chat", "--port", "8081", "--request-timeout", "30"
     )
@@ -193,6 +193,6 @@ def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_pa
         "30",
     ]
     unix, tcp = found["Sockets"]["Listeners"]
-    assert unix == {"SockPathName": str(tmp_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
+    assert unix == {"SockPathName": str(short_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
     assert (tcp["SockNodeName"], tcp["SockServiceName"]) == ("127.0.0.1", "8081")
     assert "launchctl bootstrap" in errors
