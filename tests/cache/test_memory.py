@@ -1,6 +1,7 @@
 """What a cache takes, counted from the arrays that are alive."""
 
 import gc
+from functools import cache
 
 import mlx.core as mx
 import pytest
@@ -44,6 +45,13 @@ def filled(kv: KVFormat) -> tuple[PagedCache, int, int]:
     return cache, slot, mx.get_active_memory() - before
 
 
+@cache
+def plain_bytes() -> tuple[int, int]:
+    """Bytes of a cache in bfloat16: of its arrays, and alive because of it."""
+    plain, _, alive = filled(KVFormat())
+    return held(plain), alive
+
+
 def held(cache: PagedCache) -> int:
     """Bytes of its arrays."""
     return sum(a.nbytes for store in cache._stores.values() for a in store.arrays)
@@ -53,10 +61,10 @@ def held(cache: PagedCache) -> int:
     ("kv", "share"), [(KVFormat(4, 4), 0.30), (KVFormat(8, 8), 0.55), (KVFormat(8, 4), 0.43), (KVFormat(4, 4, True), 0.33)]
 )
 def test_bytes_of_a_token(kv, share):
-    plain, _, plain_alive = filled(KVFormat())
+    plain_held, plain_alive = plain_bytes()
     cache, _, alive = filled(kv)
     # Both have an open page in bfloat16.
-    assert held(cache) < share * held(plain)
+    assert held(cache) < share * plain_held
     assert alive < share * plain_alive
     assert abs(alive - held(cache)) < 0.02 * alive
     assert PagedCache.token_bytes(SPECS, mx.bfloat16, kv) <= share * PagedCache.token_bytes(SPECS, mx.bfloat16)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.examples import examples
 from support.peak_rss import peak_rss
 from support.tiny_directory import tiny_directory
 
@@ -134,7 +135,7 @@ def test_blocks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "blocks" / "model.safetensors").read_bytes()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     bits=st.sampled_from([2, 3, 4, 5, 6, 8]),
     group_size=st.sampled_from([32, 64, 128]),

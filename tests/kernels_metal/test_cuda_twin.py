@@ -108,6 +108,7 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
     seal_values(pages, v_bits)
 
 
+@pytest.mark.long
 @needs_nvrtc
 @pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
 def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
@@ -119,7 +120,7 @@ def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair", [(8, 6), (6, 5), (3, 2), (2, 16)], ids=str)
+@pytest.mark.parametrize("pair", [(8, 6), (3, 2), *(pytest.param(pair, marks=pytest.mark.long) for pair in ((6, 5), (2, 16)))], ids=str)
 def test_every_number_of_bits_compiles(pair: tuple[int, int]) -> None:
     compiled = Compiled(PTX)
     with run_with(compiled.maker):

@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
 from support.tiny_gguf import write_tiny_gguf
@@ -55,7 +56,7 @@ def device(size: int, buffers: int | None = None) -> DeviceMemory:
     st.booleans(),
     st.none() | st.integers(10_000, 10**6),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache, buffers):
     try:
         plan = plan_memory(

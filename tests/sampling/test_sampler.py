@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer import SamplingParams
 from mlxinfer.sampling import Row, SamplingBatch, sample_seed
@@ -61,7 +62,7 @@ def reference_cut(row: np.ndarray, p: SamplingParams) -> set[int]:
     return {int(t) for t in kept if row[t] >= row.max() + np.log(p.min_p)} if p.min_p > 0 else {int(t) for t in kept}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.builds(

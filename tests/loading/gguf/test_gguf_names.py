@@ -12,6 +12,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
@@ -319,7 +320,7 @@ STEMS += ("ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "ssm_out", "ssm_ba", "ssm
 SHAPES = st.lists(st.sampled_from([1, 2, 6, 8, 32, 64, 96]), max_size=3).map(tuple)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([("llama", {}), ("llama", EXPERTS), ("gemma3", {}), ("qwen3next", NEXT), ("qwen35", DELTA)]),
     st.dictionaries(st.tuples(st.sampled_from(STEMS), st.sampled_from([".weight", ".bias", ".scale", ""])), SHAPES, max_size=6),
