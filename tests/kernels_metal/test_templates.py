@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 from support.decode_scenes import Scene
@@ -18,18 +20,22 @@ F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 PAIRS = [((4, 3), F32, 64), ((5, 6), F16, 128), ((16, 8), BF16, 80), ((16, 16), BF16, 256)]
 
 
-def compiled(k_bits: int, v_bits: int, dtype: mx.Dtype, dim: int) -> Templates:
+def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype, dim: int) -> None:
     """Every kernel of a layer: decode over own and shared pages, in parts and combined; prefill; sealing."""
+    for heads in (1, 3):
+        settings: dict[str, Any] = {"heads": heads, "kv_heads": 2, "dtype": dtype}
+        mx.eval(Scene(((1, 3000), (1, 65)), k_bits, v_bits, dim, sinks=True, cores=40, **settings).run())
+        mx.eval(Scene(((8, 90), (1, 65)), k_bits, v_bits, dim, softcap=5.0, window=40, **settings).run())
+    if min(k_bits, v_bits) < 16:
+        mx.eval(PrefillScene(((70, 70),), k_bits, v_bits, dim, dtype=dtype, window=40, softcap=2.0, sinks=True).run())
+    pages = mx.zeros((2, 3, 64, dim), dtype)
+    mx.eval(seal_keys(pages, k_bits), seal_values(pages, v_bits))
+
+
+def compiled(k_bits: int, v_bits: int, dtype: mx.Dtype, dim: int) -> Templates:
     found = Templates()
     with run_with(found.maker):
-        for heads in (1, 3):
-            Scene(((1, 3000), (1, 65)), k_bits, v_bits, dim, heads=heads, kv_heads=2, dtype=dtype, sinks=True, cores=40).run()
-            Scene(((8, 90), (1, 65)), k_bits, v_bits, dim, heads=heads, kv_heads=2, dtype=dtype, softcap=5.0, window=40).run()
-        if min(k_bits, v_bits) < 16:
-            PrefillScene(((70, 70),), k_bits, v_bits, dim, dtype=dtype, window=40, softcap=2.0, sinks=True).run()
-        pages = mx.zeros((2, 3, 64, dim), dtype)
-        seal_keys(pages, k_bits)
-        seal_values(pages, v_bits)
+        launch_everything(k_bits, v_bits, dtype, dim)
     return found
 
 
@@ -47,6 +53,14 @@ def test_every_kernel_compiles_as_a_template(pair: tuple[int, int], dtype: mx.Dt
     assert {"paged_attention_decode", "paged_attention_combine"} <= kernels
     assert len(kernels) == 5 - pair.count(16) - (pair == (16, 16))
     check(templates)
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("pair", "dtype"), [(pair, dtype) for pair, dtype, _ in PAIRS], ids=str)
+def test_apples_compiler_takes_every_kernel(pair: tuple[int, int], dtype: mx.Dtype, dim: int) -> None:
+    """And the GPU its threadgroups."""
+    launch_everything(*pair, dtype, dim)
 
 
 @needs_emulator
@@ -74,7 +88,9 @@ def test_what_only_a_template_gets_wrong_is_found() -> None:
 @needs_emulator
 def test_a_name_of_mlx_is_found() -> None:
     assert "Limits" in refused("out[0] = x[0];", "struct Limits {};")
-    assert "ambiguous" in refused("out[0] = simd_shuffle(x[0], 1) + simd_shuffle(1l, 2);", "inline int64_t simd_shuffle(int64_t x, int lane);")
+    assert "ambiguous" in refused(
+        "out[0] = simd_shuffle(x[0], 1) + simd_shuffle(1l, 2);", "inline int64_t simd_shuffle(int64_t x, int lane);"
+    )
 
 
 def test_the_declarations_are_those_of_this_mlx() -> None:
