@@ -14,7 +14,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.store import LayerStore
 
-LAYERS, TOKENS, CHUNK = 12, 3000, 256
+LAYERS, TOKENS, CHUNK = 8, 3000, 256
 SPECS = [AttentionSpec(2, 64, 64)] * LAYERS
 PLAIN = PlainAttention()
 

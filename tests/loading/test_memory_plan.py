@@ -94,7 +94,7 @@ def test_fewer_bits_make_room_for_more_tokens(tmp_path):
 
 
 def test_a_cap_and_a_draft_model_leave_less(tmp_path):
-    loaded = load(tiny_directory(tmp_path, context=1 << 20))
+    loaded = load(tiny_directory(tmp_path, context=1 << 20), dtype="float32")
     whole = plan_memory(loaded, memory=device(200 * MB))
     capped = plan_memory(loaded, memory=device(200 * MB), memory_gb=0.1)
     drafted = plan_memory(loaded, memory=device(200 * MB), draft=Tiny(tiny_model("llama"), weight_bytes=20 * MB))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without an end token, so that answers run to their length."""
-    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=4096)
+    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=4096, rounded=True)
 
 
 @pytest.fixture(scope="package")
