@@ -110,21 +110,27 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
 
 @pytest.mark.long
 @needs_nvrtc
-@pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
-def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
+def test_every_kernel_compiles_for_sm_90() -> None:
     compiled = Compiled()
     with run_with(compiled.maker):
-        launch_everything(*pair, dtype)
-    assert len(compiled) == 5 - pair.count(16)
+        launch_everything(5, 4, F16)
+    assert len(compiled) == 5
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair", [(8, 6), (3, 2), *(pytest.param(pair, marks=pytest.mark.long) for pair in ((6, 5), (2, 16)))], ids=str)
-def test_every_number_of_bits_compiles(pair: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pair", "dtype"),
+    [
+        ((8, 6), F16),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (((3, 2), F16), ((6, 5), F16), ((4, 3), F32), ((2, 16), BF16))),
+    ],
+    ids=str,
+)
+def test_every_number_of_bits_compiles(pair: tuple[int, int], dtype: mx.Dtype) -> None:
     compiled = Compiled(PTX)
     with run_with(compiled.maker):
-        launch_everything(*pair, F16)
+        launch_everything(*pair, dtype)
     assert len(compiled) == 5 - pair.count(16)
 
 

@@ -24,6 +24,9 @@ if "MLXINFER_MAC_LIKE" not in os.environ:  # not one of the processes that run t
     _folder = Path(tempfile.mkdtemp(prefix="mlx", dir="/tmp"))
     _long = _folder / "T".rjust(_TEMPORARY - len(str(_folder)) - 1, "_")
     _long.mkdir()
+    _compiled = Path(tempfile.gettempdir(), "mlx")  # what MLX has compiled for CPUs lies there; a Mac's GPU has no use for it
+    _compiled.mkdir(exist_ok=True)
+    (_long / "mlx").symlink_to(_compiled)
     os.environ |= {
         "MLXINFER_MAC_LIKE": str(_folder),
         "MLXINFER_CPU_KERNELS": "0",
