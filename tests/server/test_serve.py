@@ -134,7 +134,7 @@ def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path
 
 def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
     server = start()
-    while not server.path.exists():
+    while not _listens(server.path):
         assert server.process.poll() is None
     answers: list[bytes] = []
     waiting = threading.Thread(target=lambda: answers.append(_first_bytes(server)))
@@ -142,6 +142,11 @@ def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
     server.ready()
     waiting.join(60)
     assert answers[0].startswith(b"HTTP/1.1 200")
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
 
 
 def _first_bytes(server: Process) -> bytes:
