@@ -58,7 +58,12 @@ def held(cache: PagedCache) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kv", "share"), [(KVFormat(4, 4), 0.30), (KVFormat(8, 8), 0.55), (KVFormat(8, 4), 0.43), (KVFormat(4, 4, True), 0.33)]
+    ("kv", "share"),
+    [
+        (KVFormat(4, 4), 0.30),
+        *(pytest.param(kv, share, marks=pytest.mark.long) for kv, share in ((KVFormat(8, 8), 0.55), (KVFormat(8, 4), 0.43))),
+        (KVFormat(4, 4, True), 0.33),
+    ],
 )
 def test_bytes_of_a_token(kv, share):
     plain_held, plain_alive = plain_bytes()
