@@ -59,6 +59,12 @@ def blame(kinds: Sequence[Kind], error: Exception) -> None:
     _obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in guilty)
 
 
+def forget() -> None:
+    """Begin anew, as if no kernel had been tried."""
+    _obstacles.clear()
+    _tried.cache_clear()
+
+
 @cache
 def _tried(kind: Kind) -> str | None:
     from .metal import MetalAttention

@@ -35,10 +35,10 @@ def on_a_mac(monkeypatch):
     monkeypatch.delenv(backends.SWITCH, raising=False)
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(backends, "is_gpu", lambda: True)
-    trial._tried.cache_clear()
+    trial.forget()
     with emulated():
         yield
-    trial._tried.cache_clear()
+    trial.forget()
 
 
 @pytest.mark.emulator
