@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.attention.select import give_up_kernels
+from ..cache.attention.select import fallback_lines, give_up_kernels
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
@@ -299,10 +299,12 @@ class Engine:
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
         if not give_up_kernels(layers, error):
             return False
-        _log.warning("attention goes on in plain MLX, as a step failed: %s", one_line(error))
+        lines = fallback_lines(self.model.layers, self.kv, self._dtype)
+        _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):
             if sequence.finish_reason:  # it has all its tokens, and the step failed before it was removed
+                self._ended += ended_stats(sequence)
                 before.remove(sequence)
             sequence.preempt()
         self._start()
