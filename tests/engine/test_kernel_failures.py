@@ -98,8 +98,10 @@ def after(tokens: int, slots: int = 1) -> Callable[[DecodePlan], bool]:
     return lambda plan: len(plan.sequences) >= slots and max(r.past for r in plan.sequences) >= tokens and plan.shape.kv_heads == 1
 
 
-@pytest.mark.parametrize("speculate", [True, False])
-@pytest.mark.parametrize("error", [ValueError(ERROR), RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")])
+@pytest.mark.parametrize(
+    ("error", "speculate"),
+    [(ValueError(ERROR), True), (RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error"), False)],
+)
 def test_the_answers_come_by_plain_mlx(
     folder: Path, plain: list[Any], kernels: Kernels, error: Exception, speculate: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

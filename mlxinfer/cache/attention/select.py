@@ -89,7 +89,7 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
     return obstacle(kind_of(spec, dtype, form))
 
 
-def give_up_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: Exception) -> bool:
+def give_up_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
     """A step of layers with these backends has failed. If GPU kernels may be to blame, `attention_backend` does not choose them again for
     such layers, and the step can be tried once more; otherwise False."""
     if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, MLXInferError) or _NO_MEMORY.search(str(error)):
