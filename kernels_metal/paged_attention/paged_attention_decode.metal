@@ -56,7 +56,7 @@ inline void attend_pages(Pages<typename D::T> pages, Item item, const device int
 }
 
 //: kernel paged_attention_decode(queries, sealed_keys, key_scales, sealed_values, value_scales, first_keys, first_values, open_keys,
-//:                               open_values, table, work, settings, sinks) -> answers, logs
+//:                               open_values, table, work, settings, sinks) -> answers, parts
 //: threads (32 * SIMDGROUPS, KV heads, work items), groups of (32 * SIMDGROUPS, 1, 1)
 typedef Decode<T, K_BITS, V_BITS, KEY_DIM, VALUE_DIM, GROUP, HEADS, QUERIES, KEY_RUN, VALUE_RUN, SIMDGROUPS, SHARED, STAGE> D;
 typedef Room<D, STAGED_QUERIES> R;
@@ -101,12 +101,20 @@ State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);
 add_lanes<D>(place, state);
 
-typedef Out<O, decltype(&sinks[0])> Answers;
+typedef Out<T, decltype(&sinks[0])> Answers;
 Answers out;
 out.answers = answers;
-out.logs = logs;
+out.parts = parts;
 out.sinks = &sinks[0];
 out.has_sinks = settings[2] != 0.0f;
+out.divided = settings[3] != 0.0f;
+if (place.index == 0 && head == 0 && threadgroup_position_in_grid.z == 0) {  // of what is not wanted there is one element
+  if (out.divided) {
+    answers[0] = static_cast<T>(0.0f);
+  } else {
+    parts[0] = 0.0f;
+  }
+}
 if (SHARED) {
   store_own<D>(out, item, head, heads, first_query, place, state);
 } else {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from ..executors import gpu_cores
 from .arrays import integers
-from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item
+from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item, row_class
 
 _NO_EDGE = -(2**30)
 
@@ -70,7 +70,8 @@ class DecodePlan:
     part_rows: int
     """Rows that all work items write together."""
     work: mx.array
-    """int32 `[items, 9]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written."""
+    """int32 `[items, 9]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written. An item
+    has some of a sequence's pages, and all of its rows or, where one kernel does not take so many, some."""
     table: mx.array
     """int32: page ids of all sequences."""
     parts: mx.array | None
@@ -90,23 +91,14 @@ def plan_decode(
     for sequence in rows:
         _check_few(sequence)
         check_rows(sequence, pools, query_rows, window)
-    spans = [(_first_seen(r, window), r.past // PAGE + 1) for r in rows]
-    size = pages_of_an_item(sum(end - begin for begin, end in spans), shape.kv_heads, cores or gpu_cores())
+    most = row_class(shape, max(r.count for r in rows))
+    tile = decode_tile(shape, most)
+    pieces = list(_pieces(rows, most))
+    spans = [(_first_seen(r, window), r.past // PAGE + 1) for r, _ in pieces]
+    size = pages_of_an_item([end - begin for begin, end in spans], shape.kv_heads, cores or gpu_cores(), shared=tile.shared)
     cuts = [list(_cut(begin, end, size)) for begin, end in spans]
     divided = any(len(c) > 1 for c in cuts)
-    work: list[tuple[int, ...]] = []
-    parts: list[tuple[int, int, int]] = []
-    table: list[int] = []
-    out = answers = 0
-    for r, items in zip(rows, cuts, strict=True):
-        parts += [(out + i, len(items), r.count) for i in range(r.count)]
-        oldest = _NO_EDGE if window is None else r.past - window + 1
-        for begin, end in items:
-            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, len(table) - r.first, out))
-            out += r.count
-        answers += r.count
-        table += r.pages
-    tile = decode_tile(shape, max(r.count for r in rows), max(end - begin for c in cuts for begin, end in c))
+    work, parts, written = _items(pieces, cuts, window)
     return DecodePlan(
         shape,
         tuple(rows),
@@ -114,13 +106,38 @@ def plan_decode(
         pools,
         tile,
         query_rows,
-        answers,
+        sum(r.count for r in rows),
         len(work),
-        out,
+        written,
         integers(work),
-        integers(table),
+        integers([page for r in rows for page in r.pages]),
         integers(parts) if divided else None,
     )
+
+
+def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
+    """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
+    table = 0
+    for r in rows:
+        for i in range(0, r.count, most):
+            yield replace(r, start=r.start + i, count=min(most, r.count - i), past=r.past + i), table - r.first
+        table += len(r.pages)
+
+
+def _items(
+    pieces: Sequence[tuple[Rows, int]], cuts: Sequence[Sequence[tuple[int, int]]], window: int | None
+) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]], int]:
+    """`DecodePlan.work` and `DecodePlan.parts`, and the number of rows that all items write."""
+    work: list[tuple[int, ...]] = []
+    parts: list[tuple[int, int, int]] = []
+    out = 0
+    for (r, table), items in zip(pieces, cuts, strict=True):
+        parts += [(out + i, len(items), r.count) for i in range(r.count)]
+        oldest = _NO_EDGE if window is None else r.past - window + 1
+        for begin, end in items:
+            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, table, out))
+            out += r.count
+    return work, parts, out
 
 
 def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..executors import get_kernel
 from ..formats import v_group
-from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
+from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings, sink_logits
 from ..paged_attention.tiles import PAGE, Shape
 from .plan import PrefillPlan
 
@@ -47,7 +47,7 @@ def paged_attention_prefill(
             *_pool(filled, shape),
             *(_there(a) for a in first or [nothing(shape.dtype)] * 2),
             *(plan.table, plan.tiles, settings(scale, softcap or 0.0, sinks is not None)),
-            nothing(shape.dtype) if sinks is None else sinks,
+            sink_logits(sinks, shape.dtype),
         ],
         template=[
             ("T", shape.dtype),

@@ -120,7 +120,7 @@ def test_a_channel_of_large_keys() -> None:
 @needs_emulator
 def test_sinks_count_once_however_many_parts_there_are() -> None:
     answers = []
-    for cores, items in ((1, 5), (1000, 9)):
+    for cores, items in ((1, 5), (1000, 17)):
         s = Scene(((2, 4000), (1, 100)), dim=64, heads=2, sinks=True, cores=cores)
         assert s.plan.items == items
         with emulated():
