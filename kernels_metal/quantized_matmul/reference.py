@@ -9,6 +9,12 @@ import mlx.core as mx
 from .block_formats import BLOCKS
 
 
+def columns_of_bytes(kind: str, count: int) -> int:
+    """How many numbers a row of this many bytes has."""
+    form = BLOCKS[kind]
+    return count // form.bytes * form.numbers
+
+
 def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
     """As the kernel's, but through a matrix of numbers in the dtype of x."""
     return x @ dequantized(weight, kind, x.dtype).T

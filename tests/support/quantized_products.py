@@ -74,7 +74,7 @@ def blocks(kind: str, n: int, k: int, random: np.random.Generator) -> np.ndarray
     """uint8 `[N, bytes of a row]`: random codes and scales, and a float16 of a usual size wherever a block has one."""
     form = BLOCKS[kind]
     found = random.integers(0, 256, (n, k // form.numbers, form.bytes), dtype=np.uint8)
-    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,)):
+    for at in form.halves:
         halves = random.normal(size=(n, k // form.numbers, 1)).astype(np.float16) * np.float16(0.01)
         found[..., at : at + 2] = halves.view(np.uint8)
     return found.reshape(n, -1)
