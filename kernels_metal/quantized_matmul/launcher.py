@@ -103,9 +103,7 @@ def simdgroups_of(n: int, k: int) -> int:
     return -(-steps // rounds)
 
 
-def _launch(
-    name: str, inputs: list[mx.array], template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int
-) -> mx.array:
+def _launch(name: str, inputs: list[mx.array], template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int) -> mx.array:
     threads = 32 * simdgroups_of(n, k)
     return get_kernel(_FILE, name)(
         inputs=inputs,

@@ -30,7 +30,8 @@ inline void octet_of_x(const device T* from, bool there, thread float* numbers) 
   uint words[2 * sizeof(T)];
   const DeviceRows rows = {(const device uchar*)from, 0};
   load_run<bytes, 16>(rows, 0, 0, words);
-  UNROLL for (int i = 0; i < 8; ++i) numbers[i] = there ? value_at<T, 16>(words, i) : 0.0f;
+  UNROLL for (int i = 0; i < int(2 * sizeof(T)); ++i) words[i] = there ? words[i] : 0u;
+  UNROLL for (int i = 0; i < 8; ++i) numbers[i] = value_at<T, 16>(words, i);
 }
 
 // Up to four rows of x: products lane by lane. `sums` are [ROWS, 4].

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def remembered(file: Path | None, subject: Subject) -> dict[int, Speed] | None:
-    """The speeds measured before on this machine with these versions of system, MLX and kernels, by rows of the variant; None where there are
-    none, or the file cannot be read."""
+    """The speeds measured before on this machine with these versions of system, MLX and kernels, by rows of the variant; None where there
+    are none, or the file cannot be read."""
     from ..kernels_metal.quantized_matmul.trial import Speed
 
     found = _read(file).get(subject.name)

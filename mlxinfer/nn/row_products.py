@@ -1,7 +1,7 @@
 """Products of few rows with quantized matrices on an Apple GPU: by this project's kernels, where a trial on this machine speaks for them.
 
-MLX reads an affine matrix once per row, or once per five rows; the kernels read it once per sixteen. A format is tried when the first matrix
-of it is loaded: every variant on a small case, and its speed, which is remembered on disk. What is not chosen is multiplied by MLX.
+MLX reads an affine matrix once per row, or once per five rows; the kernels read it once per sixteen. A format is tried when the first
+matrix of it is loaded: every variant on a small case, and its speed, which is remembered on disk. What is not chosen is multiplied by MLX.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _SECONDS = 0.2
 """How long the speed of a format is measured, once on a machine."""
 _WORTH = 0.8
 """Blocks stay blocks if one row is not slower than this against the larger affine codes, which also lose a little."""
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,8 @@ class RawBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix of GGUF blocks in memory, byte for byte as in its file. Metal kernels multiply it; elsewhere it is unpacked for each product."""
+    """A matrix of GGUF blocks in memory, byte for byte as in its file. Metal kernels multiply it; without them it is unpacked for each
+    product."""
 
     weight: mx.array
     """uint8 `[..., out, bytes of a row]`."""

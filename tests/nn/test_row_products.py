@@ -81,7 +81,8 @@ def test_two_to_sixteen_rows_go_to_the_kernel(launches: Counter[str]) -> None:
     assert not used(launches, rows(4, dtype=BF16), matrix)
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
     assert row_products.product_lines() == [
-        "4-bit affine in groups of 64, float32: this project's kernels; next to MLX's products 1.5x at 2, 1.5x at 4, 1.5x at 8, 1.5x at 16 rows"
+        "4-bit affine in groups of 64, float32: this project's kernels; next to MLX's products "
+        "1.5x at 2, 1.5x at 4, 1.5x at 8, 1.5x at 16 rows"
     ]
 
 
