@@ -237,6 +237,6 @@ def test_speeds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stall_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = measured(monkeypatch, lambda now: 0.0004 if now < 0.03 else 0.001)
+    found, _ = measured(monkeypatch, lambda now: 0.0004 if now < 0.02 else 0.001)
     assert found[2].stalled
     assert not found[16].stalled
