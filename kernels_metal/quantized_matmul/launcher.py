@@ -49,7 +49,7 @@ def quantized_matmul(
     if [a.shape for a in arrays] != expected or k % group_size or weight.dtype != mx.uint32 or (biases is None) != (mode != "affine"):
         raise ValueError(f"a matrix of {[list(a.shape) for a in arrays]} does not multiply rows of {k}; expected {expected}")
     variant = rows_of_variant(rows)
-    template = [("T", x.dtype), ("ROWS", variant)]
+    template: list[tuple[str, int | mx.Dtype]] = [("T", x.dtype), ("ROWS", variant)]
     if mode == "affine":
         template += [("BITS", bits), ("GROUP", group_size)]
     return _launch(f"{mode}_matmul", [x, weight, *map(_long_enough, arrays[1:])], template, rows, n, k)
@@ -76,7 +76,7 @@ def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
     n, columns = _block_shape(weight, kind)
     if columns != k or x.dtype not in FLOATS:
         raise ValueError(f"rows of {k} numbers in {x.dtype} cannot be multiplied with rows of {columns}, in {kind}")
-    template = [("T", x.dtype), ("ROWS", rows_of_variant(rows)), ("TYPE", BLOCKS[kind].id)]
+    template: list[tuple[str, int | mx.Dtype]] = [("T", x.dtype), ("ROWS", rows_of_variant(rows)), ("TYPE", BLOCKS[kind].id)]
     return _launch("block_matmul", [x, weight], template, rows, n, k)
 
 

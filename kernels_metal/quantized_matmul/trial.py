@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -40,7 +40,7 @@ class Subject:
     group_size: int
     """Numbers that share a scale."""
     dtype: mx.Dtype
-    """Of x, of the result, and of affine scales."""
+    """The dtype of x, of the result, and of affine scales."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of a variant, next to MLX's products."""
+    """How fast a variant is, next to MLX's products."""
 
     times_mlx: float
     """How many times as fast it is."""
@@ -137,34 +137,26 @@ def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) 
 
 def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Product]:
     """Ours and MLX's, of `count` random matrices `[n, k]`."""
-    bits, group, mode = subject.bits, subject.group_size, subject.mode
-    if mode in BLOCKS:
+    if subject.mode in BLOCKS:
         blocks = [_blocks(subject, n, k) for _ in range(count)]
-        bits, group = _AFFINE_BITS[subject.bits], 32
-        codes = [_codes(bits, group, "affine", subject.dtype, n, k) for _ in range(count)]
-        mx.eval(blocks, codes)
-        return (
-            lambda x, number: block_matmul(x, blocks[number], mode),
-            lambda x, number: mx.quantized_matmul(x, *codes[number], transpose=True, group_size=group, bits=bits),
-        )
+        affine = Subject("affine", _AFFINE_BITS[subject.bits], 32, subject.dtype)
+        mx.eval(blocks)
+        return lambda x, number: block_matmul(x, blocks[number], subject.mode), _products(affine, count, n, k)[1]
+    bits, group, mode = subject.bits, subject.group_size, subject.mode
     codes = [_codes(bits, group, mode, subject.dtype, n, k) for _ in range(count)]
     mx.eval(codes)
     return (
-        lambda x, number: quantized_matmul(x, *_three(codes[number]), bits=bits, group_size=group, mode=mode),
+        lambda x, number: quantized_matmul(x, *codes[number], bits=bits, group_size=group, mode=mode),
         lambda x, number: mx.quantized_matmul(x, *codes[number], transpose=True, group_size=group, bits=bits, mode=mode),
     )
 
 
-def _three(codes: Sequence[mx.array]) -> tuple[mx.array, mx.array, mx.array | None]:
-    return codes[0], codes[1], codes[2] if len(codes) > 2 else None
-
-
-def _codes(bits: int, group: int, mode: str, dtype: mx.Dtype, n: int, k: int) -> list[mx.array]:
+def _codes(bits: int, group: int, mode: str, dtype: mx.Dtype, n: int, k: int) -> tuple[mx.array, mx.array, mx.array | None]:
     words = _random_words((n, k * bits // 32))
     if mode == "mxfp4":
-        return [words, mx.full((n, k // group), 121, mx.uint8)]
+        return words, mx.full((n, k // group), 121, mx.uint8), None
     scales = mx.full((n, k // group), 2.0**-bits / 16, dtype)
-    return [words, scales, mx.full((n, k // group), -1 / 32, dtype)]
+    return words, scales, mx.full((n, k // group), -1 / 32, dtype)
 
 
 def _blocks(subject: Subject, n: int, k: int) -> mx.array:

@@ -103,8 +103,10 @@ def settle(
         for holder in _holders(part):
             if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
                 holder.matrix = in_memory(holder.matrix)
-            if dtype and isinstance(holder.matrix, (Quantized, Blocks)) and len(holder.matrix.shape) == 2:
-                try_format(holder.matrix.format, dtype, measured)
+            matrix = holder.matrix
+            if dtype and isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
+                computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
+                try_format(matrix.format, computed, measured)
     elif kernels_cpu.available():
         for holder in _holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):

@@ -9,6 +9,7 @@ import os
 import platform
 import threading
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,4 +65,4 @@ def machine() -> str:
     sources = [load("quantized_matmul/quantized_matmul.metal", name) for name in names]
     digest = hashlib.sha256("".join(s.header + s.body for s in sources).encode()).hexdigest()[:12]
     device = str(mx.device_info().get("device_name") or platform.machine())
-    return f"{device}, {platform.system()} {platform.release()}, mlx {mx.__version__}, kernels {digest}"
+    return f"{device}, {platform.system()} {platform.release()}, mlx {version('mlx')}, kernels {digest}"

@@ -44,7 +44,7 @@ class Choice:
     instead: str = ""
     """Why MLX's products are used for all numbers of rows."""
     speeds: dict[int, Speed] = field(default_factory=dict)
-    """Of each variant that was measured."""
+    """The speed of each variant that was measured."""
 
 
 _lock = threading.Lock()
