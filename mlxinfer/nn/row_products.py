@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..cache.attention.select import SWITCH
 from ..device import is_gpu
 from .product_speeds import remember, remembered
 from .weights import Blocks, Format, Quantized
@@ -22,7 +23,6 @@ from .weights import Blocks, Format, Quantized
 if TYPE_CHECKING:
     from ..kernels_metal.quantized_matmul.trial import Speed
 
-SWITCH = "MLXINFER_METAL_KERNELS"
 _MOST_ROWS = 16
 """Rows up to which a product reads a matrix in MLX's form once."""
 _MOST_BLOCK_ROWS = 48
@@ -31,6 +31,8 @@ _UNPACKED_BYTES = 64 << 20
 """Bytes of a matrix that are unpacked at a time, for products of many rows."""
 _SECONDS = 0.2
 """How long the speed of a format is measured, once on a machine."""
+_USUAL, _LONG_SECONDS = Format(4, 64), 2.0
+"""What `mlxinfer doctor` measures, and for how long: some kernels slow down only after a while."""
 _WORTH = 0.8
 """Blocks stay blocks if one row is not slower than this against the larger affine codes, which also lose a little."""
 
@@ -43,6 +45,8 @@ class Choice:
     """The variants that are used, as in `launcher.ROWS`."""
     instead: str = ""
     """Why MLX's products are used for all numbers of rows."""
+    failed: bool = False
+    """Whether that is because a kernel did not work."""
     speeds: dict[int, Speed] = field(default_factory=dict)
     """The speed of each variant that was measured."""
 
@@ -108,24 +112,27 @@ def in_use() -> bool:
     return executors.available()
 
 
-def try_format(form: Format, dtype: mx.Dtype, measured: Path | None = None, *, seconds: float = _SECONDS) -> Choice | None:
-    """Decide how products in this format and dtype are computed, unless that is decided. None where there are no kernels."""
+def try_format(
+    form: Format, dtype: mx.Dtype, measured: Path | None = None, *, seconds: float = _SECONDS, again: bool = False
+) -> Choice | None:
+    """Decide how products in this format and dtype are computed, unless that is decided, or `again` asks for a new measurement. None where
+    there are no kernels."""
     if not in_use():
         return None
     with _lock:
-        if (form, dtype) not in _choices:
-            _choices[form, dtype] = _choice(form, dtype, measured, seconds)
+        if again or (form, dtype) not in _choices:
+            _choices[form, dtype] = _choice(form, dtype, measured, seconds, again)
         return _choices[form, dtype]
 
 
-def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float) -> Choice:
+def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float, again: bool) -> Choice:
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
     from ..kernels_metal.quantized_matmul.trial import Subject, speeds, why_untrusted
 
     subject = Subject(form.mode, form.bits, form.group_size, dtype)
     if problem := why_untrusted(subject):
-        return Choice(instead=problem)
-    found = remembered(measured, subject)
+        return Choice(instead=problem, failed=True)
+    found = None if again else remembered(measured, subject)
     if found is None:
         found = speeds(subject, seconds)
         remember(measured, subject, found)
@@ -135,7 +142,7 @@ def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float
         fast = {rows: speed for rows, speed in found.items() if not speed.stalled and speed.times_mlx > 1}
     stalled = any(speed.stalled for speed in found.values())
     instead = "" if fast else "the kernel became slower while it ran" if stalled else "MLX's products are faster"
-    return Choice(frozenset(fast), instead, found)
+    return Choice(frozenset(fast), instead, stalled and not fast, found)
 
 
 def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
@@ -143,17 +150,31 @@ def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
     return choice.variants if choice else frozenset()
 
 
-def give_up(reason: str) -> None:
-    """Use MLX's products from now on: a kernel failed while it ran."""
+def give_up(reason: str) -> bool:
+    """Use MLX's products from now on, as a step has failed. False if they were used already."""
     with _lock:
-        for key in _choices:
-            _choices[key] = Choice(instead=reason)
+        used = [key for key, choice in _choices.items() if choice.variants]
+        _choices.update((key, Choice(instead=reason, failed=True)) for key in used)
+    return bool(used)
+
+
+def product_status(dtype: mx.Dtype, measured: Path | None) -> list[str]:
+    """How products in the usual format are computed on this machine, measured for longer than at load, and in formats that were tried;
+    empty where there is no GPU."""
+    try_format(_USUAL, dtype, measured, seconds=_LONG_SECONDS, again=True)
+    return [f"products of few rows, {line}" for line in product_lines()]
 
 
 def product_lines() -> list[str]:
     """How each format that was tried is multiplied, for people."""
     with _lock:
         return sorted(f"{_name(*key)}: {_described(choice)}" for key, choice in _choices.items())
+
+
+def fallback_lines() -> list[str]:
+    """Which formats do not use this device's kernels, as these do not work."""
+    with _lock:
+        return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
 
 
 def _name(form: Format, dtype: mx.Dtype) -> str:

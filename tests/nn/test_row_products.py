@@ -142,10 +142,15 @@ def test_the_switch(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
     row_products.try_format(FORM, F32)
     assert row_products.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
-    row_products.give_up("a kernel failed: test")
+    assert row_products.fallback_lines() == []
+    assert row_products.give_up("a kernel failed: test")
+    assert not row_products.give_up("again")
     assert not used(launches, rows(4), quantized())
     assert not used(launches, rows(4, 512), blocks())
     assert all("a kernel failed: test" in line for line in row_products.product_lines())
+    assert row_products.fallback_lines()[0].startswith(
+        "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a kernel"
+    )
 
 
 @needs_emulator
@@ -202,6 +207,26 @@ def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeyp
     choice = row_products.try_format(FORM, F32, tmp_path / "x.json")
     assert choice is not None
     assert choice.variants == {2, 4, 8, 16}
+
+
+@needs_emulator
+def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, asked = tmp_path / "x.json", []
+    row_products.try_format(FORM, BF16, file)
+
+    def stalls(subject: Subject, seconds: float) -> dict[int, Speed]:
+        asked.append(seconds)
+        return {count: Speed(3.0, stalled=True) for count in subject.rows}
+
+    monkeypatch.setattr(trial, "speeds", stalls)
+    (line,) = row_products.product_status(BF16, file)
+    assert "as the kernel became slower while it ran" in line
+    assert asked[0] >= 2
+    monkeypatch.setattr(row_products, "_choices", {})
+    choice = row_products.try_format(FORM, BF16, file)  # a later load knows
+    assert choice is not None
+    assert not choice.variants
+    assert row_products.fallback_lines()
 
 
 class Clock:
