@@ -58,7 +58,7 @@ _choices: dict[tuple[Format, mx.Dtype], Choice] = {}
 def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
     """x `[..., in]` times a matrix `[out, in]`, transposed; None where MLX's own product is used."""
     choice = _choices.get((matrix.format, x.dtype)) if _choices else None
-    if not choice or not choice.variants or matrix.weight.ndim != 2:
+    if not choice or not choice.variants or matrix.weight.ndim != 2 or not is_gpu():
         return None
     rows = x.size // x.shape[-1]
     if not 2 <= rows <= _MOST_ROWS or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
@@ -76,7 +76,7 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     """x `[..., in]` times a matrix `[out, in]`, transposed. Where the kernels are not used, the matrix is unpacked by MLX's operations."""
     kind, rows = matrix.format.mode, x.size // x.shape[-1]
-    if not _variants(matrix.format, x.dtype):
+    if not _variants(matrix.format, x.dtype) or not is_gpu():
         return x @ matrix.dequantize(x.dtype).T
     from ..kernels_metal.quantized_matmul.launcher import block_dequantize, block_matmul
 
