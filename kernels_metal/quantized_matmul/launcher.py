@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
@@ -14,7 +18,9 @@ BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
-_FILE = "quantized_matmul/quantized_matmul.metal"
+_CODES_FILE, _BLOCKS_FILE = "quantized_matmul/quantized_matmul.metal", "quantized_matmul/block_matmul.metal"
+_KNOWN_SHAPES = 4096
+"""A step asks for the same few products again and again: how they are launched is worked out once."""
 _COLUMNS, _PIECE, _PIECES = 16, 32, 8
 """Columns of a threadgroup's tile; numbers of a row that a lane takes at a time; pieces that a simdgroup takes at a time."""
 _MANY_TILES = 512
@@ -39,20 +45,12 @@ def quantized_matmul(
     None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
     `UnsupportedShapeError` for a format without a kernel.
     """
-    rows, k = _shape(x)
-    problem = why_unsupported(x.dtype, bits, group_size, mode, scales.dtype)
-    if problem:
-        raise UnsupportedShapeError(problem)
-    n = weight.shape[0]
-    expected = [(n, k * bits // 32), (n, k // group_size), *([(n, k // group_size)] if biases is not None else [])]
-    arrays = [weight, scales, *([] if biases is None else [biases])]
-    if [a.shape for a in arrays] != expected or k % group_size or weight.dtype != mx.uint32 or (biases is None) != (mode != "affine"):
-        raise ValueError(f"a matrix of {[list(a.shape) for a in arrays]} does not multiply rows of {k}; expected {expected}")
-    variant = rows_of_variant(rows)
-    template: list[tuple[str, int | mx.Dtype]] = [("T", x.dtype), ("ROWS", variant)]
-    if mode == "affine":
-        template += [("BITS", bits), ("GROUP", group_size)]
-    return _launch(f"{mode}_matmul", [x, weight, *map(_long_enough, arrays[1:])], template, rows, n, k)
+    parts = [weight, scales] if biases is None else [weight, scales, biases]
+    shapes = tuple((a.shape, a.dtype) for a in parts)
+    launch = _of_codes(x.shape, x.dtype, shapes, bits, group_size, mode)
+    if scales.size < _PADDED:
+        parts[1:] = [mx.pad(a.reshape(-1), (0, _PADDED - a.size)) for a in parts[1:]]
+    return launch.run([x, *parts])
 
 
 def why_unsupported(dtype: mx.Dtype, bits: int, group_size: int, mode: str, scales: mx.Dtype) -> str | None:
@@ -72,27 +70,85 @@ def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
     `weight` is uint8 `[N, bytes of a row]`, as in the file; `kind` is a name in `BLOCKS`. The matrix is read once per 16 rows; its numbers
     are not rounded, sums are float32. Raises ValueError and `UnsupportedShapeError`.
     """
-    rows, k = _shape(x)
-    n, columns = _block_shape(weight, kind)
-    if columns != k or x.dtype not in FLOATS:
-        raise ValueError(f"rows of {k} numbers in {x.dtype} cannot be multiplied with rows of {columns}, in {kind}")
-    template: list[tuple[str, int | mx.Dtype]] = [("T", x.dtype), ("ROWS", rows_of_variant(rows)), ("TYPE", BLOCKS[kind].id)]
-    return _launch("block_matmul", [x, weight], template, rows, n, k)
+    return _of_blocks(x.shape, x.dtype, weight.shape, weight.dtype, kind).run([x, weight])
 
 
 def block_dequantize(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
     """A matrix of GGUF blocks, uint8 `[N, bytes of a row]`, as numbers `[N, K]`, each rounded once. Raises ValueError and
     `UnsupportedShapeError`."""
-    n, k = _block_shape(weight, kind)
+    return _of_unpacking(weight.shape, weight.dtype, kind, dtype).run([weight])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all that its launch needs besides inputs."""
+
+    file: str
+    """Its Metal file."""
+    name: str
+    """Its name in the file."""
+    template: list[tuple[str, int | mx.Dtype]]
+    """Template arguments."""
+    shape: tuple[int, int]
+    """The shape of its output."""
+    dtype: mx.Dtype
+    """The dtype of its output."""
+    grid: tuple[int, int, int]
+    """Threads in all."""
+    threads: int
+    """Threads of a threadgroup."""
+
+    def run(self, inputs: Sequence[mx.array]) -> mx.array:
+        """Launch it, and return its output."""
+        return get_kernel(self.file, self.name)(
+            inputs=inputs,
+            template=self.template,
+            output_shapes=[self.shape],
+            output_dtypes=[self.dtype],
+            grid=self.grid,
+            threadgroup=(self.threads, 1, 1),
+        )[0]
+
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_codes(x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ...], bits: int, group_size: int, mode: str) -> Launch:
+    rows, k = _rows_of(x)
+    if problem := why_unsupported(dtype, bits, group_size, mode, parts[1][1]):
+        raise UnsupportedShapeError(problem)
+    n = parts[0][0][0]
+    groups = [(n, k // group_size)] * (2 if mode == "affine" else 1)
+    expected = [(n, k * bits // 32), *groups]
+    if [shape for shape, _ in parts] != expected or k % group_size or parts[0][1] != mx.uint32:
+        raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
+    sizes = [("BITS", bits), ("GROUP", group_size)] if mode == "affine" else []
+    return _product(_CODES_FILE, f"{mode}_matmul", [("T", dtype), ("ROWS", rows_of_variant(rows)), *sizes], rows, n, k, dtype)
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_blocks(x: Shape, dtype: mx.Dtype, weight: Shape, stored: mx.Dtype, kind: str) -> Launch:
+    rows, k = _rows_of(x)
+    n, columns = _numbers_of(weight, stored, kind)
+    if columns != k or dtype not in FLOATS:
+        raise ValueError(f"rows of {k} numbers in {dtype} cannot be multiplied with rows of {columns}, in {kind}")
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows)), ("TYPE", BLOCKS[kind].id)]
+    return _product(_BLOCKS_FILE, "block_matmul", template, rows, n, k, dtype)
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_unpacking(weight: Shape, stored: mx.Dtype, kind: str, dtype: mx.Dtype) -> Launch:
+    n, k = _numbers_of(weight, stored, kind)
     threads = -(-n * k // _PIECE // _THREADS) * _THREADS
-    return get_kernel(_FILE, "block_dequantize")(
-        inputs=[weight],
-        template=[("T", dtype), ("TYPE", BLOCKS[kind].id)],
-        output_shapes=[(n, k)],
-        output_dtypes=[dtype],
-        grid=(threads, 1, 1),
-        threadgroup=(_THREADS, 1, 1),
-    )[0]
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("TYPE", BLOCKS[kind].id)]
+    return Launch(_BLOCKS_FILE, "block_dequantize", template, (n, k), dtype, (threads, 1, 1), _THREADS)
+
+
+def _product(file: str, name: str, template: tuple[tuple[str, int | mx.Dtype], ...], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
+    threads = 32 * simdgroups_of(n, k)
+    grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
+    return Launch(file, name, template, (rows, n), dtype, grid, threads)
 
 
 def simdgroups_of(n: int, k: int) -> int:
@@ -103,33 +159,17 @@ def simdgroups_of(n: int, k: int) -> int:
     return -(-steps // rounds)
 
 
-def _launch(name: str, inputs: list[mx.array], template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int) -> mx.array:
-    threads = 32 * simdgroups_of(n, k)
-    return get_kernel(_FILE, name)(
-        inputs=inputs,
-        template=template,
-        output_shapes=[(rows, n)],
-        output_dtypes=[inputs[0].dtype],
-        grid=(threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1),
-        threadgroup=(threads, 1, 1),
-    )[0]
+def _rows_of(x: Shape) -> tuple[int, int]:
+    if len(x) != 2 or not all(x) or x[1] % _PIECE:
+        raise ValueError(f"rows to multiply are {list(x)}; expected [rows, K] with a K that {_PIECE} divides")
+    return x[0], x[1]
 
 
-def _shape(x: mx.array) -> tuple[int, int]:
-    if x.ndim != 2 or not x.size or x.shape[1] % _PIECE:
-        raise ValueError(f"rows to multiply are {list(x.shape)}; expected [rows, K] with a K that {_PIECE} divides")
-    return x.shape[0], x.shape[1]
-
-
-def _block_shape(weight: mx.array, kind: str) -> tuple[int, int]:
+def _numbers_of(weight: Shape, stored: mx.Dtype, kind: str) -> tuple[int, int]:
     """N and K."""
     if kind not in BLOCKS:
         raise UnsupportedShapeError(f"no products with {kind}; there are {', '.join(BLOCKS)}")
     form = BLOCKS[kind]
-    if weight.ndim != 2 or weight.dtype != mx.uint8 or not weight.size or weight.shape[1] % form.bytes:
-        raise ValueError(f"a matrix of {kind} is {weight.dtype}{list(weight.shape)}; expected uint8 [N, a multiple of {form.bytes}]")
-    return weight.shape[0], weight.shape[1] // form.bytes * form.numbers
-
-
-def _long_enough(array: mx.array) -> mx.array:
-    return array if array.size >= _PADDED else mx.pad(array.reshape(-1), (0, _PADDED - array.size))
+    if len(weight) != 2 or stored != mx.uint8 or not all(weight) or weight[1] % form.bytes:
+        raise ValueError(f"a matrix of {kind} is {stored}{list(weight)}; expected uint8 [N, a multiple of {form.bytes}]")
+    return weight[0], weight[1] // form.bytes * form.numbers

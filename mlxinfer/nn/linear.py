@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
 from .norms import RMSNorm
-from .row_products import block_product, quantized_product
+from .row_products import block_product, block_rows, quantized_product
 from .weights import Blocks, Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
 
 
@@ -155,6 +155,8 @@ class Embedding:
     def __call__(self, tokens: mx.array) -> mx.array:
         if isinstance(self.matrix, Packed):
             return self.matrix.rows(tokens, self.dtype)
+        if isinstance(self.matrix, Blocks):
+            return block_rows(self.matrix.weight[tokens], self.matrix.format, self.dtype)
         rows = map_rows(self.matrix, lambda table: table[tokens])
         return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 

@@ -61,8 +61,8 @@ def machine() -> str:
     """What speeds depend on: the chip, the system, MLX, and the kernels' source."""
     from ..kernels_metal.source import load
 
-    names = ("affine_matmul", "mxfp4_matmul", "block_matmul")
-    sources = [load("quantized_matmul/quantized_matmul.metal", name) for name in names]
+    codes, blocks = (f"quantized_matmul/{name}.metal" for name in ("quantized_matmul", "block_matmul"))
+    sources = [load(codes, "affine_matmul"), load(codes, "mxfp4_matmul"), load(blocks, "block_matmul")]
     digest = hashlib.sha256("".join(s.header + s.body for s in sources).encode()).hexdigest()[:12]
     device = str(mx.device_info().get("device_name") or platform.machine())
     return f"{device}, {platform.system()} {platform.release()}, mlx {version('mlx')}, kernels {digest}"

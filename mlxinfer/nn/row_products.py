@@ -90,6 +90,16 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     return y.reshape(*x.shape[:-1], -1)
 
 
+def block_rows(rows: mx.array, form: Format, dtype: mx.Dtype) -> mx.array:
+    """Rows of blocks, `[..., bytes of a row]`, as numbers `[..., columns]`."""
+    matrix = Blocks(rows, form)
+    if not _variants(form, dtype) or not is_gpu():
+        return matrix.dequantize(dtype)
+    from ..kernels_metal.quantized_matmul.launcher import block_dequantize
+
+    return block_dequantize(rows.reshape(-1, rows.shape[-1]), form.mode, dtype).reshape(matrix.shape)
+
+
 def block_kinds(dtype: mx.Dtype, kinds: Iterable[str], measured: Path | None = None) -> frozenset[str]:
     """Which of these GGUF types this machine multiplies in their blocks, in this dtype. Types that were not tried before are tried now;
     `measured` is the file that remembers speeds."""
@@ -127,9 +137,11 @@ def try_format(
 
 def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float, again: bool) -> Choice:
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
-    from ..kernels_metal.quantized_matmul.trial import Subject, speeds, why_untrusted
+    from ..kernels_metal.quantized_matmul.trial import Subject, is_supported, speeds, why_untrusted
 
     subject = Subject(form.mode, form.bits, form.group_size, dtype)
+    if not is_supported(subject):
+        return Choice(instead="there is no kernel for them")
     if problem := why_untrusted(subject):
         return Choice(instead=problem, failed=True)
     found = None if again else remembered(measured, subject)

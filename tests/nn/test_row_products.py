@@ -161,9 +161,12 @@ def test_blocks(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None
     assert used(launches, rows(1, 512), matrix)
     assert used(launches, rows(40, 512), matrix)
     assert launches["block_dequantize"] == 1  # of the trial
+    tokens = mx.array([[7, 0], [39, 7]])
+    assert mx.array_equal(Embedding(matrix, F32)(tokens), matrix.dequantize(F32)[tokens])
+    assert launches["block_dequantize"] == 2
     monkeypatch.setattr(row_products, "_UNPACKED_BYTES", 1)
     assert used(launches, rows(60, 512), matrix)
-    assert launches["block_dequantize"] == 1 + 3
+    assert launches["block_dequantize"] == 2 + 3
 
 
 def test_blocks_are_matrices_like_others() -> None:
