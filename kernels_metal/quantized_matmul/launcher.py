@@ -123,8 +123,10 @@ def _of_codes(x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ..
     expected = [(n, k * bits // 32), *groups]
     if [shape for shape, _ in parts] != expected or k % group_size or parts[0][1] != mx.uint32:
         raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
-    sizes = [("BITS", bits), ("GROUP", group_size)] if mode == "affine" else []
-    return _product(_CODES_FILE, f"{mode}_matmul", [("T", dtype), ("ROWS", rows_of_variant(rows)), *sizes], rows, n, k, dtype)
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows))]
+    if mode == "affine":
+        template += [("BITS", bits), ("GROUP", group_size)]
+    return _product(_CODES_FILE, f"{mode}_matmul", template, rows, n, k, dtype)
 
 
 @lru_cache(_KNOWN_SHAPES)
@@ -145,7 +147,7 @@ def _of_unpacking(weight: Shape, stored: mx.Dtype, kind: str, dtype: mx.Dtype) -
     return Launch(_BLOCKS_FILE, "block_dequantize", template, (n, k), dtype, (threads, 1, 1), _THREADS)
 
 
-def _product(file: str, name: str, template: tuple[tuple[str, int | mx.Dtype], ...], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
+def _product(file: str, name: str, template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
     threads = 32 * simdgroups_of(n, k)
     grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
     return Launch(file, name, template, (rows, n), dtype, grid, threads)

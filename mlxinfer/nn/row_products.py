@@ -69,24 +69,25 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
         return None
     f = matrix.format
     arrays = matrix.weight, matrix.scales, matrix.biases
+    if x.ndim == 2:
+        return quantized_matmul(x, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
     y = quantized_matmul(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
     return y.reshape(*x.shape[:-1], -1)
 
 
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:
-    """x `[..., in]` times a matrix `[out, in]`, transposed. Where the kernels are not used, the matrix is unpacked by MLX's operations."""
-    kind, rows = matrix.format.mode, x.size // x.shape[-1]
-    if not _variants(matrix.format, x.dtype) or not is_gpu():
-        return x @ matrix.dequantize(x.dtype).T
-    from ..kernels_metal.quantized_matmul.launcher import block_dequantize, block_matmul
-
+    """x `[..., in]` times a matrix `[out, in]`, transposed. For many rows, or where the kernels are not used, the matrix is unpacked in
+    slices."""
+    rows, weight, form = x.size // x.shape[-1], matrix.weight, matrix.format
     flat = x.reshape(rows, -1)
-    if rows <= _MOST_BLOCK_ROWS:
-        y = block_matmul(flat, matrix.weight, kind)
+    if rows <= _MOST_BLOCK_ROWS and _variants(form, x.dtype) and is_gpu():
+        from ..kernels_metal.quantized_matmul.launcher import block_matmul
+
+        y = block_matmul(flat, weight, form.mode)
     else:
         step = max(_UNPACKED_BYTES // (x.shape[-1] * x.dtype.size) // 16 * 16, 16)
-        pieces = [matrix.weight[at : at + step] for at in range(0, matrix.weight.shape[0], step)]
-        y = mx.concatenate([flat @ block_dequantize(piece, kind, x.dtype).T for piece in pieces], axis=-1)
+        slices = [weight[at : at + step] for at in range(0, weight.shape[0], step)]
+        y = mx.concatenate([flat @ block_rows(piece, form, x.dtype).T for piece in slices], axis=-1)
     return y.reshape(*x.shape[:-1], -1)
 
 
