@@ -21,7 +21,7 @@ _N, _K = 40, 768
 _MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
 """Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose: rounding to bfloat16
 costs 0.004 at most."""
-_WIDTH, _BYTES = 4096, 64 << 20
+WIDTH, _BYTES = 4096, 64 << 20
 """Width of the matrices that are timed, and how much of them: more than a cache holds."""
 _ROUNDS = 4
 _STALL = 2.0
@@ -53,6 +53,12 @@ class Subject:
         """The variants that are of use: MLX reads its own formats once for one row."""
         return ROWS if self.mode in BLOCKS else ROWS[1:]
 
+    def nbytes(self, numbers: int) -> int:
+        """Bytes of a matrix of so many numbers, with its scales."""
+        if self.mode in BLOCKS:
+            return numbers // BLOCKS[self.mode].numbers * BLOCKS[self.mode].bytes
+        return numbers * self.bits // 8 + numbers // self.group_size * (1 if self.mode == "mxfp4" else 2 * self.dtype.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -62,6 +68,8 @@ class Speed:
     """How many times as fast it is."""
     stalled: bool = False
     """Whether it became much slower while it ran."""
+    seconds: float = 0.0
+    """What one product took, on average; 0 where only the ratio is known."""
 
 
 def is_supported(subject: Subject) -> bool:
@@ -108,7 +116,7 @@ def _first_difference(subject: Subject, numbers: mx.array, product: Callable[[mx
 
 
 def speeds(
-    subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int = _WIDTH, most_bytes: int = _BYTES
+    subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int = WIDTH, most_bytes: int = _BYTES
 ) -> dict[int, Speed]:
     """The speed of each variant next to MLX's product of as many rows, measured for about `seconds` in all.
 
@@ -129,7 +137,7 @@ def _speed(ours: Product, theirs: Product, x: mx.array, count: int, seconds: flo
     times = [(_time(ours, x, count, passes, clock), _time(theirs, x, count, passes, clock)) for _ in range(_ROUNDS)]
     own, other = [t[0] for t in times], [t[1] for t in times]
     stalled = own[-1] > _STALL * own[0] and other[-1] <= _STALL * other[0]
-    return Speed(sum(other) / max(sum(own), 1e-9), stalled)
+    return Speed(sum(other) / max(sum(own), 1e-9), stalled, sum(own) / (_ROUNDS * passes * count))
 
 
 def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) -> float:
