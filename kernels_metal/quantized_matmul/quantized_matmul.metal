@@ -17,8 +17,8 @@ threadgroup float partial[kMostSimdgroups * ROWS * kColumns];
 const int first_row = int(threadgroup_position_in_grid.y) * ROWS;
 const Tile tile = {first_row, x_shape[0] - first_row, int(threadgroup_position_in_grid.x) * kColumns, weight_shape[0], x_shape[1] / 32,
                    simdgroup_index_in_threadgroup, simdgroups_per_threadgroup, thread_index_in_simdgroup};
-const AffineCodes<T, BITS, GROUP> matrix = {(const device uchar*)weight, scales, biases, x_shape[1]};
-multiply<T, AffineCodes<T, BITS, GROUP>, ROWS>(typename WayOf<ROWS>::type(), x, matrix, tile, partial + tile.simdgroup * (ROWS * kColumns));
+const AffineCodes<T, BITS, GROUP> packed = {(const device uchar*)weight, scales, biases, x_shape[1]};
+multiply<T, AffineCodes<T, BITS, GROUP>, ROWS>(typename WayOf<ROWS>::type(), x, packed, tile, partial + tile.simdgroup * (ROWS * kColumns));
 threadgroup_barrier(mem_flags::mem_threadgroup);
 store<T, ROWS>(partial, tile, out);
 
@@ -28,7 +28,7 @@ threadgroup float partial[kMostSimdgroups * ROWS * kColumns];
 const int first_row = int(threadgroup_position_in_grid.y) * ROWS;
 const Tile tile = {first_row, x_shape[0] - first_row, int(threadgroup_position_in_grid.x) * kColumns, weight_shape[0], x_shape[1] / 32,
                    simdgroup_index_in_threadgroup, simdgroups_per_threadgroup, thread_index_in_simdgroup};
-const Mxfp4Codes matrix = {(const device uchar*)weight, scales, x_shape[1]};
-multiply<T, Mxfp4Codes, ROWS>(typename WayOf<ROWS>::type(), x, matrix, tile, partial + tile.simdgroup * (ROWS * kColumns));
+const Mxfp4Codes packed = {(const device uchar*)weight, scales, x_shape[1]};
+multiply<T, Mxfp4Codes, ROWS>(typename WayOf<ROWS>::type(), x, packed, tile, partial + tile.simdgroup * (ROWS * kColumns));
 threadgroup_barrier(mem_flags::mem_threadgroup);
 store<T, ROWS>(partial, tile, out);

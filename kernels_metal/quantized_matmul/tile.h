@@ -36,18 +36,18 @@ inline void octet_of_x(const device T* from, bool there, thread float* numbers) 
 
 // Up to four rows of x: products lane by lane. `sums` are [ROWS, 4].
 template <typename T, typename M, int ROWS>
-inline void multiply_lanes(const device T* x, thread const M& matrix, Tile tile, thread float* sums) {
+inline void multiply_lanes(const device T* x, thread const M& packed, Tile tile, thread float* sums) {
   const int k = 32 * tile.pieces;
   ROLLED for (int block = int(tile.simdgroup); 8 * block < tile.pieces; block += int(tile.simdgroups)) {
     const int wanted = 8 * block + int(fragment_row(tile.lane)), number = min(wanted, tile.pieces - 1);
     typename PieceOf<M>::type pieces[kOfLane];
-    UNROLL for (int c = 0; c < kOfLane; ++c) load_piece(matrix, column_of_lane(tile, c), number, pieces[c]);
+    UNROLL for (int c = 0; c < kOfLane; ++c) load_piece(packed, column_of_lane(tile, c), number, pieces[c]);
     UNROLL for (int octet = 0; octet < 4; ++octet) {
       float weights[8 * kOfLane];
       UNROLL for (int c = 0; c < kOfLane; ++c) octet_of(pieces[c], octet, weights + 8 * c);
       UNROLL for (int r = 0; r < ROWS; ++r) {
         float numbers[8];
-        const device T* from = x + ulong(tile.row + min(r, tile.rows - 1)) * ulong(k) + first_of(matrix, number, octet);
+        const device T* from = x + ulong(tile.row + min(r, tile.rows - 1)) * ulong(k) + first_of(packed, number, octet);
         octet_of_x(from, wanted == number, numbers);
         UNROLL for (int c = 0; c < kOfLane; ++c) {
           UNROLL for (int i = 0; i < 8; ++i) sums[r * kOfLane + c] = fma(weights[8 * c + i], numbers[i], sums[r * kOfLane + c]);
@@ -75,18 +75,18 @@ inline void share_lanes(thread const float* sums, Tile tile, threadgroup float* 
 
 // 8 or 16 rows of x: products of 8x8 matrices in float32. `sums` are [BLOCKS, 2] matrices of 8 rows and 8 columns.
 template <typename T, typename M, int BLOCKS>
-inline void multiply_matrices(const device T* x, thread const M& matrix, Tile tile, thread simdgroup_matrix<float, 8, 8>* sums) {
+inline void multiply_matrices(const device T* x, thread const M& packed, Tile tile, thread simdgroup_matrix<float, 8, 8>* sums) {
   const int k = 32 * tile.pieces;
   ROLLED for (int block = int(tile.simdgroup); 8 * block < tile.pieces; block += int(tile.simdgroups)) {
     typename PieceOf<M>::type pieces[kOfLane];
     const int own = min(8 * block + int(fragment_row(tile.lane)), tile.pieces - 1);
-    UNROLL for (int c = 0; c < kOfLane; ++c) load_piece(matrix, column_of_lane(tile, c), own, pieces[c]);
+    UNROLL for (int c = 0; c < kOfLane; ++c) load_piece(packed, column_of_lane(tile, c), own, pieces[c]);
     UNROLL for (int octet = 0; octet < 4; ++octet) {
       float numbers[BLOCKS * 16];
       UNROLL for (int i = 0; i < 2 * BLOCKS; ++i) {
         const int wanted = 8 * block + int(fragment_column(tile.lane)) + i % 2, number = min(wanted, tile.pieces - 1);
         const int row = i / 2 * 8 + int(fragment_row(tile.lane));
-        const device T* from = x + ulong(tile.row + min(row, tile.rows - 1)) * ulong(k) + first_of(matrix, number, octet);
+        const device T* from = x + ulong(tile.row + min(row, tile.rows - 1)) * ulong(k) + first_of(packed, number, octet);
         octet_of_x(from, wanted == number && row < tile.rows, numbers + 8 * i);
       }
       UNROLL for (int side = 0; side < 2; ++side) {
@@ -139,18 +139,18 @@ struct WayOf<16> {
 
 // Leaves the simdgroup's part of the result, [ROWS, 16], in `partial`.
 template <typename T, typename M, int ROWS>
-inline void multiply(ByLanes<ROWS>, const device T* x, thread const M& matrix, Tile tile, threadgroup float* partial) {
+inline void multiply(ByLanes<ROWS>, const device T* x, thread const M& packed, Tile tile, threadgroup float* partial) {
   float sums[ROWS * kOfLane];
   UNROLL for (int i = 0; i < ROWS * kOfLane; ++i) sums[i] = 0.0f;
-  multiply_lanes<T, M, ROWS>(x, matrix, tile, sums);
+  multiply_lanes<T, M, ROWS>(x, packed, tile, sums);
   share_lanes<ROWS>(sums, tile, partial);
 }
 
 template <typename T, typename M, int ROWS>
-inline void multiply(ByMatrices<ROWS>, const device T* x, thread const M& matrix, Tile tile, threadgroup float* partial) {
+inline void multiply(ByMatrices<ROWS>, const device T* x, thread const M& packed, Tile tile, threadgroup float* partial) {
   simdgroup_matrix<float, 8, 8> sums[ROWS / 4];
   UNROLL for (int i = 0; i < ROWS / 4; ++i) sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  multiply_matrices<T, M, ROWS / 8>(x, matrix, tile, sums);
+  multiply_matrices<T, M, ROWS / 8>(x, packed, tile, sums);
   share_matrices<ROWS / 8>(sums, tile, partial);
 }
 
