@@ -69,6 +69,24 @@ def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
     click.echo(text)
 
 
+@click.command("products-gpu")
+@click.option("--seconds", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How long each format is measured.")
+def products_gpu(seconds: float) -> None:
+    """Products of 1 to 16 rows with quantized matrices, on an Apple or NVIDIA GPU. Writes results/products_gpu.md."""
+    from .attention_gpu import copy_bandwidth, missing_gpu
+    from .products_gpu import measure, table
+
+    if missing_gpu():
+        raise click.ClickException(missing_gpu().replace("attention", "a product", 1))
+    copied = copy_bandwidth()
+    try:
+        text = f"{device_name()}, copying {copied / 1e9:.0f} GB/s\n\n{table(measure(seconds=seconds), copied)}"
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    (RESULTS / "products_gpu.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 @click.command("kv-bytes")
 def kv_bytes() -> None:
     """Bytes of the cache that a decode step reads, and the least time for that on Apple's chips. Computed, not measured."""
@@ -124,4 +142,4 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
         raise click.ClickException("this is not how it should end")
 
 
-COMMANDS = (precision, step, attention_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure, types)
+COMMANDS = (precision, step, attention_gpu, products_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure, types)

@@ -19,6 +19,7 @@ from ..loading.load import LoadedModel, prepare
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
+from ..nn import row_products
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
@@ -160,4 +161,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *fallback_lines(layers, kv, dtype), *([loss] if loss else []))
+    plain = (*fallback_lines(layers, kv, dtype), *row_products.fallback_lines())
+    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *plain, *([loss] if loss else []))

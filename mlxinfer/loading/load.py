@@ -28,7 +28,7 @@ from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
-from .resolve import resolve
+from .resolve import cache_dir, resolve
 from .summary import Summary, summarize
 from .weights import CheckpointWeights, MetaWeights, Progress
 
@@ -206,7 +206,7 @@ def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None,
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress, index=meta.index)
-        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies))
+        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies, dtype=dtype, measured=cache_dir() / "products.json"))
         weights.finish()
         return model, [*notes, *_notes(weights)]
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..errors import WeightsError
 from ..nn.packing import arrays
-from ..nn.weights import Dense, Format, Matrix, Quantized, RawBlocks, Recipe
+from ..nn.weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 
@@ -305,7 +305,7 @@ def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
     """With its floating-point parts in this dtype; codes and 8-bit scales stay as they are."""
     if isinstance(matrix, Dense):
         return Dense(matrix.weight.astype(dtype))
-    if isinstance(matrix, RawBlocks) or matrix.biases is None:
+    if isinstance(matrix, (RawBlocks, Blocks)) or matrix.biases is None:
         return matrix
     return Quantized(matrix.weight, matrix.scales.astype(dtype), matrix.biases.astype(dtype), matrix.format)
 
@@ -329,7 +329,7 @@ def settle(matrix: Matrix) -> Matrix:
 def is_finite(matrix: Matrix) -> bool:
     """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is still in its file is
     checked when it is packed."""
-    if isinstance(matrix, RawBlocks):
+    if isinstance(matrix, (RawBlocks, Blocks)):
         return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)

@@ -13,10 +13,12 @@ from support.append_scenes import AppendScene
 from support.decode_scenes import Scene
 from support.emulated import needs_emulator
 from support.prefill_scenes import PrefillScene
+from support.quantized_products import matrix, rows_of_x
 from support.sealed_pages import to_float
 
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate
 from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal.quantized_matmul.launcher import block_dequantize
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compiler for CUDA: {nvrtc.wheels_missing()}")
@@ -25,6 +27,8 @@ F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
 """Of bits of keys and of values, each once."""
+PRODUCTS = ("4/64", "Q4_K", "3/32", "Q5_K", "8/128", "Q6_K", "mxfp4", "6/64", "Q8_0", "5/32", "2/32", "Q5_0", "Q4_0")
+"""Formats of quantized matrices."""
 GPU, PTX = "sm_90", "compute_90"
 """For a GPU, or, in a quarter of the time, only as far as NVIDIA's own assembly language."""
 
@@ -170,6 +174,19 @@ def test_prefill_keeps_its_matrices_in_registers() -> None:
 
 
 @needs_nvrtc
+def test_products_compile() -> None:
+    """Their pieces stay in registers too."""
+    compiled = Compiled(PTX)
+    with run_with(compiled.maker):
+        for index, kind in enumerate(PRODUCTS):
+            weights = matrix(kind, 16, 512, BF16)
+            weights.times(rows_of_x((1, 2, 4, 8, 16)[index % 5], 512, BF16))
+        block_dequantize(weights.arrays[0], kind, F16)
+    assert len(compiled) == len(PRODUCTS) + 1
+    assert not any("ld.local" in ptx for ptx in compiled)
+
+
+@needs_nvrtc
 def test_an_error_names_the_line() -> None:
     code = nvrtc.cuda_source("bad", [("x", mx.zeros(9))], [("out", F32)], "out[0] = x[0];\nout[1] = nowhere;", "")
     with pytest.raises(nvrtc.CompileError, match=r"bad\.metal\(\d+\): error: identifier \"nowhere\""):
@@ -228,6 +245,14 @@ def test_unpacking_as_translated_is_right_to_the_bit() -> None:
         found = scene.unseal()
     for got, expected in zip(found, scene.unsealed(), strict=True):
         assert np.array_equal(to_float(got), to_float(expected), equal_nan=True)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("kind", "rows"), [("4/64", 3), ("3/32", 8), ("mxfp4", 2), ("Q5_K", 1), ("Q6_K", 12)])
+def test_products_as_translated_are_right(kind: str, rows: int) -> None:
+    weights, x = matrix(kind, 19, 512, F16), rows_of_x(rows, 512, F16)
+    with run_with(cuda_cpu.maker):
+        weights.check(x, weights.times(x))
 
 
 @needs_emulator
