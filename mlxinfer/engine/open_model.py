@@ -21,6 +21,7 @@ from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
 from ..nn import row_products
+from ..sampling import cuts
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
@@ -161,5 +162,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    plain = (*fallback_lines(layers, kv, dtype), *row_products.fallback_lines())
-    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *plain, *([loss] if loss else []))
+    slower = (*fallback_lines(layers, kv, dtype), *row_products.fallback_lines(), *cuts.fallback_lines(loaded.model.vocab_size))
+    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))
