@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
 from support.emulated import emulated, needs_emulator
+from support.examples import examples
 
 from mlxinfer import SamplingParams
 from mlxinfer.cache.attention.select import SWITCH
