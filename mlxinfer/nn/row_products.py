@@ -171,8 +171,8 @@ def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
 
 
 def give_up(error: BaseException, *, guilty: bool) -> bool:
-    """A step has failed: use MLX's products from now on; with `guilty`, only for formats whose trial fails now. Returns whether that changes
-    anything."""
+    """A step has failed: use MLX's products from now on; with `guilty`, only for formats whose trial fails now. Returns whether that
+    changes anything."""
     from ..kernels_metal.quantized_matmul.trial import why_untrusted
 
     with _lock:
