@@ -17,11 +17,12 @@ import mlx.core as mx
 
 from ..cache.attention.select import SWITCH
 from ..device import is_gpu
+from ..errors import one_line
 from .product_speeds import remember, remembered
 from .weights import Blocks, Format, Quantized
 
 if TYPE_CHECKING:
-    from ..kernels_metal.quantized_matmul.trial import Speed
+    from ..kernels_metal.quantized_matmul.trial import Speed, Subject
 
 _MOST_ROWS = 16
 """Rows up to which a product reads a matrix in MLX's form once."""
@@ -138,9 +139,9 @@ def try_format(
 
 def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float, again: bool) -> Choice:
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
-    from ..kernels_metal.quantized_matmul.trial import Subject, is_supported, speeds, why_untrusted
+    from ..kernels_metal.quantized_matmul.trial import is_supported, speeds, why_untrusted
 
-    subject = Subject(form.mode, form.bits, form.group_size, dtype)
+    subject = _subject(form, dtype)
     if not is_supported(subject):
         return Choice(instead="there is no kernel for them")
     if problem := why_untrusted(subject):
@@ -158,16 +159,26 @@ def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float
     return Choice(frozenset(fast), instead, stalled and not fast, found)
 
 
+def _subject(form: Format, dtype: mx.Dtype) -> Subject:
+    from ..kernels_metal.quantized_matmul.trial import Subject
+
+    return Subject(form.mode, form.bits, form.group_size, dtype)
+
+
 def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
     choice = _choices.get((form, dtype))
     return choice.variants if choice else frozenset()
 
 
-def give_up(reason: str) -> bool:
-    """Use MLX's products from now on, as a step has failed. False if they were used already."""
+def give_up(error: BaseException, *, guilty: bool) -> bool:
+    """A step has failed: use MLX's products from now on; with `guilty`, only for formats whose trial fails now. Returns whether that
+    changes anything."""
+    from ..kernels_metal.quantized_matmul.trial import why_untrusted
+
     with _lock:
         used = [key for key, choice in _choices.items() if choice.variants]
-        _choices.update((key, Choice(instead=reason, failed=True)) for key in used)
+        used = [key for key in used if why_untrusted(_subject(*key))] if guilty else used
+        _choices.update((key, Choice(instead=f"a Metal kernel failed: {one_line(error)}", failed=True)) for key in used)
     return bool(used)
 
 

@@ -143,14 +143,27 @@ def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
     row_products.try_format(FORM, F32)
     assert row_products.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
     assert row_products.fallback_lines() == []
-    assert row_products.give_up("a kernel failed: test")
-    assert not row_products.give_up("again")
+    error = RuntimeError("[METAL] Command buffer execution failed\n test")
+    assert not row_products.give_up(error, guilty=True)  # all of them pass their trial again
+    assert used(launches, rows(4), quantized())
+    assert row_products.give_up(error, guilty=False)
+    assert not row_products.give_up(error, guilty=False)
     assert not used(launches, rows(4), quantized())
     assert not used(launches, rows(4, 512), blocks())
-    assert all("a kernel failed: test" in line for line in row_products.product_lines())
+    assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.product_lines())
     assert row_products.fallback_lines()[0].startswith(
         "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a kernel"
     )
+
+
+@needs_emulator
+def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in (FORM, Format(8, 32)):
+        row_products.try_format(form, F32)
+    monkeypatch.setattr(trial, "why_untrusted", lambda subject: "wrong" if subject.bits == 8 else None)
+    assert row_products.give_up(ValueError("Thread group size"), guilty=True)
+    assert used(launches, rows(4), quantized())
+    assert not used(launches, rows(4), quantized(form=Format(8, 32)))
 
 
 @needs_emulator
