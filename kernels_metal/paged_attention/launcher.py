@@ -24,19 +24,20 @@ def paged_attention_decode(
     plan: DecodePlan,
     *,
     scale: float,
+    recent: Sequence[mx.array] = (),
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend with q `[T, Hq, Dk]`; returns `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
 
-    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones with the new rows already in them. Raises
-    ValueError if arrays do not fit the plan.
+    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones, `recent` the rows that lie apart from them
+    (`append_rows`): the step's own are in either. Raises ValueError if arrays do not fit the plan.
     """
     shape = plan.shape
-    _check(q, sealed, first, open_pages, sinks, plan)
+    _check(q, sealed, first, open_pages, recent, sinks, plan)
     logits = sink_logits(sinks, shape.dtype)
     numbers = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None)
-    answers, parts = _decode([q, *_inputs(sealed, first, open_pages, plan), plan.table, plan.work, numbers, logits], plan)
+    answers, parts = _decode([q, *_inputs(sealed, first, open_pages, recent, plan), plan.table, plan.work, numbers, logits], plan)
     if plan.parts is None:
         return answers
     return get_kernel(*COMBINE)(
@@ -89,7 +90,13 @@ def _decode(inputs: list[mx.array], plan: DecodePlan) -> list[mx.array]:
     )
 
 
-def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: Sequence[mx.array], plan: DecodePlan) -> list[mx.array]:
+def _inputs(
+    sealed: Sequence[mx.array],
+    first: Sequence[mx.array],
+    open_pages: Sequence[mx.array],
+    recent: Sequence[mx.array],
+    plan: DecodePlan,
+) -> list[mx.array]:
     """Arrays in the order of the kernel, with a stand-in for each that is missing or empty."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
@@ -101,7 +108,7 @@ def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: S
         sealed[keys + 1] if shape.v_bits != 16 else nothing(scales),
         *(first or [nothing(shape.dtype)] * 2),
     ]
-    return [a if a.size else nothing(a.dtype) for a in pools] + list(open_pages)
+    return [a if a.size else nothing(a.dtype) for a in pools] + [*open_pages, *(recent or [nothing(shape.dtype)] * 2)]
 
 
 def _check(
@@ -109,6 +116,7 @@ def _check(
     sealed: Sequence[mx.array],
     first: Sequence[mx.array],
     open_pages: Sequence[mx.array],
+    recent: Sequence[mx.array],
     sinks: mx.array | None,
     plan: DecodePlan,
 ) -> None:
@@ -118,5 +126,7 @@ def _check(
     if first or pools.first_pages:
         expect("first pages", first, first_arrays(s, pools.first_pages))
     expect("open pages", open_pages, [((pools.slots, s.kv_heads, PAGE, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
+    if recent or pools.entries:
+        expect("recent rows", recent, [((pools.entries, s.kv_heads, pools.recent, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
     if sinks is not None:
         expect_floats("sinks", sinks, s.heads)

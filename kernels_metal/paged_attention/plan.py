@@ -33,6 +33,10 @@ class Rows:
     """Ids of the sealed pages before the open one: p >= 0 in the pool, ~p in the pool of first pages."""
     first: int = 0
     """Number of the first page in `pages`; earlier pages have left the window."""
+    kept: int = PAGE
+    """Rows of the open page that are read there (for decode only): later ones are recent rows, which lie apart from it."""
+    recent: int = 0
+    """Entry of the recent rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Pools:
     """Pages in the pool of first pages."""
     slots: int
     """Open pages."""
+    entries: int = 0
+    """Sequences with recent rows, which lie apart from their open page."""
+    recent: int = 0
+    """Recent rows of each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,9 @@ class DecodePlan:
     part_rows: int
     """Rows that all work items write together."""
     work: mx.array
-    """int32 `[items, 9]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written. An item
-    has some of a sequence's pages, and all of its rows or, where one kernel does not take so many, some."""
+    """int32 `[items, 11]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written, rows
+    kept in the open page, entry of the recent rows. An item has some of a sequence's pages, and all of its rows or, where one kernel does
+    not take so many, some."""
     table: mx.array
     """int32: page ids of all sequences."""
     parts: mx.array | None
@@ -89,7 +98,7 @@ def plan_decode(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} tokens sees nothing")
     for sequence in rows:
-        _check_few(sequence)
+        _check_few(sequence, pools)
         check_rows(sequence, pools, query_rows, window)
     most = row_class(shape, max(r.count for r in rows))
     tile = decode_tile(shape, most)
@@ -135,7 +144,7 @@ def _items(
         parts += [(out + i, len(items), r.count) for i in range(r.count)]
         oldest = _NO_EDGE if window is None else r.past - window + 1
         for begin, end in items:
-            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, table, out))
+            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, table, out, r.kept, r.recent))
             out += r.count
     return work, parts, out
 
@@ -157,11 +166,15 @@ def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> No
         raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
 
 
-def _check_few(r: Rows) -> None:
+def _check_few(r: Rows, pools: Pools) -> None:
     if not 1 <= r.count <= MOST_ROWS:
         raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
     if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
         raise ValueError(f"tokens {r.past} to {r.past + r.count} do not lie in one page of {PAGE}")
+    apart = r.past % PAGE + r.count - r.kept
+    if r.kept < 0 or (apart > 0 and not (0 <= r.recent < pools.entries and apart <= pools.recent)):
+        there = f"{pools.entries}, of {pools.recent} rows each"
+        raise ValueError(f"{apart} rows after {r.kept} kept ones are not in entry {r.recent} of {there}")
 
 
 def _first_seen(r: Rows, window: int | None) -> int:

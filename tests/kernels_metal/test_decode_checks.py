@@ -19,12 +19,14 @@ pytestmark = needs_emulator
 # Every way through the kernel: pages of one simdgroup and shared ones; whole and cut sequences; runs of whole words and of single
 # bytes; all kinds of pages; queries copied and not.
 SCENES = {
-    "own pages": Scene(((1, 301), (3, 67), (2, 200)), k_bits=8, v_bits=3, dim=64, heads=2, dtype=mx.bfloat16, sinks=True, softcap=5.0),
+    "own pages": Scene(
+        ((1, 301), (3, 67), (2, 200)), k_bits=8, v_bits=3, dim=64, heads=2, dtype=mx.bfloat16, sinks=True, softcap=5.0, apart=5
+    ),
     "narrow runs": Scene(((2, 300), (1, 65)), k_bits=3, v_bits=2, dim=96, value_dim=80, heads=4, dtype=mx.float16, first=True),
     "cut, long runs": Scene(((1, 1200),), k_bits=4, v_bits=16, dim=80, heads=1, kv_heads=1, cores=100, dtype=mx.float32, sinks=True),
-    "shared, cut": Scene(((1, 900), (2, 66)), k_bits=4, v_bits=4, dim=128, heads=8, kv_heads=1, cores=100, dtype=mx.bfloat16),
+    "shared, cut": Scene(((1, 900), (2, 66)), k_bits=4, v_bits=4, dim=128, heads=8, kv_heads=1, cores=100, dtype=mx.bfloat16, apart=3),
     "shared, 16 bits, window": Scene(((3, 301), (1, 1)), k_bits=16, v_bits=16, dim=64, heads=3, dtype=mx.float16, window=100),
-    "shared, in parts": Scene(((1, 131),), k_bits=5, v_bits=6, dim=256, heads=12, kv_heads=1, dtype=mx.float32, first=True),
+    "shared, in parts": Scene(((1, 131),), k_bits=5, v_bits=6, dim=256, heads=12, kv_heads=1, dtype=mx.float32, first=True, apart=16),
     "128 queries": Scene(((8, 200), (1, 64)), k_bits=6, v_bits=5, dim=80, heads=16, kv_heads=1, dtype=mx.float16),
 }
 
@@ -59,9 +61,12 @@ def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
     once = row_class(s.shape, max(r.count for r in s.rows))
     pieces = [-(-r.count // once) for r in s.rows]
     assert max(pieces) == (4 if name == "128 queries" else 1)
-    for buffer in ("sealed_keys", "sealed_values", "key_scales", "value_scales", "first_keys", "first_values", "open_keys", "open_values"):
+    kinds = ("sealed", "first", "open", "recent")
+    for buffer in (*(f"{kind}_{what}" for kind in kinds for what in ("keys", "values")), "key_scales", "value_scales"):
         assert decode[buffer].most_loads <= max(pieces), buffer
-    pages = sum(end - begin for _, _, _, _, _, begin, end, _, _ in np.array(s.plan.work)[: 9 * s.plan.items].reshape(-1, 9))
+    seen = sum((r.past + min(i + once, r.count) - 1) % 64 + 1 for r in s.rows for i in range(0, r.count, once))
+    assert decode["open_keys"].loaded + decode["recent_keys"].loaded == seen * s.kv_heads * s.dim * s.dtype.size
+    pages = sum(item[6] - item[5] for item in np.array(s.plan.work)[: 11 * s.plan.items].reshape(-1, 11))
     sealed = pages - sum(times * (1 + sum(p < 0 for p in r.pages)) for r, times in zip(s.rows, pieces, strict=True))
     heads, bits = s.kv_heads, s.shape
     element = 8 * s.dtype.size

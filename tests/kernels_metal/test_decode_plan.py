@@ -56,6 +56,7 @@ def plan(rows: Rows = GOOD, shape: Shape = SHAPE, window: int | None = None) -> 
         ({"pages": [~1, 2, 3]}, "page id -2"),
         ({"first": 1, "pages": [1, 2]}, "page 0 is within the window"),
         ({"first": -1, "pages": [1, 2, 3, 4]}, "from page -1"),
+        ({"kept": 9}, "1 rows after 9 kept ones are not in entry 0 of 0"),
     ],
 )
 def test_rows_and_pages_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
@@ -106,6 +107,7 @@ def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
         ({"first": []}, "first pages are none"),
         ({"first": [first[0], first[1][:, :, :63]]}, "first pages are"),
         ({"open_pages": [opened[0][:1], opened[1]]}, "open pages are"),
+        ({"recent": opened}, "recent rows are"),
         ({"sinks": s.q[0, 0, :3]}, "sinks"),
         ({"sinks": mx.zeros((4,), mx.int32)}, "sinks"),
     ]:
@@ -116,7 +118,7 @@ def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
 def test_work_items_cover_all_pages_once() -> None:
     rows = [Rows(0, 0, 2, 64 * 50 + 3, list(range(50))), Rows(1, 2, 1, 5, []), Rows(2, 3, 1, 64 * 9, list(range(9)))]
     p = plan_decode(SHAPE, rows, Pools(50, 0, 3), query_rows=4, cores=10)
-    work = np.array(p.work).reshape(-1, 9)
+    work = np.array(p.work).reshape(-1, 11)
     for i, r in enumerate(rows):
         pages = [page for item in work if item[0] == i for page in range(item[5], item[6])]
         assert pages == list(range(r.past // 64 + 1))

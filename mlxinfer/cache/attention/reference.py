@@ -101,14 +101,14 @@ class PlainStep:
         mask = None
         if store.format.quantized and segment.past // PAGE != (last - 1) // PAGE:
             pieces += store.unsealed(full[segment.slot])
-            mask = self._mask(segment, start)
+            mask = self.mask(segment, start)
         parts = [*pieces, tails]
         size = sum(keys.shape[1] for keys, _ in pieces) * PAGE + last - segment.past // PAGE * PAGE
         skipped = 0 if mask is not None else max(oldest - start, 0)
         k, v = (_joined([part[i] for part in parts])[:, skipped:size] for i in (0, 1))
         return attention(q, k, v, scale=params.scale, window=window, softcap=params.softcap, sinks=params.sinks, mask=mask)
 
-    def _mask(self, segment: Segment, start: int) -> mx.array:
+    def mask(self, segment: Segment, start: int) -> mx.array:
         """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that
         was open."""
         if segment.slot not in self._masks:
