@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from ..paged_attention.tiles import Shape
 from .launcher import Norm, Part
@@ -44,8 +45,7 @@ def _turned(x: mx.array, norm: Norm | None, waves: mx.array | None) -> mx.array:
 
 def _recent(x: mx.array, old: mx.array | None, plan: AppendPlan) -> mx.array:
     entries = []
-    for entry in range(len(plan.new)):
-        before, kept, start, count = (int(n) for n in plan.entries[4 * entry : 4 * entry + 4].tolist())  # type: ignore[union-attr]
+    for before, kept, start, count in np.array(plan.entries)[: 4 * len(plan.new)].reshape(-1, 4).tolist():
         rows = [x[start : start + count].swapaxes(0, 1)]
         if old is not None:
             rows = [old[before, :, :kept], *rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from ..paged_attention.tiles import Shape
 from ..seal_page.reference import unseal_keys, unseal_values
@@ -22,7 +23,7 @@ def unsealed(
     """Like `launcher.unseal_pages`, page by page, in float32 and then rounded."""
     sources = {SEALED: (sealed, shape.k_bits, shape.v_bits), FILLED: (filled, shape.k_bits, shape.v_bits), FIRST: (first, 16, 16)}
     keys, values = [], []
-    for kind, number in plan.table[: 2 * plan.count].reshape(-1, 2).tolist():  # type: ignore[union-attr]
+    for kind, number in np.array(plan.table)[: 2 * plan.count].reshape(-1, 2).tolist():
         if kind in sources:
             arrays, k_bits, v_bits = sources[kind]
             own = [a[:, number] for a in arrays]

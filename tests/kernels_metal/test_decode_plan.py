@@ -162,7 +162,7 @@ def test_many_short_sequences_are_not_cut() -> None:
 def test_rows_that_no_kernel_takes_at_once_are_divided() -> None:
     shape = replace(SHAPE, heads=16, kv_heads=1)
     p = plan_decode(shape, [Rows(0, 0, 7, 200, [2, 5, 1]), Rows(1, 7, 1, 70, [3])], Pools(6, 0, 2), query_rows=8, cores=1)
-    work = np.array(p.work).reshape(-1, 9)[: p.items]
+    work = np.array(p.work).reshape(-1, 11)[: p.items]
     assert [tuple(item[:4]) for item in work] == [(0, 0, 2, 200), (0, 2, 2, 202), (0, 4, 2, 204), (0, 6, 1, 206), (1, 7, 1, 70)]
     assert {item[7] for item in work[:4]} == {0}
     assert work[4][7] == 3

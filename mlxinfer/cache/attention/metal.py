@@ -91,9 +91,9 @@ class MetalStep:
         """Append the rows of segments with a few, and attend with their `count` query heads: `[T, Hq, Dv]`."""
         shape = _shape(store, count)
         append = self._append_plan(store)
-        q_norm, k_norm = (norm and Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm))
+        norms = [None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm)]
         waves = None if heads.rotation is None else heads.rotation.waves
-        q, recent = append_rows(parts, store.recent.arrays, append, shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
+        q, recent = append_rows(parts, store.recent.arrays, append, shape, q_norm=norms[0], k_norm=norms[1], waves=waves)
         store.recent = RecentRows(append.new, tuple(recent))
         y = paged_attention_decode(
             q,

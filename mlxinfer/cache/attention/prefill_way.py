@@ -31,6 +31,7 @@ _ROWS, _PAST, _KV_HEADS = 512, 4096, 8
 """Rows, tokens before them, and KV heads of the segment that is measured."""
 
 
+@cache
 def most_unsealed_bytes() -> int:
     """Bytes that the unpacked past of one layer may take."""
     return device_memory().usable // _SHARE

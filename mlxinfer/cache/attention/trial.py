@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 
 from ...errors import one_line
-from ..base import PAGE, AttentionParams, AttentionSpec, Segment
+from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
@@ -81,7 +81,8 @@ def _tried(kind: Kind) -> str | None:
 
 
 def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
-    """Answers of all steps, flat, float32: of a layer that has neither sinks nor a soft cap, and of one that has both."""
+    """Answers of all steps, flat, float32: of a layer that has neither sinks nor a soft cap and gets its heads ready, and of one that has
+    both, and norms and rotation of heads."""
     spec, dtype, form = kind
     group = AttentionGroup(spec.window, 8, first=form.first16)
     group.tables.update({0: PageTable(), 1: PageTable()})
@@ -94,16 +95,18 @@ def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
         segments = _segments(parts, past)
         qkv = _random(spec, dtype, sum(s.count for s in segments), seed=number)
         step = backend.begin(segments, group)
-        answers = [step.heads(store, qkv, params) for store, params in layers]
-        mx.eval([y for y, _ in answers], [f.arrays for _, full in answers for f in full.values()], [store.open for store, _ in layers])
+        (store, params), (other, more) = layers
+        rows = mx.concatenate([x.reshape(x.shape[0], -1) for x in qkv], axis=1)
+        answers = [step.heads(store, qkv, params), step.rows(other, [rows], _head_steps(spec, dtype, segments), more)]
+        mx.eval([y for y, _ in answers], [f.arrays for _, full in answers for f in full.values()], [store.arrays for store, _ in layers])
         for s in segments:
             pages = group.extend(group.tables[s.slot], s.filled) if s.filled else []
             for (store, _), (_, full) in zip(layers, answers, strict=True):
                 if pages:
                     store.grow(pages=8, first=2)
                     store.seal(pages, full[s.slot])
-        for rows, (y, _) in zip(found, answers, strict=True):
-            rows.append(y.astype(mx.float32).reshape(-1))
+        for each, (y, _) in zip(found, answers, strict=True):
+            each.append(y.astype(mx.float32).reshape(-1))
     return map(mx.concatenate, found)
 
 
@@ -111,6 +114,38 @@ def _params(spec: AttentionSpec, dtype: mx.Dtype) -> tuple[AttentionParams, Atte
     scale = spec.key_dim**-0.5
     sinks = mx.linspace(0.0, 2.0, spec.query_heads).astype(dtype)
     return AttentionParams(scale), AttentionParams(scale, softcap=5.0, sinks=sinks)
+
+
+class _Norm:
+    """`HeadNorm` with weights between 0.5 and 1.5."""
+
+    eps = 1e-5
+
+    def __init__(self, dim: int, dtype: mx.Dtype) -> None:
+        self.weight = mx.linspace(0.5, 1.5, dim).astype(dtype)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, self.eps)
+
+
+class _Rotation:
+    """`Rotation` of the first half of each head."""
+
+    def __init__(self, segments: Sequence[Segment], dim: int) -> None:
+        self.frequencies = [[0.5 ** (i + 1) for i in range(dim // 4)] for _ in segments]
+        positions = mx.array([p for s in segments for p in range(s.past, s.past + s.count)], mx.float32)
+        angles = positions[:, None] * mx.array(self.frequencies[0])
+        self.waves = mx.stack([mx.cos(angles), mx.sin(angles)], axis=1)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        half, cosines, sines = self.waves.shape[2], self.waves[:, :1], self.waves[:, 1:]
+        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return mx.concatenate([low * cosines - high * sines, high * cosines + low * sines, rest], axis=-1).astype(x.dtype)
+
+
+def _head_steps(spec: AttentionSpec, dtype: mx.Dtype, segments: Sequence[Segment]) -> HeadSteps:
+    norm = _Norm(spec.key_dim, dtype)
+    return HeadSteps(norm, norm, _Rotation(segments, spec.key_dim))
 
 
 def _segments(parts: Sequence[Part], past: list[int]) -> tuple[Segment, ...]:
