@@ -60,13 +60,17 @@ class LayerStore:
     @property
     def open(self) -> list[mx.array]:
         """The open pages, with all rows in them."""
-        if self.recent.spans:
-            self._open, self.recent = self.recent.written(self._open), RecentRows()
+        self.write_recent()
         return self._open
 
     @open.setter
     def open(self, pages: list[mx.array]) -> None:
         self._open = pages
+
+    def write_recent(self) -> None:
+        """Write the recent rows into their pages."""
+        if self.recent.spans:
+            self._open, self.recent = self.recent.written(self._open), RecentRows()
 
     @property
     def kept(self) -> list[mx.array]:

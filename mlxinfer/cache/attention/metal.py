@@ -112,7 +112,7 @@ class MetalStep:
         """How this step's rows join the layer's recent ones; if these are too many, they are written into the pages first."""
         plan = self._planned(store.recent.spans)
         if plan is None:
-            assert store.open
+            store.write_recent()
             plan = self._planned(())
         assert plan
         return plan
