@@ -125,7 +125,8 @@ class _Norm:
         self.weight = mx.linspace(0.5, 1.5, dim).astype(dtype)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.weight, self.eps)
+        y: mx.array = mx.fast.rms_norm(x, self.weight, self.eps)
+        return y
 
 
 class _Rotation:
