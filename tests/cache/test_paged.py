@@ -150,4 +150,4 @@ def test_recurrent_states_follow_their_sequences():
         np.testing.assert_allclose(got, want, atol=1e-5)
         done = [d + c for d, c in zip(done, counts, strict=True)]
     cache.release(slots[0])
-    assert np.array(cache._recurrent[0].states[0][cache.open()]).tolist() == [0, 0, 0]
+    assert np.array(cache._recurrent[0].of(cache.open())[0]).tolist() == [[0, 0, 0]]
