@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..cache.base import LayerSpec, Step
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
+from ..nn.residual import Stream
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from .block import Block
@@ -113,9 +114,10 @@ class Decoder:
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
+        stream = Stream(x)
         for run in self.runs:
-            x = run(x, step, rotations)
-        return self.norm(x)
+            stream = run(stream, step, rotations)
+        return stream.normed(self.norm)[1]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
