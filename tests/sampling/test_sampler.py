@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxinfer import SamplingParams
 from mlxinfer.sampling import Row, SamplingBatch, sample_seed
-from mlxinfer.sampling.sampler import Cuts
+from mlxinfer.sampling.cuts import Cuts
 
 VOCAB = 61
 
