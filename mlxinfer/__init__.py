@@ -8,6 +8,8 @@ print(llm.chat([{"role": "user", "content": "What is the capital of France?"}], 
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -18,6 +20,11 @@ from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
+
+if sys.platform == "darwin":
+    # MLX begins a new command buffer once the arrays that it reads are larger than 40 or 50 MB; it counts a whole pool of pages wherever a
+    # kernel reads some of them, so that every attention layer would end one. It reads this when it first uses the GPU.
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "2000")
 
 __all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
 

@@ -47,5 +47,7 @@ def _check(result: mx.array, stream: mx.array, after: Norm | None, before: Norm)
     dtypes = {a.dtype for a in (result, stream, *weights)}
     if len(dtypes) > 1 or stream.dtype not in _DTYPES or stream.shape[1] > MOST_CHANNELS:
         names = ", ".join(sorted(str(d).removeprefix("mlx.core.") for d in dtypes))
-        raise UnsupportedShapeError(f"no sum with norm of {names} and {stream.shape[1]} channels; there are one float dtype, {MOST_CHANNELS}")
+        raise UnsupportedShapeError(
+            f"no sum with norm of {names} and {stream.shape[1]} channels; there are one float dtype, {MOST_CHANNELS}"
+        )
     return stream.shape[0], stream.shape[1]

@@ -38,7 +38,12 @@ def threshold(logits: mx.array, limits: mx.array) -> mx.array:
 
 
 def _check(logits: mx.array, limits: mx.array) -> tuple[int, int]:
-    if logits.ndim != 2 or logits.shape[0] == 0 or limits.shape != (max(logits.shape[0], 4), 2) or {logits.dtype, limits.dtype} != {mx.float32}:
+    if (
+        logits.ndim != 2
+        or logits.shape[0] == 0
+        or limits.shape != (max(logits.shape[0], 4), 2)
+        or {logits.dtype, limits.dtype} != {mx.float32}
+    ):
         found = ", ".join(f"{str(a.dtype).removeprefix('mlx.core.')}{list(a.shape)}" for a in (logits, limits))
         raise ValueError(f"logits and limits are {found}; expected float32 [rows, vocabulary] and [rows, 4 at least][2]")
     if not LEAST_LOGITS <= logits.shape[1] <= MOST_LOGITS:

@@ -67,7 +67,7 @@ class PrefillBudget:
         return self._affordable(chunk, cost, most, limit, floor)
 
     def must_measure(self, decode_rows: int, prefill_rows: int, most: int) -> bool:
-        """Whether a step has to be timed before the next one is scheduled, which may have `most` rows: the first that only reads a prompt."""
+        """Whether a step has to be timed before the next one, of up to `most` rows, is scheduled: the first that only reads a prompt."""
         return most > _QUIET_ROWS <= prefill_rows and not decode_rows and not self.times.reading
 
     def _quiet_rows(self) -> int:

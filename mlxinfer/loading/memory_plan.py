@@ -22,8 +22,8 @@ from .step_memory import StepSize, kept_arrays, step_size, weight_arrays
 
 _GPU_CHUNKS = (2048, 1024, 512)
 """Rows of a step on a GPU: the most that take little of the memory. The last is taken where none does."""
-_LONG_STEP_SHARE = 0.125
-"""Share of the memory besides the weights that may go to a step of more rows than the last of `_GPU_CHUNKS`, and to what windows then keep."""
+_LONG_STEP_SHARE = 1 / 16
+"""Share of the memory besides the weights that a step of more than the fewest rows may take in addition, with what windows then keep."""
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
 
@@ -229,8 +229,8 @@ def _largest_step(
     for rows in longer:
         found = needed(rows)
         more = found[2]
-        windows = sequences * (more.sequence - usual.sequence)
-        if more.step.fixed + windows <= _LONG_STEP_SHARE * room and more.step.per_token <= usual.step.per_token:
+        extra = more.step.fixed - usual.step.fixed + sequences * (more.sequence - usual.sequence)
+        if extra <= _LONG_STEP_SHARE * room and more.step.per_token <= usual.step.per_token:
             return found
     return least
 

@@ -21,7 +21,7 @@ from .penalties import Penalties
 from .rows import Drafts, PickedRows, RaggedRows, Row, column, values
 
 SAMPLED_ROWS_AT_ONCE = 16
-"""Rows that go through the stages of sampling together, at most: what a step needs in addition to the logits themselves is bounded by it."""
+"""Rows that go through the stages of sampling together, at most: what these need in addition to the logits is bounded by it."""
 _MASK = 2**64 - 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +20,7 @@ PROMPT = np.random.default_rng(5).integers(3, 96, 4096).tolist()
 
 
 @pytest.fixture
-def drains(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def drains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each step after which the device had nothing to do until the host had sealed, scheduled and built the next one."""
     found: list[int] = []
     collect = Engine._collect_pending
@@ -31,7 +31,7 @@ def drains(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return collect(self)
 
     monkeypatch.setattr(Engine, "_collect_pending", counted)
-    yield found
+    return found
 
 
 def test_storing_pages_does_not_wait(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_filled_page_drains_nothing(name, kv, drains, monkeypatch):
     assert drains == []
     assert order.count("wait") == 239 // PAGE
     # The next step is there to be submitted as soon as the pages are full.
-    assert all(after == "submit" for before, after in zip(order, order[1:], strict=False) if before == "wait")
+    assert all(after == "submit" for before, after in pairwise(order) if before == "wait")
     if name == "llama" and kv == "16":
         assert answer[:40] == greedy(PROMPT[:100], 40)
 

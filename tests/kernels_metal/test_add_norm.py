@@ -63,7 +63,14 @@ def check(scene: Scene) -> None:
 @needs_emulator
 @pytest.mark.parametrize(
     ("dim", "dtype", "after", "scale"),
-    [(8, F32, False, 1.0), (129, F16, True, 1.0), (576, BF16, False, 1.0), (640, BF16, True, 1.0), (1023, F32, True, 0.22), (2050, F16, False, 0.22)],
+    [
+        (8, F32, False, 1.0),
+        (129, F16, True, 1.0),
+        (576, BF16, False, 1.0),
+        (640, BF16, True, 1.0),
+        (1023, F32, True, 0.22),
+        (2050, F16, False, 0.22),
+    ],
 )
 def test_sum_and_norm_are_those_of_float64(dim: int, dtype: mx.Dtype, after: bool, scale: float) -> None:
     check(Scene(3, dim, dtype, after=after, scale=scale))
