@@ -24,5 +24,6 @@ def test_command_buffers_of_a_mac_may_read_whole_pools(platform, own, expected):
     """Set before MLX is imported, for it may read the limit only once; who has set it keeps it."""
     environment = {name: value for name, value in os.environ.items() if name != "MLX_MAX_MB_PER_BUFFER"}
     environment |= {"MLX_MAX_MB_PER_BUFFER": own} if own else {}
-    found = subprocess.run([sys.executable, "-c", CODE.format(platform=platform)], env=environment, capture_output=True, text=True)
+    code = CODE.format(platform=platform)
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert found.stdout.strip() == expected, found.stderr

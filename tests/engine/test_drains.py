@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from support.tiny_engine import greedy, request, run, tiny_engine
 
+from mlxinfer.cache.attention import select
 from mlxinfer.cache.base import PAGE
 from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.cache.store import LayerStore
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.model_runner import PendingStep
 from mlxinfer.engine.prefill_budget import PrefillBudget
@@ -123,3 +125,19 @@ def test_a_step_that_only_reads_takes_about_a_second(row_s, rows):
     times.observe(0, 20, 1.0)  # short: says little about a row
     assert abs(budget.allowance(0, 4096, 2048) - rows) <= 1
     assert budget.allowance(0, 100, 2048) == 100
+
+
+def test_long_steps_join_less_of_the_past(monkeypatch):
+    """In plain MLX, which a GPU uses for prompts at 16 bits, each step joins all of the past once more."""
+    monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
+    past, joined = LayerStore.past, []
+    monkeypatch.setattr(LayerStore, "past", lambda self, pages, since: (joined.append(len(pages)), past(self, pages, since))[1])
+
+    def pages_joined(rows: int) -> int:
+        joined.clear()
+        engine = tiny_engine(max_context=8192, kv_cache_tokens=8192, max_num_batched_tokens=rows, max_draft=0, prefix_cache=False)
+        run(engine, [request(PROMPT, 1)])
+        return sum(joined) // len(engine.cache.layers)
+
+    assert pages_joined(512) == sum(range(0, 4096, 512)) // PAGE
+    assert pages_joined(2048) == (512 + 2560) // PAGE
