@@ -20,10 +20,7 @@ from ..errors import MemoryPlanError, PromptError
 from ..models.decoder import Model
 from .step_memory import StepSize, kept_arrays, step_size, weight_arrays
 
-_GPU_CHUNKS = (2048, 1024, 512)
-"""Rows of a step on a GPU: the most that take little of the memory. The last is taken where none does."""
-_LONG_STEP_SHARE = 1 / 16
-"""Share of the memory besides the weights that a step of more than the fewest rows may take in addition, with what windows then keep."""
+_GPU_CHUNK = 512
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
 
@@ -146,9 +143,11 @@ def plan_memory(
     fit, and `PromptError` for a context that the model does not have.
     """
     memory = memory or device_memory()
-    wanted = _context(planned.model, max_context)
+    wanted, rows = _context(planned.model, max_context), _GPU_CHUNK if is_gpu() else _CPU_CHUNK
+    sampled = min(max_sequences * (1 + max_draft), rows)
+    demands = _demands(planned, kv or KVFormat(), rows, sampled)
+    total = demands + _demands(draft, KVFormat(), rows, sampled) if draft else demands
     limit = usable_memory(memory_gb, memory)
-    rows, demands, total = _largest_step(planned, draft, kv or KVFormat(), limit, max_sequences, 1 + max_draft)
     shares = _divide(total, limit, wanted, max_sequences, prefix_cache)
     least = min(wanted, _LEAST_TOKENS)
     if shares.context < least or total.weights + total.load > limit:
@@ -209,30 +208,6 @@ class _Demands:
             self.weight_arrays + other.weight_arrays,
             self.layer_arrays + other.layer_arrays,
         )
-
-
-def _largest_step(
-    planned: Planned, draft: Planned | None, kv: KVFormat, limit: int, sequences: int, sampled: int
-) -> tuple[int, _Demands, _Demands]:
-    """Rows of the largest step, and what the model, and the model and its draft model, need for it. `sampled`: rows of each sequence that
-    are followed by a sampled one."""
-
-    def needed(rows: int) -> tuple[int, _Demands, _Demands]:
-        own = _demands(planned, kv, rows, min(sequences * sampled, rows))
-        return rows, own, own + _demands(draft, KVFormat(), rows, min(sequences * sampled, rows)) if draft else own
-
-    if not is_gpu():
-        return needed(_CPU_CHUNK)
-    *longer, shortest = _GPU_CHUNKS
-    least = needed(shortest)
-    usual, room = least[2], limit - least[2].weights
-    for rows in longer:
-        found = needed(rows)
-        more = found[2]
-        extra = more.step.fixed - usual.step.fixed + sequences * (more.sequence - usual.sequence)
-        if extra <= _LONG_STEP_SHARE * room and more.step.per_token <= usual.step.per_token:
-            return found
-    return least
 
 
 def _demands(planned: Planned, kv: KVFormat, rows: int, sampled: int) -> _Demands:
