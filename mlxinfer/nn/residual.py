@@ -17,7 +17,7 @@ from .norms import RMSNorm
 
 _ROWS = 3
 _MOST_ERROR = 0.02
-"""Of the trial, relative to the largest number: wrong code is wrong by far more, and rounding in 16 bits by less."""
+"""In the trial, relative to the largest number: wrong code is wrong by far more, and rounding in 16 bits by less."""
 
 
 @dataclass(frozen=True, slots=True)
