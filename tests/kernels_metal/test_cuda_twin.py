@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from support import cuda_cpu, nvrtc, sealed_pages
 from support.decode_scenes import Scene
-from support.emulated import needs_emulator
+from support.emulated import emulated, needs_emulator
 from support.prefill_scenes import PrefillScene
 from support.sealed_pages import to_float
 
+from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate
 from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compiler for CUDA: {nvrtc.wheels_missing()}")
@@ -163,6 +165,41 @@ def test_an_error_names_the_line() -> None:
     code = nvrtc.cuda_source("bad", [("x", mx.zeros(9))], [("out", F32)], "out[0] = x[0];\nout[1] = nowhere;", "")
     with pytest.raises(nvrtc.CompileError, match=r"bad\.metal\(\d+\): error: identifier \"nowhere\""):
         nvrtc.compile_cuda(code)
+
+
+def between_layers(dtype: mx.Dtype = BF16, rows: int = 3, dim: int = 641) -> list[mx.array]:
+    """Sums and normed sums."""
+    random = np.random.default_rng(dim)
+    result, stream = (mx.array(random.normal(size=(rows, dim)).astype(np.float32)).astype(dtype) for _ in range(2))
+    weight = mx.array(random.normal(size=dim).astype(np.float32)).astype(dtype)
+    return list(add_norm(result, stream, (weight, 1e-5), (weight, 1e-6)))
+
+
+def cut(vocabulary: int = 1500) -> mx.array:
+    """The lowest logits that stay, by top-p, by top-k and by both."""
+    logits = (np.random.default_rng(5).normal(size=(4, vocabulary)) * 3).astype(np.float32)
+    return threshold(mx.array(logits), mx.array([[vocabulary, 0.9], [20, 1], [40, 0.8], [vocabulary, 0.3]], mx.float32))
+
+
+@needs_nvrtc
+def test_what_runs_between_layers_and_after_them_compiles() -> None:
+    compiled = Compiled()
+    with run_with(compiled.maker):
+        between_layers(F16, dim=4096)
+        between_layers(F32, dim=16384)
+        cut(151936)
+    assert len(compiled) == 4
+    assert all(".target sm_90" in ptx for ptx in compiled)
+
+
+@needs_emulator
+def test_what_runs_between_layers_and_after_them_is_that_of_the_emulator() -> None:
+    with emulated():
+        expected = [*between_layers(), cut()]
+    with run_with(cuda_cpu.maker):
+        found = [*between_layers(), cut()]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.array_equal(to_float(ours), to_float(theirs))
 
 
 def assert_close(scene: Scene | PrefillScene) -> None:
