@@ -19,6 +19,7 @@ from ..loading.load import LoadedModel, prepare
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
+from ..sampling import cuts
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
@@ -160,4 +161,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *fallback_lines(layers, kv, dtype), *([loss] if loss else []))
+    slower = (*fallback_lines(layers, kv, dtype), *cuts.fallback_lines(loaded.model.vocab_size))
+    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

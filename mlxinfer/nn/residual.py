@@ -4,6 +4,7 @@ kernel, if that has passed its trial on this machine."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -62,6 +63,13 @@ def in_use() -> bool:
     from ..kernels_metal import executors
 
     return executors.available()
+
+
+def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> list[str]:
+    """Why sums and norms are computed one by one, if they are. Runs the trials: `kinds` says whether results are normed before they are
+    added, for each kind of sum that a model has."""
+    reasons = dict.fromkeys(why_unsupported(dtype, channels, after) for after in kinds) if in_use() else {}
+    return [f"sums with norms: plain MLX instead: {reason}" for reason in reasons if reason]
 
 
 def why_unsupported(dtype: mx.Dtype, channels: int, after: bool) -> str | None:

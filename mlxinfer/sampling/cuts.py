@@ -76,6 +76,12 @@ class Cuts:
         return reference.threshold(logits, self.top_k, self.top_p)
 
 
+def fallback_lines(size: int) -> list[str]:
+    """Why vocabularies of this size are sorted on this GPU, if they are. Runs the trial."""
+    reason = why_unsupported(size) if _search_in_use() else None
+    return [f"top-k and top-p: sorting instead: {reason}"] if reason else []
+
+
 def _search_in_use() -> bool:
     """Whether MLX computes on a GPU that runs the kernels."""
     if not is_gpu() or os.environ.get(SWITCH) == "0":

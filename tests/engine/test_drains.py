@@ -139,14 +139,15 @@ def test_a_step_that_only_reads_takes_about_a_second(row_s, rows):
 def test_long_steps_join_less_of_the_past(monkeypatch):
     """In plain MLX, which a GPU uses for prompts at 16 bits, each step joins all of the past once more."""
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
+    monkeypatch.setattr(prefill_budget, "_QUIET_ROWS", 128)
     past, joined = LayerStore.past, []
     monkeypatch.setattr(LayerStore, "past", lambda self, pages, since: (joined.append(len(pages)), past(self, pages, since))[1])
 
     def pages_joined(rows: int) -> int:
         joined.clear()
         engine = tiny_engine(max_context=8192, kv_cache_tokens=8192, max_num_batched_tokens=rows, max_draft=0, prefix_cache=False)
-        run(engine, [request(PROMPT[:2048], 1)])
+        run(engine, [request(PROMPT[:512], 1)])
         return sum(joined) // len(engine.cache.layers)
 
-    assert pages_joined(512) == (512 + 1024 + 1536) // PAGE
-    assert pages_joined(2048) == 512 // PAGE
+    assert pages_joined(128) == (128 + 256 + 384) // PAGE
+    assert pages_joined(512) == 128 // PAGE

@@ -186,9 +186,8 @@ def test_what_runs_between_layers_and_after_them_compiles() -> None:
     compiled = Compiled()
     with run_with(compiled.maker):
         between_layers(F16, dim=4096)
-        between_layers(F32, dim=16384)
         cut(151936)
-    assert len(compiled) == 4
+    assert len(compiled) == 3
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 

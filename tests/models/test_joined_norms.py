@@ -65,6 +65,8 @@ def logits_of(model: Decoder) -> np.ndarray:
 def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = model_of(name)
     assert all(run.joined for run in joined.runs)
+    assert not any("sums with norms" in note for note in joined.notes)
+    launches.clear()
     got = logits_of(joined)
     assert launches["add_norm"] > 0
     monkeypatch.setattr(residual, "is_gpu", lambda: False)
@@ -106,7 +108,9 @@ def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pyte
         assert reason is not None
         assert "\n" not in reason
         assert "failed their trial" in reason
-        np.testing.assert_allclose(logits_of(model_of("llama")), plain, rtol=1e-5, atol=1e-5)
+        model = model_of("llama")
+        assert any("sums with norms: plain MLX instead" in note for note in model.notes)
+        np.testing.assert_allclose(logits_of(model), plain, rtol=1e-5, atol=1e-5)
         monkeypatch.setenv(residual.SWITCH, "0")
         assert not residual.in_use()
     residual._tried.cache_clear()
