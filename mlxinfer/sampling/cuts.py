@@ -54,16 +54,15 @@ class Cuts:
         padded = picked.sequences + [0] * (_LEAST_LIMITS - len(picked.sequences))
         return Cuts(top_k, top_p, log_min_p, self.limits[mx.array(padded)])
 
-    def apply(self, logits: mx.array) -> mx.array:
-        """Logits `[R, vocab]` with everything below the cuts at minus infinity. Tokens tied at a cut stay together."""
-        threshold = mx.full((logits.shape[0], 1), -mx.inf)
-        if self.log_min_p is not None:
-            threshold = mx.max(logits, axis=-1, keepdims=True) + self.log_min_p
-        if self.top_k is not None or self.top_p is not None:
-            threshold = mx.maximum(threshold, self._threshold(logits))
-        return mx.where(logits < threshold, -mx.inf, logits)
+    def threshold(self, logits: mx.array) -> mx.array:
+        """The lowest of the logits `[R, vocab]` that stays in each row, `[R, 1]`: tokens tied at a cut stay together."""
+        cut = self.top_k is not None or self.top_p is not None
+        if self.log_min_p is None:
+            return self._of_probability(logits)
+        lowest = mx.max(logits, axis=-1, keepdims=True) + self.log_min_p
+        return mx.maximum(lowest, self._of_probability(logits)) if cut else lowest
 
-    def _threshold(self, logits: mx.array) -> mx.array:
+    def _of_probability(self, logits: mx.array) -> mx.array:
         rows, size = logits.shape
         if kernels_cpu.in_use():
             top_k = mx.full((rows,), size) if self.top_k is None else self.top_k[:, 0]

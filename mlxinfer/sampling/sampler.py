@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
+from ..nn.activations import fused
 from ..types import SamplingParams
 from .cuts import Cuts
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
@@ -43,6 +44,20 @@ def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
 def gumbel(keys: mx.array, size: int) -> mx.array:
     """Standard Gumbel noise `[R, size]`, row r from key r: the argmax of logits plus it is a sample of their softmax."""
     return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+
+
+def noisy(logits: mx.array, keys: mx.array) -> mx.array:
+    """Logits `[R, vocab]`, the argmax of which is a sample."""
+    return logits + gumbel(keys, logits.shape[-1])
+
+
+def cut_and_noisy(logits: mx.array, lowest: mx.array, keys: mx.array) -> mx.array:
+    """The same, without what is below `lowest` `[R, 1]`."""
+    return noisy(mx.where(logits < lowest, -mx.inf, logits), keys)
+
+
+# A dozen launches as one: making uniform numbers of random bits, and Gumbel noise of those.
+_noisy, _cut_and_noisy = fused(noisy, shapeless=False), fused(cut_and_noisy, shapeless=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +194,8 @@ class Settings:
         argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
         if self.all_greedy:
             return argmax(logits)
-        scaled = logits / self.temperature
-        if self.cuts is not None:
-            scaled = self.cuts.apply(scaled)
-        noisy = scaled + gumbel(row_keys(seeds, positions), logits.shape[-1])
+        scaled, keys = logits / self.temperature, row_keys(seeds, positions)
+        noisy = _noisy(scaled, keys) if self.cuts is None else _cut_and_noisy(scaled, self.cuts.threshold(scaled), keys)
         if self.any_greedy:
             noisy = mx.where(self.greedy, logits, noisy)
         return argmax(noisy)

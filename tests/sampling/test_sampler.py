@@ -1,5 +1,8 @@
 """The sampler against numpy, and the independence of its rows."""
 
+import re
+import shutil
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -80,7 +83,7 @@ def reference_cut(row: np.ndarray, p: SamplingParams) -> set[int]:
 def test_cuts_keep_what_numpy_keeps(params, seed):
     logits = logits_of(len(params), seed)
     made = Cuts.of(params, VOCAB)
-    kept = np.isfinite(np.array(logits if made is None else made.apply(logits)))
+    kept = np.array(mx.full(logits.shape, True) if made is None else logits >= made.threshold(logits))
     for row, p in enumerate(params):
         wanted = reference_cut(np.array(logits[row], dtype=np.float64), p)
         difference = set(np.flatnonzero(kept[row]).tolist()) ^ wanted
@@ -221,3 +224,16 @@ def test_a_search_that_fails_its_trial_is_not_used(wrong, on_a_gpu):
         assert "failed its trial" in cuts.why_unsupported(2000)
         assert choose([SamplingParams(top_k=1)], mx.arange(2000).astype(mx.float32)[None], [4]) == [1999]
     assert "61 tokens" in cuts.why_unsupported(VOCAB)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on a CPU")
+def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path):
+    """Next to the random bits themselves; and the same numbers."""
+    logits, lowest, keys = logits_of(3), mx.array([[0.5], [-mx.inf], [-1.0]]), sampler.row_keys([1, 2, 3], [4, 5, 6])
+    mx.eval(logits, lowest, keys)
+    plain, compiled = sampler.cut_and_noisy, mx.compile(sampler.cut_and_noisy)
+    np.testing.assert_allclose(np.array(compiled(logits, lowest, keys)), np.array(plain(logits, lowest, keys)), rtol=1e-5, atol=1e-5)
+    mx.export_to_dot(str(tmp_path / "graph.dot"), compiled(logits, lowest, keys))
+    found = re.findall(r'label ?="(\w+)"', (tmp_path / "graph.dot").read_text())
+    launched = sorted(name[:8] for name in found if name not in ("Broadcast", "Reshape", "Full"))
+    assert launched == ["Compiled", "RandomBi"], found
