@@ -1,7 +1,7 @@
 // A part's result added to the residual stream, and the norm of the sum that the next part reads. README.md has the arithmetic.
 //
 // A threadgroup has one row, of which a thread keeps PER runs of 4 neighbours in registers: every number is read once.
-#include "include/codes.h"
+#include "include/unroll.h"
 
 template <int DIM, int SIMDGROUPS>
 struct Row {

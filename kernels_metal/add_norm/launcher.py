@@ -40,14 +40,12 @@ def _settings(after: float, before: float, scale: float) -> mx.array:
 
 
 def _check(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> tuple[int, int]:
-    weights = [norm[0] for norm in (after, before) if norm is not None]
-    if stream.ndim != 2 or result.shape != stream.shape or any(w.shape != stream.shape[1:] for w in weights) or 0 in stream.shape:
-        shapes = [list(a.shape) for a in (result, stream, *weights)]
-        raise ValueError(f"result, stream and weights are {shapes}; expected two of [rows, n], and [n]")
-    dtypes = {a.dtype for a in (result, stream, *weights)}
-    if len(dtypes) > 1 or stream.dtype not in _DTYPES or stream.shape[1] > MOST_CHANNELS:
-        names = ", ".join(sorted(str(d).removeprefix("mlx.core.") for d in dtypes))
-        raise UnsupportedShapeError(
-            f"no sum with norm of {names} and {stream.shape[1]} channels; there are one float dtype, {MOST_CHANNELS}"
-        )
-    return stream.shape[0], stream.shape[1]
+    shape, dtype = stream.shape, stream.dtype
+    weights = [before[0]] if after is None else [before[0], after[0]]
+    if len(shape) != 2 or 0 in shape or result.shape != shape or [w.shape for w in weights] != [shape[1:]] * len(weights):
+        found = [list(a.shape) for a in (result, stream, *weights)]
+        raise ValueError(f"result, stream and weights are {found}; expected two of [rows, n], and [n]")
+    if dtype not in _DTYPES or shape[1] > MOST_CHANNELS or [w.dtype for w in weights] != [dtype] * len(weights) or result.dtype != dtype:
+        names = ", ".join(sorted({str(a.dtype).removeprefix("mlx.core.") for a in (result, stream, *weights)}))
+        raise UnsupportedShapeError(f"no sum with norm of {names} and {shape[1]} channels; there are one float dtype, {MOST_CHANNELS}")
+    return shape[0], shape[1]

@@ -2,7 +2,7 @@
 //
 // Logits are compared as integers in the same order (`key_of`). A threadgroup searches a row for the largest key at and above which
 // enough lies: k logits, or the part top_p of all weight. What it looks at are blocks of 128 logits whose largest is high enough.
-#include "include/codes.h"
+#include "include/unroll.h"
 #include "include/softmax.h"
 
 constant constexpr int kBlock = 128;

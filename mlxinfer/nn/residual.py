@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..cache.attention.select import SWITCH
 from ..device import is_gpu
-from ..kernels_metal.add_norm import reference
+from ..kernels_metal.add_norm import launcher, reference
 from ..kernels_metal.add_norm.reference import Norm
 from .norms import RMSNorm
 
@@ -47,13 +47,14 @@ class Stream:
             x = self.sum()
             return x, x if norm is None else norm(x)
         after = None if self.after is None else (self.after.weight, self.after.eps)
-        before = norm.weight, norm.eps
-        dtypes = {self.result.dtype, self.x.dtype, before[0].dtype} | ({after[0].dtype} if after else set())
-        if len(dtypes) == 1 and why_unsupported(self.x.dtype, self.x.shape[-1], after is not None) is None:
-            from ..kernels_metal.add_norm.launcher import add_norm
+        add_norm = launcher.add_norm if self._fits(self.result, norm) else reference.add_norm
+        return add_norm(self.result, self.x, after, (norm.weight, norm.eps), self.scale)
 
-            return add_norm(self.result, self.x, after, before, self.scale)
-        return reference.add_norm(self.result, self.x, after, before, self.scale)
+    def _fits(self, result: mx.array, norm: RMSNorm) -> bool:
+        dtype, weight, after = self.x.dtype, norm.weight, self.after
+        if weight.dtype != dtype or result.dtype != dtype or (after is not None and after.weight.dtype != dtype):
+            return False
+        return why_unsupported(dtype, weight.shape[0], after is not None) is None
 
 
 def in_use() -> bool:
@@ -74,23 +75,19 @@ def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> lis
 
 def why_unsupported(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
     """Why the kernel is not used for rows of so many channels; None where it is. `after`: results are normed before they are added."""
-    from ..kernels_metal.add_norm.launcher import MOST_CHANNELS
-
-    if channels > MOST_CHANNELS:
-        return f"rows of {channels} channels are longer than {MOST_CHANNELS}"
+    if channels > launcher.MOST_CHANNELS:
+        return f"rows of {channels} channels are longer than {launcher.MOST_CHANNELS}"
     return _tried(dtype, channels, after)
 
 
 @cache
 def _tried(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
-    from ..kernels_metal.add_norm.launcher import add_norm
-
     keys = mx.random.split(mx.random.key(channels), 4)
     result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
     weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
     norms: tuple[Norm | None, Norm] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6))
     try:
-        for got, expected in zip(add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
+        for got, expected in zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
             error = mx.abs(got.astype(mx.float32) - expected.astype(mx.float32)).max() / mx.abs(expected.astype(mx.float32)).max()
             if not float(error.item()) < _MOST_ERROR:  # type: ignore[arg-type]
                 return f"sums with norms failed their trial: they differ from plain MLX by {float(error.item()):.2g}"  # type: ignore[arg-type]
