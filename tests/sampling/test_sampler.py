@@ -228,7 +228,7 @@ def test_a_search_that_fails_its_trial_is_not_used(wrong, on_a_gpu):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on a CPU")
 def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path):
-    """Next to the random bits themselves; and the same numbers."""
+    """Next to the random bits themselves, and the width of a range, one number that nothing waits for; and the noise is the same."""
     logits, lowest, keys = logits_of(3), mx.array([[0.5], [-mx.inf], [-1.0]]), sampler.row_keys([1, 2, 3], [4, 5, 6])
     mx.eval(logits, lowest, keys)
     plain, compiled = sampler.cut_and_noisy, mx.compile(sampler.cut_and_noisy)
@@ -236,4 +236,4 @@ def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path):
     mx.export_to_dot(str(tmp_path / "graph.dot"), compiled(logits, lowest, keys))
     found = re.findall(r'label ?="(\w+)"', (tmp_path / "graph.dot").read_text())
     launched = sorted(name[:8] for name in found if name not in ("Broadcast", "Reshape", "Full"))
-    assert launched == ["Compiled", "RandomBi"], found
+    assert launched == ["Compiled", "RandomBi", "Subtract"], found
