@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.attention.select import fallback_lines, give_up_kernels
+from ..cache.attention.select import fallback_lines, give_up_kernels, may_be_kernels
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
+from ..nn.kernel_trial import give_up_all, give_up_guilty, lost_lines
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks
 from .events import Ended, Event, Logits
@@ -308,13 +309,14 @@ class Engine:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
     def _does_without_kernels(self, error: BaseException) -> bool:
-        """Whether GPU kernels of attention may be to blame. Then their layers use plain MLX from now on, and the engine begins anew with
-        the same sequences, which compute again what is known of them, as after a preemption."""
+        """Whether GPU kernels may be to blame: those that fail their trial now, else those of attention, else all others. Plain MLX is used
+        instead from now on, and the engine begins anew with the same sequences, which compute again what is known of them, as after a
+        preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not give_up_kernels(layers, error):
+        if not may_be_kernels(error) or not (give_up_guilty(error) or give_up_kernels(layers, error) or give_up_all(error)):
             return False
-        lines = fallback_lines(self.model.layers, self.kv, self._dtype)
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines()]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):

@@ -12,10 +12,11 @@ from .. import kernels_cpu
 from ..cache.base import HeadNorm, Rotation, Step
 from ..nn.activations import Activated
 from ..nn.attention import Attention
+from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
-from ..nn.residual import Stream, in_use
+from ..nn.residual import Stream
 from .block import Block
 
 
@@ -52,7 +53,7 @@ class Run:
 def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
     found = []
-    joined = in_use()
+    joined = kernels_in_use()
     for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
         same = list(group)
         if is_native:

@@ -3,17 +3,14 @@ kernel, if that has passed its trial on this machine."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 
 import mlx.core as mx
 
-from ..cache.attention.select import SWITCH
-from ..device import is_gpu
 from ..kernels_metal.add_norm import launcher, reference
 from ..kernels_metal.add_norm.reference import Norm
+from .kernel_trial import KernelTrial, kernels_in_use
 from .norms import RMSNorm
 
 _ROWS = 3
@@ -54,43 +51,27 @@ class Stream:
         dtype, weight, after = self.x.dtype, norm.weight, self.after
         if weight.dtype != dtype or result.dtype != dtype or (after is not None and after.weight.dtype != dtype):
             return False
-        return why_unsupported(dtype, weight.shape[0], after is not None) is None
-
-
-def in_use() -> bool:
-    """Whether a model should hand its stream on as a `Stream`. On a CPU, products take in norms and sums themselves."""
-    if not is_gpu() or os.environ.get(SWITCH) == "0":
-        return False
-    from ..kernels_metal import executors
-
-    return executors.available()
+        return TRIAL.obstacle(dtype, weight.shape[0], after is not None) is None
 
 
 def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> list[str]:
     """Why sums and norms are computed one by one, if they are. Runs the trials: `kinds` says whether results are normed before they are
     added, for each kind of sum that a model has."""
-    reasons = dict.fromkeys(why_unsupported(dtype, channels, after) for after in kinds) if in_use() else {}
-    return [f"sums with norms: plain MLX instead: {reason}" for reason in reasons if reason]
+    return TRIAL.lines((dtype, channels, after) for after in kinds) if kernels_in_use() else []
 
 
-def why_unsupported(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
-    """Why the kernel is not used for rows of so many channels; None where it is. `after`: results are normed before they are added."""
-    if channels > launcher.MOST_CHANNELS:
-        return f"rows of {channels} channels are longer than {launcher.MOST_CHANNELS}"
-    return _tried(dtype, channels, after)
-
-
-@cache
-def _tried(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
+def _try(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
     keys = mx.random.split(mx.random.key(channels), 4)
     result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
     weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
     norms: tuple[Norm | None, Norm] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6))
-    try:
-        for got, expected in zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
-            error = mx.abs(got.astype(mx.float32) - expected.astype(mx.float32)).max() / mx.abs(expected.astype(mx.float32)).max()
-            if not float(error.item()) < _MOST_ERROR:  # type: ignore[arg-type]
-                return f"sums with norms failed their trial: they differ from plain MLX by {float(error.item()):.2g}"  # type: ignore[arg-type]
-    except (RuntimeError, ValueError) as error:
-        return f"sums with norms failed their trial: {' '.join(str(error).split())[:200]}"
+    for got, expected in zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
+        wanted = expected.astype(mx.float32)
+        error = float((mx.abs(got.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()).item())  # type: ignore[arg-type]
+        if not error < _MOST_ERROR:
+            return f"its answers differ from plain MLX by {error:.2g} of the largest"
     return None
+
+
+TRIAL = KernelTrial("sums with norms", _try)
+"""By dtype, channels, and whether results are normed before they are added."""

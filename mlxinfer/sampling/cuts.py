@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..cache.attention.select import SWITCH
-from ..device import is_gpu
-from ..kernels_metal.sampling_threshold import reference
+from ..kernels_metal.sampling_threshold import launcher, reference
+from ..nn.kernel_trial import KernelTrial, kernels_in_use
 from ..types import SamplingParams
 from .rows import PickedRows, column, values
 
@@ -68,43 +65,25 @@ class Cuts:
             top_k = mx.full((rows,), size) if self.top_k is None else self.top_k[:, 0]
             top_p = mx.ones((rows,)) if self.top_p is None else self.top_p[:, 0]
             return kernels_cpu.threshold(logits, top_k, top_p)[:, None]
-        if _search_in_use() and why_unsupported(size) is None:
-            from ..kernels_metal.sampling_threshold.launcher import threshold
-
-            return threshold(logits, self.limits)
+        if kernels_in_use() and TRIAL.obstacle(size) is None:
+            return launcher.threshold(logits, self.limits)
         return reference.threshold(logits, self.top_k, self.top_p)
 
 
 def fallback_lines(size: int) -> list[str]:
-    """Why vocabularies of this size are sorted on this GPU, if they are. Runs the trial."""
-    reason = why_unsupported(size) if _search_in_use() else None
-    return [f"top-k and top-p: sorting instead: {reason}"] if reason else []
+    """Why vocabularies of this size are sorted on a GPU, if they are. Runs the trial."""
+    return TRIAL.lines([(size,)]) if kernels_in_use() and size >= launcher.LEAST_LOGITS else []
 
 
-def _search_in_use() -> bool:
-    """Whether MLX computes on a GPU that runs the kernels."""
-    if not is_gpu() or os.environ.get(SWITCH) == "0":
-        return False
-    from ..kernels_metal import executors
-
-    return executors.available()
-
-
-@cache
-def why_unsupported(size: int) -> str | None:
-    """Why rows of so many logits are sorted, though there are Metal kernels; None where these have passed their trial."""
-    from ..kernels_metal.sampling_threshold.launcher import LEAST_LOGITS, MOST_LOGITS, threshold
-
-    if not LEAST_LOGITS <= size <= MOST_LOGITS:
-        return f"a vocabulary of {size} tokens is not one of {LEAST_LOGITS} to {MOST_LOGITS}"
+def _try(size: int) -> str | None:
     logits = mx.random.normal((len(_TRIED), size), key=mx.random.key(size)) * 3
     limits = mx.array([[k or size, p] for k, p in _TRIED], mx.float32)
-    top_k, top_p = (limits[:, i : i + 1] for i in (0, 1))
-    try:
-        found = threshold(logits, limits)
-        wrong = (logits < found) != (logits < reference.threshold(logits, top_k, top_p))
-        most = int(wrong.astype(mx.int32).sum(axis=-1).max().item())  # type: ignore[arg-type]
-    except (RuntimeError, ValueError) as error:
-        return f"the search for top-k and top-p failed its trial: {' '.join(str(error).split())[:200]}"
+    expected = reference.threshold(logits, limits[:, :1], limits[:, 1:])
+    wrong = (logits < launcher.threshold(logits, limits)) != (logits < expected)
+    most = int(wrong.astype(mx.int32).sum(axis=-1).max().item())  # type: ignore[arg-type]
     # A token whose place in the cumulated probability is top_p to the last bits may fall on either side.
-    return None if most <= 1 + size // 2**15 else f"the search for top-k and top-p failed its trial: {most} logits are on the wrong side"
+    return f"{most} logits are on the wrong side" if most > 1 + size // 2**15 else None
+
+
+TRIAL = KernelTrial("top-k and top-p", _try)
+"""By size of the vocabulary."""

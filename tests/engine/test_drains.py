@@ -15,6 +15,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.store import LayerStore
 from mlxinfer.engine import prefill_budget
 from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.events import Event
 from mlxinfer.engine.model_runner import PendingStep
 from mlxinfer.engine.prefill_budget import PrefillBudget
 from mlxinfer.engine.step_times import StepTimes
@@ -28,10 +29,10 @@ def drains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     collect = Engine._collect_pending
 
-    def counted(self: Engine) -> object:
+    def counted(self: Engine, events: list[Event]) -> None:
         if self._pending is not None:
             found.append(self._pending.schedule.prefill_rows + self._pending.schedule.decode_rows)
-        return collect(self)
+        collect(self, events)
 
     monkeypatch.setattr(Engine, "_collect_pending", counted)
     return found

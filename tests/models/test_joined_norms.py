@@ -13,13 +13,16 @@ import pytest
 from support.emulated import needs_emulator
 from support.plain_step import PlainCache
 from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN
+from support.tiny_engine import GOLDEN, request, run
 
+from mlxinfer.cache.attention.select import SWITCH
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
-from mlxinfer.nn import residual
+from mlxinfer.nn import kernel_trial, residual
 from mlxinfer.nn.norms import RMSNorm
 
 TOKENS = [(7 * i + 3) % 96 for i in range(9)]
@@ -30,8 +33,8 @@ LAUNCHES = Counter[str]
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
     """Kernels as on a GPU, in the emulator; how often each was launched, and how often a norm was computed by MLX."""
     found: LAUNCHES = Counter()
-    monkeypatch.delenv(residual.SWITCH, raising=False)
-    monkeypatch.setattr(residual, "is_gpu", lambda: True)
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
     norm = RMSNorm.__call__
     monkeypatch.setattr(RMSNorm, "__call__", lambda self, *args, **named: (found.update(["norm"]), norm(self, *args, **named))[1])
 
@@ -39,10 +42,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
         kernel = emulator.metal_kernel(name=name, **rest)
         return lambda **call: (found.update([name]), kernel(**call))[1]
 
-    residual._tried.cache_clear()
+    residual.TRIAL.forget()
     with run_with(maker):
         yield found
-    residual._tried.cache_clear()
+    residual.TRIAL.forget()
 
 
 def model_of(name: str) -> Decoder:
@@ -69,7 +72,7 @@ def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.Monk
     launches.clear()
     got = logits_of(joined)
     assert launches["add_norm"] > 0
-    monkeypatch.setattr(residual, "is_gpu", lambda: False)
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: False)
     plain = model_of(name)
     assert not any(run.joined for run in plain.runs)
     np.testing.assert_allclose(got, logits_of(plain), rtol=1e-4, atol=1e-4)
@@ -100,17 +103,42 @@ def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pyte
 
         return call
 
-    monkeypatch.setattr(residual, "is_gpu", lambda: True)
-    monkeypatch.delenv(residual.SWITCH, raising=False)
-    residual._tried.cache_clear()
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.delenv(SWITCH, raising=False)
+    residual.TRIAL.forget()
     with run_with(broken):
-        reason = residual.why_unsupported(mx.float32, 64, after=False)
+        reason = residual.TRIAL.obstacle(mx.float32, 64, False)
         assert reason is not None
         assert "\n" not in reason
-        assert "failed their trial" in reason
+        assert "failed its trial" in reason
         model = model_of("llama")
         assert any("sums with norms: plain MLX instead" in note for note in model.notes)
         np.testing.assert_allclose(logits_of(model), plain, rtol=1e-5, atol=1e-5)
-        monkeypatch.setenv(residual.SWITCH, "0")
-        assert not residual.in_use()
-    residual._tried.cache_clear()
+        monkeypatch.setenv(SWITCH, "0")
+        assert not kernel_trial.kernels_in_use()
+    residual.TRIAL.forget()
+
+
+@needs_emulator
+def test_a_kernel_that_fails_later_is_given_up(launches: LAUNCHES, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine computes the step again without it; another kernel that is sound stays."""
+    other = kernel_trial.KernelTrial("other", lambda: None)
+    assert other.obstacle() is None
+    engine = Engine(model_of("llama"), EngineConfig(max_context=256, kv_cache_tokens=2048, max_num_batched_tokens=64), dtype=mx.float32)
+    prompt = [(5 * i + 3) % 96 for i in range(20)]
+    whole = run(engine, [request(prompt, 12)])
+    working, launch = dict(launches), residual.launcher.add_norm
+
+    def failing(*arguments: Any) -> Any:
+        if launches["add_norm"] > working["add_norm"] + 9:
+            raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")
+        return launch(*arguments)
+
+    monkeypatch.setattr(residual.launcher, "add_norm", failing)
+    assert run(engine, [request(prompt, 12)]) == whole
+    assert [line.split(":")[0] for line in kernel_trial.lost_lines()] == ["sums with norms"]
+    assert "GPU Timeout" in kernel_trial.lost_lines()[0]
+    assert other.obstacle() is None
+    assert other.give_up(ValueError("no"), guilty=False)
+    assert other.obstacle() is not None
+    kernel_trial._TRIALS.remove(other)

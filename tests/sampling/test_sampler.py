@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from support.emulated import emulated, needs_emulator
 
 from mlxinfer import SamplingParams
+from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.nn import kernel_trial
 from mlxinfer.sampling import Drafts, Row, SamplingBatch, cuts, sample_seed, sampler
 from mlxinfer.sampling.cuts import Cuts
 
@@ -185,12 +187,12 @@ def test_rows_in_slices_get_what_they_get_together(drafted, monkeypatch):
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """The choice of kernels as it is made there; they run in the emulator."""
-    monkeypatch.delenv(cuts.SWITCH, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(cuts.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(cuts, "is_gpu", lambda: True)
-    cuts.why_unsupported.cache_clear()
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    cuts.TRIAL.forget()
     yield
-    cuts.why_unsupported.cache_clear()
+    cuts.TRIAL.forget()
 
 
 @needs_emulator
@@ -199,7 +201,7 @@ def test_a_gpu_searches_instead_of_sorting(on_a_gpu, monkeypatch):
     logits = mx.array((np.random.default_rng(2).standard_normal((3, 2000)) * 3).astype(np.float32))
     params = [SamplingParams(temperature=0.9, top_k=20, top_p=0.9), SamplingParams(top_p=0.7, temperature=1.2), SamplingParams(min_p=0.05)]
     with emulated():
-        assert cuts.why_unsupported(2000) is None
+        assert cuts.TRIAL.obstacle(2000) is None
         monkeypatch.setattr(mx, "sort", None)
         searched = [choose(params, logits, [1, 2, 3], position) for position in range(8)]
         drafts = Drafts([1, 0, 2], mx.array([3, 4, 5], mx.uint32))
@@ -221,9 +223,9 @@ def test_a_search_that_fails_its_trial_is_not_used(wrong, on_a_gpu):
         return call
 
     with run_with(broken):
-        assert "failed its trial" in cuts.why_unsupported(2000)
+        assert "failed its trial" in cuts.TRIAL.obstacle(2000)
         assert choose([SamplingParams(top_k=1)], mx.arange(2000).astype(mx.float32)[None], [4]) == [1999]
-    assert "61 tokens" in cuts.why_unsupported(VOCAB)
+    assert "61 logits" in cuts.TRIAL.obstacle(VOCAB)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on a CPU")
