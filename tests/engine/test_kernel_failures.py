@@ -143,8 +143,8 @@ def test_prompts_are_read_to_their_end(folder: Path, kernels: Kernels) -> None:
         kernels.broken = lambda plan: True
         step, steps = llm.engine.runner.submit, []
 
-        def failing(schedule: Any) -> Any:
-            steps.append(step(schedule))
+        def failing(*arguments: Any) -> Any:
+            steps.append(step(*arguments))
             raise ValueError(ERROR)
 
         llm.engine.runner.submit = failing  # type: ignore[method-assign]
