@@ -89,8 +89,10 @@ def why_untrusted(subject: Subject) -> str | None:
 def _wrong_codes(subject: Subject) -> str | None:
     bits, group, mode = subject.bits, subject.group_size, subject.mode
     words, scales, biases = _codes(bits, group, mode, subject.dtype, _N, _K)
-    wide = [a if a is None or mode != "affine" else a.astype(mx.float32) for a in (scales, biases)]
-    numbers = mx.dequantize(words, wide[0], wide[1], group_size=group, bits=bits, mode=mode).astype(mx.float32)
+    if biases is None:
+        numbers = mx.dequantize(words, scales, None, group, bits, mode).astype(mx.float32)
+    else:
+        numbers = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
     return _first_difference(subject, numbers, lambda x: quantized_matmul(x, words, scales, biases, bits=bits, group_size=group, mode=mode))
 
 

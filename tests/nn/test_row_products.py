@@ -152,7 +152,7 @@ def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
     assert not used(launches, rows(4, 512), blocks())
     assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.product_lines())
     assert row_products.fallback_lines()[0].startswith(
-        "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a kernel"
+        "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a Metal kernel"
     )
 
 
