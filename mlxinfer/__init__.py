@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 from .errors import MLXInferError
 from .garbage import no_garbage_collection
+from .structure import Choice, Lark, Regex, Schema
 from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
 
-__all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
+__all__ = [
+    *("LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"),
+    *("Choice", "Lark", "Regex", "Schema"),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -166,7 +166,10 @@ class Engine:
             events += self._admit()
             schedule = self._schedule(events)
             before = self._submit(schedule, idle=not events)
-            return events + self._collect(before)
+            events += self._collect(before)
+            if self._pending is not None and self._pending.logits_to_sample is not None:
+                self.runner.sample(self._pending)
+            return events
         except BaseException:
             self._cancel_all()
             raise
@@ -256,10 +259,13 @@ class Engine:
         events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
         for output in outputs:
             s = output.row.sequence
+            had_ended = s.finish_reason is not None
             taken = s.append(output.tokens, now)
             self.runner.commit(output, taken)
             events += output.events(taken)
-            if taken and s.finish_reason:
+            if s.finish_reason and not had_ended:
+                if not taken:
+                    events.append(Ended(s))
                 self._ended += ended_stats(s)
                 self.scheduler.remove(s)
         for s in step.logits:

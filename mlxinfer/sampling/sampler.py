@@ -222,15 +222,20 @@ class SamplingBatch:
                     self._penalties.say(i, known[counted:])
                     self._counted[i] = len(known)
 
-    def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None) -> Sampled:
+    def sample(
+        self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None
+    ) -> Sampled:
         """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
-        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held."""
+        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
+        `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
         spread = None if drafts is None else RaggedRows(drafts)
         settings, seeds, plain = self._settings, self._seeds, logits
         if spread is not None:
             settings = settings.spread(spread)
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
+        if allowed is not None:
+            logits = _masked(logits, allowed)
         if settings.bias is not None:
             logits = logits + settings.bias
         if self._penalties is not None:
@@ -341,6 +346,13 @@ class Cuts:
             before = mx.cumsum(probabilities, axis=-1) - probabilities
             keep = keep & ((before < self.top_p) | (self.top_p >= 1))
         return mx.min(mx.where(keep, ordered, mx.inf), axis=-1, keepdims=True)
+
+
+@mx.compile
+def _masked(logits: mx.array, allowed: mx.array) -> mx.array:
+    """Logits `[R, vocab]` with all tokens at minus infinity whose bit is not set."""
+    bits = (allowed[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return mx.where(bits.reshape(allowed.shape[0], -1)[:, : logits.shape[1]].astype(mx.bool_), logits, -mx.inf)
 
 
 def _plain_argmax(x: mx.array) -> mx.array:
