@@ -21,8 +21,19 @@ if TYPE_CHECKING:
     from .engine.llm import LLM
 
 __all__ = [
-    *("LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"),
-    *("Choice", "Lark", "Regex", "Schema"),
+    "LLM",
+    "AsyncLLM",
+    "Choice",
+    "Chunk",
+    "Completion",
+    "Lark",
+    "MLXInferError",
+    "Regex",
+    "SamplingParams",
+    "Schema",
+    "TokenLogprob",
+    "Usage",
+    "__version__",
 ]
 
 

@@ -71,6 +71,7 @@ class Lark:
 
 Structure = Union[Schema, Regex, Choice, Lark]
 
+
 def _plain_schema(given: Any) -> dict[str, Any] | bool:
     for method in ("model_json_schema", "json_schema"):  # a pydantic model, a pydantic.TypeAdapter
         if callable(getattr(given, method, None)):

@@ -158,7 +158,7 @@ class ModelRunner:
         if rows:
             pending.logits_to_sample = sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)
         self._last = None
-        if any([row.sequence.constraint is not None for row in rows]):
+        if any(row.sequence.constraint is not None for row in rows):
             _advance(work)
         else:
             sampled = self._sample(pending)
@@ -175,7 +175,7 @@ class ModelRunner:
             mx.async_eval(sampled.arrays)  # type: ignore[no-untyped-call]
 
     def _follow(self, pending: PendingStep, sampled: Sampled | None) -> None:
-        """Tell the sequences of a step which tokens they get. Those whose drafts are being verified stand still until they are: `commit`."""
+        """Tell the sequences of a step which tokens they get. Those whose drafts are being verified stand still until `commit`."""
         pending.sampled, pending.logits_to_sample = sampled, None
         if sampled is None:
             return
@@ -293,7 +293,7 @@ def _allowed_tokens(rows: list[SampledRow], vocab_size: int) -> mx.array | None:
     words = (vocab_size + 31) // 32
     free = [np.full((1 + len(row.drafts), words), -1, np.int32) if each is None else each for row, each in zip(rows, bits, strict=True)]
     # Not as a NumPy array: a Ctrl-C that falls into that conversion is lost.
-    return mx.array(memoryview(np.concatenate(free).view(np.uint32)))
+    return mx.array(memoryview(np.concatenate(free).view(np.uint32)))  # type: ignore[arg-type]
 
 
 def _bits(row: SampledRow) -> np.ndarray | None:

@@ -222,9 +222,7 @@ class SamplingBatch:
                     self._penalties.say(i, known[counted:])
                     self._counted[i] = len(known)
 
-    def sample(
-        self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None
-    ) -> Sampled:
+    def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None) -> Sampled:
         """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
         the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
         `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
