@@ -32,7 +32,7 @@ class NamedSchema(StrictModel):
 
     name: Annotated[str, Field(max_length=256)] | None = None
     description: str | None = None
-    schema_: Annotated[SchemaField, Field(alias="schema")] = True
+    schema_: SchemaField = Field(True, alias="schema")
     strict: bool | None = None
 
 
@@ -41,7 +41,7 @@ class ResponseFormat(StrictModel):
 
     type: Annotated[str, OneOf("text", "json_object", "json_schema")]
     json_schema: NamedSchema | None = None
-    schema_: Annotated[SchemaField, Field(alias="schema")] | None = None
+    schema_: SchemaField | None = Field(None, alias="schema")
 
     def structure(self, field: str) -> Structure | None:
         """Raises `APIError`."""
@@ -70,7 +70,7 @@ class SchemaFormat(NamedSchema):
 class StructuredOutputs(StrictModel):
     """vLLM's `structured_outputs`: one of the fields up to `grammar`."""
 
-    json_: Annotated[SchemaField, Field(alias="json")] | None = None
+    json_: SchemaField | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None

@@ -45,7 +45,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """`vocab_size`: logits of the model. Cheap: the vocabulary is prepared with the first structure (0.1 s for 49,000 tokens)."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """Whose tokens they are."""
         self._vocab_size = vocab_size
         self._lock = Lock()
         self._table: LLTokenizer | None = None
@@ -76,10 +77,10 @@ class GrammarCompiler:
 
         with self._lock:
             if self._table is None:
-                if not self._tokenizer.eos_token_ids:
+                if not self.tokenizer.eos_token_ids:
                     raise SamplingError("structure: the model's tokenizer has no end token, so a structured answer could not end")
-                wrapper = TokenizerWrapper(_TokenTable(self._tokenizer, self._vocab_size))
-                ends = sorted(self._tokenizer.eos_token_ids)
+                wrapper = TokenizerWrapper(_TokenTable(self.tokenizer, self._vocab_size))
+                ends = sorted(self.tokenizer.eos_token_ids)
                 self._table = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
             return self._table
 
@@ -89,15 +90,29 @@ def _grammar(structure: Structure) -> str:
     from llguidance import LLMatcher
 
     if isinstance(structure, Schema):
+        if structure.schema is False:
+            raise SamplingError("structure: no JSON fits the schema false")
         try:
-            return _of_schema(normalized(structure.schema))
+            return _of_schema({} if structure.schema is True else normalized(structure.schema))
         except RecursionError:
             raise SamplingError(f"structure: the schema is nested more than {MAX_DEPTH} deep") from None
     if isinstance(structure, Regex):
         return LLMatcher.grammar_from_regex(structure.pattern)
     if isinstance(structure, Choice):
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in structure.options))
-    return LLMatcher.grammar_from_lark(structure.grammar)
+    return LLMatcher.grammar_from_lark(_as_lark(structure.grammar))
+
+
+def _as_lark(grammar: str) -> str:
+    """llama.cpp's clients send GBNF, whose rules are written with `::=`."""
+    from llguidance import gbnf_to_lark
+
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return str(gbnf_to_lark.gbnf_to_lark(grammar))
+    except Exception as error:  # noqa: BLE001  whatever its parser raises
+        raise SamplingError(f"structure: grammar: it is not GBNF: {one_line(error)}") from None
 
 
 def _of_schema(schema: Any) -> str:

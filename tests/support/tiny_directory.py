@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models
@@ -13,16 +14,27 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
 
 CHARACTERS = ["<pad>", "<s>", "</s>", *sorted(set(string.printable) - set("\t\r\x0b\x0c"))][:96]
 
+JSON_CHARACTERS = [*CHARACTERS[:3], *sorted(set(string.printable) - set("\t\r\x0b\x0c~^`"))]
+"""As many, with all that JSON needs."""
+
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
-def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True, context: int | None = None) -> Path:
+def tiny_directory(
+    target: Path,
+    architecture: str = "llama",
+    *,
+    chat: bool = True,
+    eos: bool = True,
+    context: int | None = None,
+    characters: Sequence[str] = CHARACTERS,
+) -> Path:
     """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length.
     `context` overrides the length that the config allows."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(GOLDEN / architecture / name, target / name)
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(CHARACTERS)}, merges=[], unk_token="<pad>"))
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[], unk_token="<pad>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
     tokenizer.save(str(target / "tokenizer.json"))
