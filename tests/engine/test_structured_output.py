@@ -110,7 +110,7 @@ def test_drafts_change_nothing(grammars, source):
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next"])
 def test_preempted_answers_fit_as_well(grammars, architecture, kv):
     (end,) = grammars.tokenizer.eos_token_ids
-    engine = tiny_engine(architecture, KVFormat.parse(kv))
+    engine = tiny_engine(architecture, KVFormat.parse(kv), max_draft=0)
     schedule, calls = engine.scheduler.schedule, []
 
     def with_preemptions():
