@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 from .errors import MLXInferError
 from .garbage import no_garbage_collection
+from .structure import Choice, Lark, Regex, Schema
 from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -28,7 +29,21 @@ if sys.platform == "darwin":
     _memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(max(_memory // 10**8, 50)))
 
-__all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Choice",
+    "Chunk",
+    "Completion",
+    "Lark",
+    "MLXInferError",
+    "Regex",
+    "SamplingParams",
+    "Schema",
+    "TokenLogprob",
+    "Usage",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import SamplingError
+from .structure import Structure
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 MAX_LOGPROBS = 64
 
@@ -55,6 +56,9 @@ class SamplingParams:
     """Added to the logits of these token ids, -100 to 100."""
     ignore_eos: bool = False
     """Do not stop at the model's end tokens."""
+    structure: Structure | None = None
+    """What the answer is held to: a `Schema`, `Regex`, `Choice` or `Lark`; None for free text. An answer that ends with "length" or at a
+    stop string may be incomplete."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -69,6 +73,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise SamplingError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        if self.structure is not None:
+            if not isinstance(self.structure, get_args(Structure)):
+                raise SamplingError(f"structure must be a Schema, Regex, Choice or Lark, not a {type(self.structure).__name__}")
+            if self.ignore_eos:
+                raise SamplingError("ignore_eos cannot be combined with structure: the structure says where the answer ends")
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
 
@@ -269,7 +278,7 @@ class Completion:
     token_ids: list[int]
     """Ids of its tokens."""
     finish_reason: FinishReason
-    """One of "stop" (an end token or a stop string), "length" (`max_tokens` or the context), "timeout" or "cancelled"."""
+    """One of "stop" (an end token or a stop string), "length" (`max_tokens` or the context), "timeout", "cancelled" or "error"."""
     usage: Usage
     """Tokens, times and memory."""
     logprobs: list[TokenLogprob] | None = None

@@ -7,11 +7,13 @@ import select
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import PromptError
+from ..errors import PromptError, SamplingError
+from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
 from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
@@ -22,11 +24,23 @@ if TYPE_CHECKING:
 _PATIENCE_S = 2.0
 
 
+def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Schema | None:
+    if path is None:
+        return None
+    try:
+        return Schema(as_text(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes(), path))
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except SamplingError as error:
+        raise click.BadParameter(f"{path}: {str(error).removeprefix('structure: ')}") from None
+
+
 @click.command(short_help="Answer one prompt.")
 @model_argument
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
+@click.option("--schema", metavar="FILE", callback=_schema, help="Hold the answer to the JSON Schema in FILE; - is standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--quiet", "-q", is_flag=True, help="No statistics on standard error.")
 @sampling_options
@@ -34,13 +48,15 @@ _PATIENCE_S = 2.0
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
 @model_options
 @engine_options
-def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+def run(
+    model: str, prompt: str | None, system: str | None, raw: bool, schema: Schema | None, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 
     The model's chat template is applied if it has one. The answer alone goes to standard output.
     """
     text = _read_prompt(prompt)
-    model_settings, given = split(options)
+    model_settings, given = split({**options, "structure": schema})
     sampling(given)
     with opened(model, model_settings) as llm:
         ids, params = _token_ids(llm, text, system, raw), sampling(given, llm.default_params)

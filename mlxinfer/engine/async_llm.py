@@ -19,7 +19,7 @@ from ..errors import MLXInferError
 from ..loading.load import LoadedModel
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .engine_thread import EngineThread, Piece, Progress, Request
-from .front_door import FrontDoor, check_process, prompt_logprobs
+from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
 from .input_processor import InputProcessor, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
@@ -176,7 +176,7 @@ class AsyncLLM(FrontDoor):
         each = opened.inputs.all_params(params, len(items))
         all_ids = await _prepared(sum(map(_size, items)), partial(_all_ids, opened.inputs, items))
         free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
-        requests = [opened.inputs.sequences(ids, one, terms) for ids, one in zip(all_ids, each, strict=True)]
+        requests = [await _described(opened.inputs, ids, one, terms) for ids, one in zip(all_ids, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
             answers = await asyncio.gather(*tasks)
@@ -195,6 +195,7 @@ class AsyncLLM(FrontDoor):
                 burst = [piece for piece in await request.next() if isinstance(piece, Chunk)]
                 running -= sum(chunk.finish_reason is not None for chunk in burst)
                 yield burst
+            check_unbroken(request.sequences)
         finally:
             self._thread.cancel(request)
 
@@ -210,6 +211,7 @@ class AsyncLLM(FrontDoor):
             found: list[Piece] = []
             while len(found) < len(request.sequences):
                 found += await request.next()
+            check_unbroken(request.sequences)
         finally:
             self._thread.cancel(request)
         return found
@@ -233,7 +235,14 @@ async def _chat_ids(
 
 
 async def _sequences(token_ids: TokenIds, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
-    return inputs.sequences(await token_ids(inputs), params, terms)
+    return await _described(inputs, await token_ids(inputs), params, terms)
+
+
+async def _described(inputs: InputProcessor, ids: list[int], params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
+    """Compiling a structure takes a while, but lets the event loop go on if it happens in another thread."""
+    if params is None or params.structure is None:
+        return inputs.sequences(ids, params, terms)
+    return await asyncio.to_thread(inputs.sequences, ids, params, terms)
 
 
 async def _scored(prompt: Prompt, top: int, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:

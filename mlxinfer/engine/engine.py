@@ -186,6 +186,8 @@ class Engine:
         schedule = self._schedule(events)
         before = self._submit(schedule, idle=not events)
         self._collect(before, events)
+        if self._pending is not None and self._pending.logits_to_sample is not None:
+            self.runner.sample(self._pending)
 
     def _must_collect(self) -> bool:
         """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
@@ -284,10 +286,13 @@ class Engine:
         events += [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
         for output in outputs:
             s = output.row.sequence
+            had_ended = s.finish_reason is not None
             taken = s.append(output.tokens, now)
             events += output.events(taken)
             self.runner.commit(output, taken)
-            if taken and s.finish_reason:
+            if s.finish_reason and not had_ended:
+                if not taken:
+                    events.append(Ended(s))
                 self._ended += ended_stats(s)
                 self.scheduler.remove(s)
         for s in step.logits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
 from .open_model import ModelInfo
+from .sequence import Sequence
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -170,6 +171,13 @@ class FrontDoor:
 def stopped(reason: str) -> EngineError:
     """For a request that was under way when the engine stopped."""
     return EngineError(f"the engine stopped before the answer was finished: {reason}")
+
+
+def check_unbroken(sequences: Iterable[Sequence]) -> None:
+    """Raise `EngineError` if one of these ended with an error."""
+    for sequence in sequences:
+        if sequence.finish_reason == "error":
+            raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")
 
 
 def prompt_logprobs(chunks: list[Chunk], timeout_s: float | None) -> list[TokenLogprob]:

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from ..errors import MLXInferError, QueueFullError
 from ..types import Chunk, Completion
-from .front_door import check_process, stopped
+from .front_door import check_process, check_unbroken, stopped
 from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
 from .sequence import Sequence
@@ -176,6 +176,7 @@ class InprocClient:
                 burst = [chunks.popleft() for _ in range(len(chunks))]
                 running -= sum(chunk.finish_reason is not None for chunk in burst)
                 yield burst
+            check_unbroken(sequences)
         except KeyboardInterrupt:
             self._lock.release_if_mine()
             raise
@@ -243,7 +244,8 @@ class InprocClient:
                 chunks.append(chunk)
 
     def _check_unbroken(self, answers: Iterable[Output]) -> None:
-        """Raise `EngineError` if another thread's fault has ended one of these."""
+        """Raise `EngineError` if a fault has ended one of these."""
+        check_unbroken(answer.sequence for answer in answers)
         if any(answer.finish_reason in (None, "cancelled") for answer in answers):
             raise stopped(self._fault)
 

@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex, TypedDict, Union
 from ..config import unknown_keyword
 from ..errors import PromptError, SamplingError
 from ..sampling.sampler import sample_seed
+from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .sequence import Sequence
@@ -94,6 +95,8 @@ class InputProcessor:
     """Longest sequence, prompt and answer together, in tokens."""
     default_params: SamplingParams
     """What the model's authors recommend, every field set."""
+    grammars: GrammarCompiler
+    """Compiles what answers are held to."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
@@ -145,13 +148,15 @@ class InputProcessor:
         return [self.params(each) for each in params]
 
     def sequences(self, ids: list[int], params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
-        """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token."""
+        """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token, and for a
+        structure that cannot be held, which may take up to a few hundred milliseconds to find out."""
         params = self.params(params)
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
             raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
+        constraint = None if params.structure is None else self.grammars.compile(params.structure)
         snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
         sequences = [
             Sequence(
@@ -165,6 +170,7 @@ class InputProcessor:
                 priority=options.priority,
                 deadline=options.deadline,
                 snapshot_points=snapshot_points,
+                constraint=constraint and constraint.copy(),
             )
             for i in range(params.n)
         ]

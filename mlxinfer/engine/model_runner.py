@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
+import numpy as np
 
 from ..cache.base import Segment
 from ..cache.paged import PagedCache
@@ -77,6 +78,8 @@ class PendingStep:
     """Whether it fills pages: it has to have ended before the next step is submitted, which reads them where they are stored."""
     sealed: bool = False
     """Whether the pages that it fills have been given their places."""
+    logits_to_sample: mx.array | None = None
+    """float32 `[R, vocab]` of the rows that are still to be sampled; None once they are."""
     submitted: float = 0.0
     """When, in seconds of `perf_counter`."""
     _awaited: list[mx.array] = field(default_factory=list)
@@ -102,6 +105,8 @@ class PendingStep:
             found += self.sampled.arrays
         for _, rows in self.logits.values():
             found.append(rows)
+        if self.logits_to_sample is not None:
+            found.append(self.logits_to_sample)
         for row in self.rows:
             found += row.state
         return found
@@ -149,7 +154,9 @@ class ModelRunner:
 
     def submit(self, schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
         """Start a step without waiting for it. `before` is the one that is pending: if it fills pages, the new one is built while it is
-        computed, and submitted once it has ended. Pools of pages are written in place only while no step in flight reads them."""
+        computed, and submitted once it has ended. Pools of pages are written in place only while no step in flight reads them. Where an
+        answer is held to a structure only the model runs: what may follow is known once the step before was collected, and then `sample` does
+        the rest."""
         work = schedule.work
         tokens = self._tokens(schedule)
         rows = self._sampled_rows(work)
@@ -165,17 +172,39 @@ class ModelRunner:
             sampled_rows += self._logits(part, segments, hidden, logits)
             steps.append(step)
             start += count
-        sampled = None
+        pending = PendingStep(schedule, steps, rows, None, logits, any(step.needs_commit for step in steps))
         if rows:
-            sampled = self._sample(rows, sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows), schedule.drafts)
-        _advance(work, rows, sampled)
-        self._last = ([row.sequence for row in rows], sampled.tokens) if sampled is not None and not schedule.drafts else None
-        pending = PendingStep(schedule, steps, rows, sampled, logits, any(step.needs_commit for step in steps))
+            pending.logits_to_sample = sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)
+        self._last = None
+        if any(row.sequence.constraint is not None for row in rows):
+            _advance(work)
+        else:
+            sampled = self._sample(pending)
+            _advance(work)
+            self._follow(pending, sampled)
         if before is not None:
             before.wait()
         self.cache.submit()
         pending.submit()
         return pending
+
+    def sample(self, pending: PendingStep) -> None:
+        """Choose the tokens of a step whose answers have taken all tokens before, without waiting for it."""
+        sampled = self._sample(pending)
+        self._follow(pending, sampled)
+        if sampled is not None:
+            mx.async_eval(sampled.arrays)  # type: ignore[no-untyped-call]
+
+    def _follow(self, pending: PendingStep, sampled: Sampled | None) -> None:
+        """Tell the sequences of a step which tokens they get. Those whose drafts are being verified stand still until `commit`."""
+        pending.sampled, pending.logits_to_sample = sampled, None
+        if sampled is None:
+            return
+        for row in pending.rows:
+            if not len(row.drafts):
+                row.sequence.follow(sampled.tokens[row.row : row.row + 1])
+        if not pending.schedule.drafts:
+            self._last = [row.sequence for row in pending.rows], sampled.tokens
 
     def commit(self, output: SequenceOutput, taken: int) -> None:
         """Tell a sequence whose drafts were verified how far it is computed, if `taken` of its tokens were taken. Where its layers keep
@@ -243,7 +272,10 @@ class ModelRunner:
             pieces.append(mx.array(known, dtype=mx.int32))
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
-    def _sample(self, rows: list[SampledRow], logits: mx.array, drafts: int) -> Sampled:
+    def _sample(self, pending: PendingStep) -> Sampled | None:
+        rows, logits = pending.rows, pending.logits_to_sample
+        if logits is None:
+            return None
         sequences = [row.sequence for row in rows]
         if self._batch is None or sequences != self._batch_rows:
             described = [Row(s.params, s.seed, s.prompt, s.answer, s.pending_token) for s in sequences]
@@ -251,8 +283,10 @@ class ModelRunner:
             self._batch_rows = sequences
         if self._batch.counts_tokens:
             self._batch.catch_up([s.tokens for s in sequences])
-        ragged = Drafts([len(row.drafts) for row in rows], _joined([row.drafts for row in rows])) if drafts else None
-        return self._batch.sample(logits, [s.num_tokens for s in sequences], ragged)
+        drafts = None
+        if pending.schedule.drafts:
+            drafts = Drafts([len(row.drafts) for row in rows], _joined([row.drafts for row in rows]))
+        return self._batch.sample(logits, [s.num_tokens for s in sequences], drafts, _allowed_tokens(rows, logits.shape[-1]))
 
 
 def _segments(work: list[Work]) -> list[Segment]:
@@ -267,11 +301,28 @@ def _segments(work: list[Work]) -> list[Segment]:
     return segments
 
 
-def _advance(work: list[Work], rows: list[SampledRow], sampled: Sampled | None) -> None:
-    """A sequence whose drafts are being verified stands still until they are: `ModelRunner.commit`."""
-    tokens = {} if sampled is None else {row.sequence: sampled.tokens[row.row : row.row + 1] for row in rows if not len(row.drafts)}
+def _advance(work: list[Work]) -> None:
     for w in work:
-        w.sequence.advance(w.count - w.drafts, tokens.get(w.sequence))
+        w.sequence.advance(w.count - w.drafts)
+
+
+def _allowed_tokens(rows: list[SampledRow], vocab_size: int) -> mx.array | None:
+    """Bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first; None where no row is held to anything."""
+    bits = [_bits(row) for row in rows]
+    if all(each is None for each in bits):
+        return None
+    words = (vocab_size + 31) // 32
+    free = [np.full((1 + len(row.drafts), words), -1, np.int32) if each is None else each for row, each in zip(rows, bits, strict=True)]
+    # Not as a NumPy array: a Ctrl-C that falls into that conversion is lost.
+    return mx.array(memoryview(np.concatenate(free).view(np.uint32)))  # type: ignore[arg-type]
+
+
+def _bits(row: SampledRow) -> np.ndarray | None:
+    s = row.sequence
+    if s.constraint is None or s.finish_reason is not None:
+        return None
+    assert isinstance(row.drafts, list)
+    return s.constraint.rows(row.drafts)
 
 
 def _joined(drafts: list[Proposed]) -> mx.array:

@@ -22,6 +22,7 @@ from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
 from ..nn import row_products
 from ..sampling import cuts
+from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
@@ -109,7 +110,9 @@ class OpenModel:
     def _of(
         cls, args: EngineArgs, loaded: LoadedModel, config: EngineConfig, plan: MemoryPlan, kv: KVFormat, drafter: Drafter | None
     ) -> OpenModel:
-        inputs = InputProcessor(loaded.tokenizer, loaded.model.vocab_size, config.max_context, default_params(loaded.generation_config))
+        vocab_size = loaded.model.vocab_size
+        grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
+        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, default_params(loaded.generation_config), grammars)
         info = ModelInfo(
             name=loaded.name,
             tokenizer=loaded.tokenizer,

@@ -15,6 +15,8 @@ from ..types import EngineStats, FinishReason, RequestStats, SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from ..structured_output.constraint import Constraint
+
     Proposed = Union[list[int], mx.array]
     """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
 
@@ -49,6 +51,8 @@ class Sequence:
     """When it ends with what it has, in seconds of `perf_counter`."""
     snapshot_points: tuple[int, ...] = ()
     """Lengths of the prompt, ascending, at which a message ends: what is computed up to there is kept for reuse."""
+    constraint: Constraint | None = None
+    """What the answer is held to; it has taken the tokens of `answer`. None for free text."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""
@@ -68,6 +72,8 @@ class Sequence:
     """Its place in the cache; None while it waits and after it has ended."""
     finish_reason: FinishReason | None = field(init=False, default=None)
     """Why it ended; None while it has not."""
+    error: str = field(init=False, default="")
+    """What was wrong, if it ended with "error"."""
     times: Times = field(init=False)
     """When what happened to it."""
     reused_tokens: int = field(init=False, default=0)
@@ -144,13 +150,16 @@ class Sequence:
         """Set the drafts that the next step may verify."""
         self.drafts = drafts
 
-    def advance(self, count: int, pending_token: mx.array | None = None) -> None:
-        """A step was submitted that computes `count` more tokens, drafts not counted, and samples `pending_token`. Where it verifies
-        drafts, the number of tokens stays open until `append` and `verify`."""
+    def advance(self, count: int) -> None:
+        """A step was submitted that computes `count` more tokens, drafts not counted. Where it verifies drafts, the number of tokens stays
+        open until `append` and `verify`."""
         self.num_computed_tokens += count
-        self.pending_token, self.drafts = pending_token, []
-        if pending_token is not None:
-            self.num_tokens += 1
+        self.pending_token, self.drafts = None, []
+
+    def follow(self, pending_token: mx.array) -> None:
+        """The step that was submitted last samples this token, uint32 `[1]`."""
+        self.pending_token = pending_token
+        self.num_tokens += 1
 
     def append(self, tokens: Iterable[int], now: float) -> int:
         """Take sampled tokens up to the one that ends the sequence, and return how many those were. `now`: seconds of `perf_counter`."""
@@ -160,6 +169,11 @@ class Sequence:
         for token in tokens:
             if self.finish_reason:
                 break
+            if self.constraint is not None and token not in self.stop_ids:
+                self.error = self.constraint.advance(token)
+                if self.error:
+                    self.finish_reason = "error"
+                    break
             self.tokens.append(token)
             if token in self.stop_ids:
                 self.finish_reason = "stop"

@@ -106,15 +106,16 @@ class SamplingBatch:
                     self._penalties.say(i, known[counted:])
                     self._counted[i] = len(known)
 
-    def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None) -> Sampled:
+    def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None) -> Sampled:
         """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
-        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held."""
+        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
+        `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
         spread, seeds, rows = None if drafts is None else RaggedRows(drafts), self._seeds, logits.shape[0]
         if spread is not None:
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
         pieces: list[Sampled] = []
-        size = rows if self._is_plain else SAMPLED_ROWS_AT_ONCE
+        size = rows if self._is_plain and allowed is None else SAMPLED_ROWS_AT_ONCE
         for start in range(0, rows, size):
             part = slice(start, start + size)
             picked: PickedRows | None = None
@@ -122,7 +123,8 @@ class SamplingBatch:
                 picked = spread.part(part.start, part.stop)
             elif size < rows:
                 picked = PickedRows(list(range(rows)[part]))
-            pieces.append(self._choose(logits if size >= rows else logits[part], picked, seeds[part], positions[part]))
+            held = None if allowed is None else allowed[part]
+            pieces.append(self._choose(logits if size >= rows else logits[part], picked, seeds[part], positions[part], held))
         sampled = pieces[0] if len(pieces) == 1 else _joined(pieces)
         if self._penalties is not None:
             self._penalties.count(sampled.tokens, spread)
@@ -135,10 +137,14 @@ class SamplingBatch:
         settings = self._settings
         return settings.all_greedy and settings.bias is None and self._penalties is None and self._top_logprobs is None
 
-    def _choose(self, logits: mx.array, picked: PickedRows | None, seeds: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def _choose(
+        self, logits: mx.array, picked: PickedRows | None, seeds: Sequence[int], positions: Sequence[int], allowed: mx.array | None
+    ) -> Sampled:
         settings, plain, top = self._settings, logits, self._top_logprobs
         if picked is not None:
             settings = settings.pick(picked)
+        if allowed is not None:
+            logits = _masked(logits, allowed)
         if settings.bias is not None:
             logits = logits + settings.bias
         if self._penalties is not None:
@@ -199,6 +205,13 @@ class Settings:
         if self.any_greedy:
             noisy = mx.where(self.greedy, logits, noisy)
         return argmax(noisy)
+
+
+@mx.compile
+def _masked(logits: mx.array, allowed: mx.array) -> mx.array:
+    """Logits `[R, vocab]` with all tokens at minus infinity whose bit is not set."""
+    bits = (allowed[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return mx.where(bits.reshape(allowed.shape[0], -1)[:, : logits.shape[1]].astype(mx.bool_), logits, -mx.inf)
 
 
 def _plain_argmax(x: mx.array) -> mx.array:

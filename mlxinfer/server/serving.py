@@ -8,12 +8,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import MLXInferError
+from ..errors import MLXInferError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
 from .errors import APIError, of_error, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
+from .structure import refused
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class GenerateRequest:
     """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
     """Requests are scheduled fairly between different ids; empty means the anonymous client."""
+    structure_field: str = "structure"
+    """The request's field that `params.structure` comes from."""
 
 
 async def encode_chat(served: ServedModel, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
@@ -71,6 +74,8 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
                         unfinished -= 1
                         _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
                 yield render(chunks)
+    except SamplingError as error:
+        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
         raise of_error(error) from error
     finally:
@@ -87,6 +92,8 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
         return completions
+    except SamplingError as error:
+        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
         raise of_error(error) from error
     finally:

@@ -64,6 +64,10 @@ class Tokenizer:
         """The bytes of one token inside a text; None for an id outside the vocabulary."""
         return self._token_bytes.token_bytes(token_id)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is a control token, which stands for no text."""
+        return self._token_bytes.is_special(token_id)
+
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer; special tokens are skipped."""
         return Detokenizer(self._token_bytes)

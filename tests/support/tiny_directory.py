@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,11 +15,21 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
 
 CHARACTERS = ["<pad>", "<s>", "</s>", *sorted(set(string.printable) - set("\t\r\x0b\x0c"))][:96]
 
+JSON_CHARACTERS = [*CHARACTERS[:3], *sorted(set(string.printable) - set("\t\r\x0b\x0c~^`"))]
+"""As many, with all that JSON needs."""
+
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 def tiny_directory(
-    target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True, context: int | None = None, rounded: bool = False
+    target: Path,
+    architecture: str = "llama",
+    *,
+    chat: bool = True,
+    eos: bool = True,
+    context: int | None = None,
+    rounded: bool = False,
+    characters: Sequence[str] = CHARACTERS,
 ) -> Path:
     """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length.
     `context` overrides the length that the config allows. `rounded`: the weights are in bfloat16, so that they are loaded without a note
@@ -29,7 +40,7 @@ def tiny_directory(
     if rounded:
         weights = mx.load(str(GOLDEN / architecture / "model.safetensors"))
         mx.save_safetensors(str(target / "model.safetensors"), {name: array.astype(mx.bfloat16) for name, array in weights.items()})
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(CHARACTERS)}, merges=[], unk_token="<pad>"))
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[], unk_token="<pad>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
     tokenizer.save(str(target / "tokenizer.json"))

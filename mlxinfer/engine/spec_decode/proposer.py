@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ...cache.pages import PAGE
 from ..step_times import StepTimes
@@ -16,13 +16,15 @@ from .ngram import MatchStats, NgramIndex
 if TYPE_CHECKING:
     from ..model_runner import PendingStep, SequenceOutput
     from ..rope_regime import RopeRegime
-    from ..sequence import Sequence
+    from ..sequence import Proposed, Sequence
     from .draft_model import DraftModel
 
 _WORTH = 1.05
 """Gain from which a step is made to wait for the one before it."""
 _AT_ONCE = 512
 """Tokens of a prompt that are indexed between two steps."""
+_FORCED = 0.999
+"""The chance that a token comes about which the structure leaves no choice."""
 _PATIENCE = 32
 """Steps without the draft model after which it is tried again."""
 
@@ -71,8 +73,10 @@ class _Past:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     sequence: Sequence
-    past: _Past
     candidate: Candidate
+    past: _Past | None
+    forced: list[int]
+    """Tokens that the sequence's structure leaves no choice about: they come first."""
 
 
 class Proposer:
@@ -153,12 +157,18 @@ class Proposer:
     def _draft(self, plans: list[_Plan], lengths: list[int]) -> None:
         modelled = []
         for plan, count in zip(plans, lengths, strict=True):
+            s = plan.sequence
             if count and plan.candidate.turn:
-                modelled.append((plan.sequence, count))
-            elif count:
-                plan.sequence.propose(plan.past.index.continuation(count))
+                modelled.append((s, count))
+            elif count and plan.forced:
+                s.propose(plan.forced[:count])
+            elif count and plan.past:
+                s.propose(_allowed(s, plan.past.index.continuation(count)))
         if modelled and self.draft:
             self.draft.propose(modelled)
+            for s, _ in modelled:
+                if s.constraint is not None:
+                    s.propose(_allowed(s, s.drafts))
 
     def _probed(self, plans: list[_Plan], lengths: list[int]) -> list[int]:
         """Try the draft model again where it has not paid for a while; ever more rarely."""
@@ -193,12 +203,18 @@ class Proposer:
             rows += 1
             if remaining != 1 or (s.pending_token is not None) != ahead:
                 continue
-            past = self._follow(s)
-            if past is not None and (past.index.run or self.draft):
-                candidate = self._candidate(s, past, ahead)
-                if candidate is not None:
-                    plans.append(_Plan(s, past, candidate))
+            past, forced = self._follow(s), _forced(s, ahead)
+            if forced:
+                candidate = self._certain(s, forced)
+            else:
+                candidate = self._candidate(s, past, ahead) if past is not None and (past.index.run or self.draft) else None
+            if candidate is not None:
+                plans.append(_Plan(s, candidate, past, forced))
         return plans, rows
+
+    def _certain(self, s: Sequence, forced: list[int]) -> Candidate | None:
+        count = min(self._room(s), len(forced))
+        return Candidate([_FORCED] * count) if count else None
 
     def _candidate(self, s: Sequence, past: _Past, ahead: bool) -> Candidate | None:
         room = self._room(s)
@@ -240,3 +256,19 @@ class Proposer:
         if known // PAGE != s.num_computed_tokens // PAGE:
             return 0
         return max(min(self.max_draft, self._rope.draft_limit(s) - known - 1, PAGE - 1 - known % PAGE), 0)
+
+
+def _forced(s: Sequence, ahead: bool) -> list[int]:
+    """The tokens that a structure demands after the last known one. If that one is pending (`ahead`), it is the first that was demanded."""
+    if s.constraint is None:
+        return []
+    forced = s.constraint.forced()[int(ahead) :]
+    return forced[: next((i for i, token in enumerate(forced) if token in s.stop_ids), len(forced))]
+
+
+def _allowed(s: Sequence, drafts: Proposed) -> Proposed:
+    """As many of the drafts as the sequence's structure allows."""
+    if s.constraint is None:
+        return drafts
+    known = drafts if isinstance(drafts, list) else cast("list[int]", drafts.tolist())
+    return known[: s.constraint.allowed(known)]

@@ -13,7 +13,7 @@ from ...types import Chunk, Completion, Usage
 from .. import sse
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, stream
-from .protocol import OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, error_event, usage_of
+from .protocol import FORMAT, OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, error_event, usage_of
 
 PING = sse.event("ping", {"type": "ping"})
 """Keeps a silent stream alive."""
@@ -49,7 +49,7 @@ async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
     check_version(context)
     served = context.server.models.get(body.model)
     params = body.params(served)
-    request = GenerateRequest(served, await body.prompt(served), params, client_id=body.client_id)
+    request = GenerateRequest(served, await body.prompt(served), params, client_id=body.client_id, structure_field=FORMAT)
     message = _Message(request, body.reports_cached)
     if body.stream:
         pieces = stream(context, request, message.render)

@@ -14,15 +14,18 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid, of_error
+from ..errors import APIError, Kind, invalid
 from ..models import ServedModel
 from ..routing import RequestContext
 from ..serving import encode_chat
+from ..structure import SchemaFormat, refused
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version`."""
 MAX_STOPS = 64
+FORMAT = "output_config.format"
+"""The field that says what an answer is held to."""
 _MAX_CLIENT_ID = 256
 """Characters that the engine accepts."""
 
@@ -186,7 +189,7 @@ class OutputConfig(StrictModel):
     """`effort`, which Claude Code sends with every request, says how long to think; it has no effect, as thinking is not supported yet."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Annotated[Any, Unsupported()] = None
+    format: SchemaFormat | None = None
     task_budget: Annotated[Any, Unsupported()] = None
 
 
@@ -241,11 +244,13 @@ class MessageRequest(Conversation):
         """The model's default parameters, overridden by the request's. Raises `APIError`."""
         if not all(self.stop_sequences or ()):
             raise invalid("stop_sequences: an empty text stops nothing", "stop_sequences", "invalid_value")
-        given = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
+        given: dict[str, Any] = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
+        if self.output_config is not None and self.output_config.format is not None:
+            given["structure"] = self.output_config.format.structure(FORMAT)
         try:
             return replace(served.llm.default_params, max_tokens=self.max_tokens, stop=self.stop_sequences, **given)
         except SamplingError as error:
-            raise of_error(error) from None
+            raise refused(error, FORMAT) from None
 
     @property
     def client_id(self) -> str:

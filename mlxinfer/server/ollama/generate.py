@@ -103,12 +103,14 @@ async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGI
     if not body.prompt:
         return _loaded(body, _as_response)
     prompt = await _prompt(served, body, body.prompt)
-    params = (body.options or Options()).params(served, len(prompt), logprobs)
+    params = (body.options or Options()).params(served, len(prompt), logprobs, body.structure())
 
     def last_fields(answer: list[int]) -> dict[str, Any]:
         return {} if body.raw else {"context": prompt + answer}
 
-    return await _Lines(context, body, GenerateRequest(served, prompt, params), _as_response, last_fields).response()
+    return await _Lines(
+        context, body, GenerateRequest(served, prompt, params, structure_field="format"), _as_response, last_fields
+    ).response()
 
 
 async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
@@ -117,8 +119,8 @@ async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
     if not body.messages:
         return _loaded(body, _as_message)
     prompt = await encode_chat(served, _for_template(body.messages), **body.variables)
-    params = (body.options or Options()).params(served, len(prompt), logprobs)
-    return await _Lines(context, body, GenerateRequest(served, prompt, params), _as_message).response()
+    params = (body.options or Options()).params(served, len(prompt), logprobs, body.structure())
+    return await _Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), _as_message).response()
 
 
 def routes(server: Server) -> list[Endpoint]:

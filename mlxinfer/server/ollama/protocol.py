@@ -12,10 +12,12 @@ from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
 from ...errors import SamplingError
+from ...structure import JSON_OBJECT, Schema, Structure
 from ...types import SamplingParams
 from .. import sse
-from ..errors import APIError, invalid, of_error
+from ..errors import APIError, invalid
 from ..models import ServedModel
+from ..structure import SchemaField, made, refused
 from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
 
 MAX_TOP_LOGPROBS = 20
@@ -87,7 +89,7 @@ class Options(StrictModel):
     use_mmap: bool | None = None
     use_mlock: bool | None = None
 
-    def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None) -> SamplingParams:
+    def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None, structure: Structure | None) -> SamplingParams:
         """The model's default parameters, overridden by the request's. Raises `APIError`."""
         given = {ours: value for name, ours in _RENAMED.items() if (value := getattr(self, name)) is not None}
         if not all(self.stop or ()):
@@ -95,9 +97,10 @@ class Options(StrictModel):
         limit = self._limit(served, prompt_tokens)
         seed = None if self.seed == _RANDOM_SEED else self.seed
         try:
-            return replace(served.llm.default_params, max_tokens=limit, stop=self.stop, seed=seed, logprobs=logprobs, **given)
+            found = replace(served.llm.default_params, max_tokens=limit, stop=self.stop, seed=seed, logprobs=logprobs, **given)
+            return replace(found, structure=structure)
         except SamplingError as error:
-            raise of_error(error) from None
+            raise refused(error, "format") from None
 
     def _limit(self, served: ServedModel, prompt_tokens: int) -> int | None:
         """Tokens that an answer may have: `num_predict`, but no more than fit into a context of `num_ctx`."""
@@ -137,8 +140,8 @@ KeepAlive = Annotated[
 
 
 class Request(StrictModel):
-    """What both generating endpoints accept. Of the fields from `format` on, only the neutral values are supported so far: a prompt that is
-    too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
+    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after it, only the neutral values are supported
+    so far: a prompt that is too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None
@@ -146,10 +149,16 @@ class Request(StrictModel):
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    format: Annotated[Any, Unsupported("")] = None
+    format: SchemaField | None = None
     think: Annotated[Any, Unsupported(False)] = None
     truncate: Annotated[Any, Unsupported(False)] = None
     shift: Annotated[Any, Unsupported(False)] = None
+
+    def structure(self) -> Structure | None:
+        """What the answer is held to. Raises `APIError`."""
+        if self.format in (None, ""):
+            return None
+        return JSON_OBJECT if self.format == "json" else made("format", Schema, self.format)
 
     @property
     def streams(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -12,11 +12,14 @@ from typing_extensions import TypedDict
 
 from ..._version import __version__
 from ...errors import SamplingError
+from ...structure import Choice as ChoiceOf
+from ...structure import Lark, Regex, Schema, Structure
 from ...tokenizer import Tokenizer
 from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid, of_error, unsupported
+from ..errors import APIError, Kind, invalid, unsupported
 from ..models import ServedModel
+from ..structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
 from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, TextOrParts, TextOrTexts, Unsupported, plain_text
 
 MAX_MESSAGES = 4096
@@ -134,9 +137,14 @@ class Sampled(StrictModel):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
 
+    def structure(self) -> tuple[str, Structure | None]:
+        """What the answer is held to, and the field that says so. Raises `APIError`."""
+        raise NotImplementedError
+
     def params(self, served: ServedModel, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The model's default parameters, overridden by the request's. Raises `APIError`."""
-        given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
+        field, structure = self.structure()
+        given: dict[str, Any] = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -144,16 +152,39 @@ class Sampled(StrictModel):
             raise invalid(f"stop: at most {MAX_STOPS} texts", "stop", "invalid_value")
         given["stop"] = stops or None
         try:
-            return replace(served.llm.default_params, max_tokens=max_tokens, logprobs=logprobs, **given)
+            return replace(served.llm.default_params, max_tokens=max_tokens, logprobs=logprobs, structure=structure, **given)
         except SamplingError as error:
-            raise of_error(error) from None
+            raise refused(error, field) from None
 
 
 class Sampling(Sampled):
-    """What both completion endpoints accept."""
+    """What both completion endpoints accept. The fields from `structured_outputs` on are vLLM's, those from `guided_json` on its older
+    names."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaField | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = None
+
+    def structure(self) -> tuple[str, Structure | None]:
+        """What the answer is held to, and the field that says so. Raises `APIError`."""
+        kinds: dict[str, Callable[[Any], Structure]] = {
+            "guided_json": Schema,
+            "guided_regex": Regex,
+            "guided_choice": ChoiceOf,
+            "guided_grammar": Lark,
+        }
+        given = {name: made(name, kind, value) for name, kind in kinds.items() if (value := getattr(self, name)) is not None}
+        for name in ("response_format", "structured_outputs"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name).structure(name)
+        found = only_one(given)
+        return next((name for name in given if given[name] is found), ""), found
 
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage. Raises `APIError`."""

@@ -12,17 +12,20 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
+from ...structure import Structure
 from ...types import Chunk, SamplingParams, TokenLogprob, Usage
 from .. import sse
 from ..errors import APIError, invalid
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
+from ..structure import SchemaFormat
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
 from .protocol import MAX_MESSAGES, MAX_TOP_LOGPROBS, ContentLogprob, Sampled, content_logprobs
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+_FORMAT = "text.format"
 
 
 class Part(StrictModel):
@@ -58,6 +61,11 @@ class Item(StrictModel):
 _Items = Annotated[list[Item], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
+class TextConfig(StrictModel):
+    format: SchemaFormat | None = None
+    verbosity: Annotated[Any, Unsupported("medium")] = None
+
+
 class ResponseRequest(Sampled):
     """The body of `POST /v1/responses`. Responses are not stored, so `store` defaults to false and what refers to an earlier response is
     refused."""
@@ -77,7 +85,7 @@ class ResponseRequest(Sampled):
     parallel_tool_calls: Annotated[Any, Unsupported(True, False)] = None
     max_tool_calls: Annotated[Any, Unsupported()] = None
     reasoning: Annotated[Any, Unsupported({})] = None
-    text: Annotated[Any, Unsupported({}, {"format": {"type": "text"}})] = None
+    text: TextConfig | None = None
     truncation: Annotated[Any, Unsupported("disabled")] = None
     context_management: Annotated[Any, Unsupported([])] = None
     prompt: Annotated[Any, Unsupported()] = None
@@ -94,6 +102,11 @@ class ResponseRequest(Sampled):
         """The conversation as chat templates take it."""
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [item.plain() for item in self.input]
         return items if self.instructions is None else [{"role": "system", "content": self.instructions}, *items]
+
+    def structure(self) -> tuple[str, Structure | None]:
+        """See `Sampled`."""
+        given = None if self.text is None else self.text.format
+        return _FORMAT, None if given is None else given.structure(_FORMAT)
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
@@ -170,7 +183,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
     served = context.server.models.get(body.model)
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     prompt = await encode_chat(served, body.messages())
-    request = GenerateRequest(served, prompt, params, client_id=body.user or "")
+    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=_FORMAT)
     objects = _Objects(served, params, body)
     if body.stream:
         events = _Events(objects)
@@ -231,7 +244,7 @@ class _Objects:
             reasoning={"effort": None, "summary": None},
             store=False,
             temperature=params.temperature or 0.0,
-            text={"format": {"type": "text"}},
+            text={"format": _format(body)},
             tool_choice=body.tool_choice or "auto",
             tools=[],
             top_p=params.top_p or 1.0,
@@ -242,6 +255,12 @@ class _Objects:
             metadata={},
             background=False,
         )
+
+
+def _format(body: ResponseRequest) -> dict[str, Any]:
+    """The format as it was asked for."""
+    given = None if body.text is None else body.text.format
+    return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _status(reason: str) -> Status:

@@ -1,0 +1,105 @@
+"""What an answer can be held to: plain values for `SamplingParams.structure`, checked when they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from .errors import SamplingError
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""The longest schema, expression or grammar, as UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """JSON that matches a JSON Schema. Raises `SamplingError` for what is no schema; what cannot be held is found out with the request."""
+
+    schema: Any
+    """A dict, a pydantic model or type adapter, or the schema's JSON text. Read back as a dict, or a bool."""
+    text: str = field(init=False, repr=False)
+    """The same as JSON text."""
+
+    def __post_init__(self) -> None:
+        schema = _plain_schema(self.schema)
+        object.__setattr__(self, "schema", schema)
+        try:
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SamplingError(f"structure: the schema is not JSON: {error}") from None
+        object.__setattr__(self, "text", _within_size("schema", text))
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that matches a regular expression as a whole, without look-around and back-references (Rust's `regex` syntax)."""
+
+    pattern: str
+    """The expression."""
+
+    def __post_init__(self) -> None:
+        _within_size("regex", self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few texts."""
+
+    options: Sequence[str]
+    """The texts. Read back as a tuple."""
+
+    def __post_init__(self) -> None:
+        options = self.options
+        if isinstance(options, str) or not options or not all(isinstance(one, str) and one for one in options):
+            raise SamplingError(f"structure: choice must be a list of non-empty texts, not {options!r:.100}")
+        object.__setattr__(self, "options", tuple(options))
+        _within_size("choice", "".join(options))
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """A text of a context-free grammar in llguidance's dialect of Lark (github.com/guidance-ai/llguidance, docs/syntax.md)."""
+
+    grammar: str
+    """The grammar; its first rule is `start`."""
+
+    def __post_init__(self) -> None:
+        _within_size("grammar", self.grammar)
+
+
+Structure = Union[Schema, Regex, Choice, Lark]
+
+
+def _plain_schema(given: Any) -> dict[str, Any] | bool:
+    for method in ("model_json_schema", "json_schema"):  # a pydantic model, a pydantic.TypeAdapter
+        if callable(getattr(given, method, None)):
+            given = getattr(given, method)()
+            break
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise SamplingError(f"structure: the schema is not JSON: {error}") from None
+    if isinstance(given, bool):
+        return given
+    if not isinstance(given, Mapping):
+        raise SamplingError(f"structure: a schema is a dict, a pydantic model or JSON text, not a {type(given).__name__}")
+    return dict(given)
+
+
+def _within_size(kind: str, text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise SamplingError(f"structure: {kind} must be a non-empty text, not {text!r:.100}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise SamplingError(f"structure: {kind} is not valid Unicode: a lone surrogate at character {error.start}") from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise SamplingError(f"structure: {kind} has {size} bytes, and {MAX_GRAMMAR_BYTES} are allowed: make it shorter")
+    return text
+
+
+JSON_OBJECT = Schema({"type": "object"})
+"""Any JSON object."""

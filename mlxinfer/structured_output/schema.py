@@ -1,0 +1,83 @@
+"""JSON Schemas as clients send them, made ready for llguidance: what asks for nothing is dropped, and what it cannot hold is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+"""Formats that llguidance holds an answer to; by the specification all others are annotations, so they are dropped."""
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+"""What pydantic writes for a `Decimal`: a sign at most, then digits with at most one point, and not empty."""
+_DECIMAL_PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)$"
+_OPTIONS = "x-guidance"
+"""llguidance reads its own options from this key of a schema; a client's schema does not get to set them."""
+
+_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+MAX_DEPTH = 200
+"""Schemas nested deeper than this are refused."""
+_MOST_TRIALS = 300
+
+
+def normalized(schema: Any, depth: int = 0) -> Any:
+    """The schema without what asks for nothing: formats that are annotations, trivial `propertyNames`. Raises `RecursionError` for one
+    that is nested too deeply."""
+    if not isinstance(schema, Mapping):
+        return schema
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    plain = {key: value for key, value in schema.items() if key != _OPTIONS}
+    if isinstance(plain.get("format"), str) and plain["format"] not in _FORMATS:
+        del plain["format"]
+    if plain.get("pattern") == _DECIMAL:
+        plain["pattern"] = _DECIMAL_PLAIN
+    if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
+        del plain["propertyNames"]
+    for key in _ONE:
+        if isinstance(plain.get(key), Mapping):
+            plain[key] = normalized(plain[key], depth + 1)
+    for key in _MANY:
+        if isinstance(plain.get(key), list):
+            plain[key] = [normalized(each, depth + 1) for each in plain[key]]
+    for key in _NAMED:
+        if isinstance(plain.get(key), Mapping):
+            plain[key] = {name: normalized(each, depth + 1) for name, each in plain[key].items()}
+    return plain
+
+
+def fault_path(schema: Any, fault_of: Callable[[Any], str]) -> str:
+    """Where the fault of a schema lies, such as `properties.age`; empty for the schema itself. `fault_of` tells what is wrong with a
+    schema, or nothing: the innermost part that by itself has the same fault is where it is."""
+    fault = fault_of(schema)
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} if isinstance(schema, Mapping) else {}
+    path: list[str] = []
+    trials = 0
+    node, found = schema, True
+    while found:
+        found = False
+        for name, child in _children(node):
+            trials += 1
+            if trials > _MOST_TRIALS:
+                return ".".join(path)
+            if isinstance(child, Mapping) and fault_of({**shared, **child}) == fault:
+                path.append(name)
+                node, found = child, True
+                break
+    return ".".join(path)
+
+
+def _children(schema: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return
+    for key in _ONE:
+        if isinstance(schema.get(key), Mapping):
+            yield key, schema[key]
+    for key in _MANY:
+        if isinstance(schema.get(key), list):
+            yield from ((f"{key}[{number}]", each) for number, each in enumerate(schema[key]))
+    for key in _NAMED:
+        if isinstance(schema.get(key), Mapping):
+            yield from ((f"{key}.{name}", each) for name, each in schema[key].items())

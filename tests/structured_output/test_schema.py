@@ -1,0 +1,106 @@
+"""Schemas made ready for llguidance, and where the fault of one lies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxinfer.errors import SamplingError
+from mlxinfer.structure import MAX_GRAMMAR_BYTES, Choice, Lark, Regex, Schema
+from mlxinfer.structured_output.schema import MAX_DEPTH, fault_path, normalized
+
+
+def test_formats_that_are_annotations_are_dropped_wherever_a_schema_stands():
+    binary = {"type": "string", "format": "binary"}
+    schema = {
+        "properties": {"format": binary},
+        "items": [binary],
+        "anyOf": [binary, {"type": "string", "format": "date"}],
+        "additionalProperties": binary,
+        "$defs": {"a": binary},
+    }
+    plain = {"type": "string"}
+    assert normalized(schema) == {
+        "properties": {"format": plain},
+        "items": [plain],
+        "anyOf": [plain, {"type": "string", "format": "date"}],
+        "additionalProperties": plain,
+        "$defs": {"a": plain},
+    }
+
+
+def test_values_are_not_schemas():
+    schema = {"enum": [{"format": "binary"}], "const": {"format": "x"}, "default": {"propertyNames": True}}
+    assert normalized(schema) == schema
+
+
+def test_trivial_property_names_are_dropped_and_others_kept():
+    for trivial in ({"type": "string"}, {}, True):
+        assert normalized({"type": "object", "propertyNames": trivial}) == {"type": "object"}
+    assert normalized({"propertyNames": {"pattern": "a"}}) == {"propertyNames": {"pattern": "a"}}
+
+
+def test_a_client_does_not_set_options_of_the_engine():
+    assert normalized({"x-guidance": {"lenient": True}, "items": {"x-guidance": {}}}) == {"items": {}}
+
+
+def test_depth_is_limited():
+    deep = {}
+    for _ in range(MAX_DEPTH + 1):
+        deep = {"items": deep}
+    with pytest.raises(RecursionError):
+        normalized(deep)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["items", "anyOf", "properties", "format", "$ref"]), inner),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_anything_is_normalized_once_and_for_all(value):
+    once = normalized(value)
+    assert normalized(once) == once
+
+
+def test_the_innermost_part_with_the_same_fault_is_named():
+    def fault(schema):
+        return "no sets" if "uniqueItems" in str(schema) else ""
+
+    schema = {"properties": {"a": {"type": "string"}, "b": {"anyOf": [{}, {"items": {"uniqueItems": True}}]}}}
+    assert fault_path(schema, fault) == "properties.b.anyOf[1].items"
+    assert fault_path({"uniqueItems": True}, fault) == ""
+    assert fault_path(True, lambda schema: "x") == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Schema("{"), "the schema is not JSON"),
+        (lambda: Schema("[]"), "a schema is a dict, a pydantic model or JSON text, not a list"),
+        (lambda: Schema(7), "not a int"),
+        (lambda: Schema({"const": float("nan")}), "the schema is not JSON"),
+        (lambda: Schema({"const": object()}), "the schema is not JSON"),
+        (lambda: Schema({"const": "x" * MAX_GRAMMAR_BYTES}), "are allowed: make it shorter"),
+        (lambda: Regex(""), "regex must be a non-empty text"),
+        (lambda: Regex("\ud800"), "lone surrogate"),
+        (lambda: Lark(None), "grammar must be a non-empty text"),
+        (lambda: Choice([]), "choice must be a list of non-empty texts"),
+        (lambda: Choice("yes"), "choice must be a list"),
+        (lambda: Choice(["a", ""]), "choice must be a list"),
+    ],
+)
+def test_what_is_no_structure_is_refused_when_it_is_made(make, message):
+    with pytest.raises(SamplingError, match=message):
+        make()
+
+
+def test_a_pydantic_model_is_its_schema():
+    pydantic = pytest.importorskip("pydantic")
+
+    class City(pydantic.BaseModel):
+        name: str
+
+    assert Schema(City).schema["properties"]["name"] == {"title": "Name", "type": "string"}
+    assert Schema(pydantic.TypeAdapter(list[int])).schema == {"type": "array", "items": {"type": "integer"}}
