@@ -154,9 +154,10 @@ class ModelRunner:
 
     def submit(self, schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
         """Start a step without waiting for it. `before` is the one that is pending: if it fills pages, the new one is built while it is
-        computed, and submitted once it has ended. Pools of pages are written in place only while no step in flight reads them. Where an
-        answer is held to a structure only the model runs: what may follow is known once the step before was collected, and then `sample` does
-        the rest."""
+        computed, and submitted once it has ended. Pools of pages are written in place only while no step in flight reads them.
+
+        Where an answer is held to a structure only the model runs: what may follow is known once the step before was collected, and then
+        `sample` does the rest."""
         work = schedule.work
         tokens = self._tokens(schedule)
         rows = self._sampled_rows(work)
