@@ -30,6 +30,8 @@ class DeviceMemory:
     """Which limit `total` is."""
     buffers: int | None = None
     """How many arrays can be alive at once (Metal's limit); None where there is no limit."""
+    reserved: int = 0
+    """Bytes of `usable` that are not to be had: what other models of the process were promised, and what else MLX holds."""
 
 
 def is_gpu() -> bool:
@@ -50,12 +52,14 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
 
 
-def limit_memory(wanted: int, spare: int) -> None:
-    """Set MLX's limits for the whole process: `wanted` bytes are in use at most, and at most `spare` bytes of freed buffers are kept for
-    reuse. On a Mac, what is in use is wired, up to three fifths of the memory."""
+def limit_memory(*, wired: int, spare: int, most: int) -> None:
+    """Set MLX's limits for the whole process, in bytes: `spare` of freed buffers are kept for reuse at most. On a Mac, `wired` are kept in
+    memory, up to three fifths of it, and where `most` are in use, MLX waits for the operations under way before it begins further ones:
+    otherwise it runs ten layers ahead, with the copies that each of them makes."""
     mx.set_cache_limit(spare)
     if mx.metal.is_available():
-        mx.set_wired_limit(min(wanted, wired_limit()))
+        mx.set_wired_limit(min(wired, wired_limit()))
+        mx.set_memory_limit(most)
 
 
 def wired_limit() -> int:

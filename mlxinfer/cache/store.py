@@ -15,6 +15,9 @@ from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_va
 Pages = tuple[mx.array, mx.array]
 """Keys and values of consecutive pages, `[Hkv, n, 64, D]` in the compute dtype."""
 
+ALL = slice(None)
+"""All KV heads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Filled:
@@ -94,21 +97,23 @@ class LayerStore:
         by = sealing if keys.shape[1] else PLAIN
         return Filled(by.keys(keys, self.format.k_bits) + by.values(values, self.format.v_bits), first)
 
-    def past(self, pages: list[int], since: mx.array) -> list[Pages]:
-        """The keys and values of these sealed pages in order, in pieces. They are dequantized only after `since` is computed: otherwise the
-        16-bit past of many layers could be in memory at once."""
+    def past(self, pages: list[int], since: mx.array | None = None, heads: slice = ALL) -> list[Pages]:
+        """The keys and values of these sealed pages in order, in pieces, for these KV heads. They are copied and dequantized only after
+        `since` is computed, if given: otherwise the 16-bit past of many layers could be in memory at once."""
         pieces = []
         if pages and pages[0] < 0:
-            pieces.append(self._from_first([_chosen(a, [~pages[0]]) for a in self.first]))
+            pieces.append(self._from_first([_chosen(part_of(a, heads), [~pages[0]]) for a in self.first]))
             pages = pages[1:]
         if pages:
-            chosen = [_chosen(a, pages) for a in self.sealed]
-            pieces.append(self._from_sealed(mx.depends(chosen, [since]) if self.format.quantized else chosen))
+            pools = [part_of(a, heads) for a in self.sealed]
+            chosen = [_chosen(a, pages) for a in (pools if since is None else mx.depends(pools, [since]))]
+            pieces.append(self._from_sealed(chosen))
         return pieces
 
-    def unsealed(self, full: Filled) -> list[Pages]:
+    def unsealed(self, full: Filled, heads: slice = ALL) -> list[Pages]:
         """The same for pages that have just become full."""
-        return [*([self._from_first(full.first)] if full.first else []), self._from_sealed(full.pages)]
+        first = [self._from_first([part_of(a, heads) for a in full.first])] if full.first else []
+        return [*first, self._from_sealed([part_of(a, heads) for a in full.pages])]
 
     def seal(self, pages: Sequence[int | None], full: Filled) -> None:
         """Store full pages under these ids, skipping those whose id is None."""
@@ -142,6 +147,11 @@ class LayerStore:
     def copy_open(self, source: int, target: int) -> None:
         """Copy the open page of one slot to another."""
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
+
+
+def part_of(array: mx.array, heads: slice) -> mx.array:
+    """Some KV heads of an array that has them first."""
+    return array if heads is ALL else array[heads]
 
 
 def _pool(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[mx.array]:

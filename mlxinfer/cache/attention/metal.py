@@ -13,6 +13,7 @@ from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_pr
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
 from ..base import PAGE, AttentionParams, HeadSteps, Segment
+from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
@@ -29,6 +30,10 @@ class MetalAttention:
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return MetalStep(segments, group)
+
+    def joins_past(self, form: KVFormat) -> bool:
+        """For segments of many rows in the plain format, to which MLX's own attention is the fastest."""
+        return not form.quantized
 
 
 METAL = MetalAttention()
@@ -63,7 +68,7 @@ class MetalStep:
         if self._few:
             self._append_few(store, k, v, full)
             answers.append(self._decoded(store, key, q, params))
-        if self._many and store.format.quantized:
+        if self._many and not METAL.joins_past(store.format):
             self._append_many(store, k, v, full)
             answers.append(self._prefilled(store, key, (q, k, v), before, full, params))
         elif self._many:
