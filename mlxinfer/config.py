@@ -236,6 +236,8 @@ class EngineConfig:
     """Tokens that the page pool holds: all running sequences, and what is kept for reuse."""
     max_num_batched_tokens: int = 512
     """Rows of a step, which is also the longest chunk of a prompt."""
+    max_scored_rows: int = 2**31
+    """Rows of prompts whose logits one step computes at most, where they are asked for."""
     max_num_seqs: int = _DEFAULTS["max_num_seqs"]
     """Sequences that run together."""
     max_waiting: int = _DEFAULTS["max_waiting"]

@@ -52,14 +52,27 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
 
 
+_before: dict[str, int] = {}
+"""MLX's limits before the first of ours."""
+
+
 def limit_memory(*, wired: int, spare: int, most: int) -> None:
     """Set MLX's limits for the whole process, in bytes: `spare` of freed buffers are kept for reuse at most. On a Mac, `wired` are kept in
     memory, up to three fifths of it, and where `most` are in use, MLX waits for the operations under way before it begins further ones:
     otherwise it runs ten layers ahead, with the copies that each of them makes."""
-    mx.set_cache_limit(spare)
+    _before.setdefault("cache", mx.set_cache_limit(spare))
     if mx.metal.is_available():
         mx.set_wired_limit(min(wired, wired_limit()))
-        mx.set_memory_limit(most)
+        _before.setdefault("memory", mx.set_memory_limit(most))
+
+
+def lift_limits() -> None:
+    """Undo `limit_memory`."""
+    if "cache" in _before:
+        mx.set_cache_limit(_before.pop("cache"))
+    if "memory" in _before:
+        mx.set_wired_limit(0)
+        mx.set_memory_limit(_before.pop("memory"))
 
 
 def wired_limit() -> int:

@@ -92,10 +92,13 @@ class PreparedModel:
     read_weights: ReadWeights
     """Reads them."""
 
-    def read(self, progress: Progress | None = None) -> LoadedModel:
-        """Read the weights. Raises `WeightsError` for values that are NaN or infinite, and `TokenizerError`, before a weight is read."""
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer, which `read` needs. Raises `TokenizerError`."""
+        return load_tokenizer(self.checkpoint)
+
+    def read(self, tokenizer: Tokenizer, progress: Progress | None = None) -> LoadedModel:
+        """Read the weights. Raises `WeightsError` for values that are NaN or infinite."""
         checkpoint = self.checkpoint
-        tokenizer = load_tokenizer(checkpoint)
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
         model, notes = self.read_weights(progress)
@@ -175,7 +178,7 @@ def load(
     """`prepare`, a plan of the memory with the engine's defaults, and `read` in one. Raises `MLXInferError`."""
     with prepare(path_or_id, dtype=dtype, bits=bits, group_size=group_size, mode=mode, kv=kv) as prepared:
         plan_memory(prepared, kv=kv)
-        return prepared.read(progress)
+        return prepared.read(prepared.load_tokenizer(), progress)
 
 
 def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> PreparedModel:

@@ -70,6 +70,8 @@ class MemoryPlan:
     """Weights of the draft model; 0 without one."""
     step: int
     """Peak of one step's activations, in addition to everything that stays."""
+    growth: int
+    """What the page pool takes beyond that while it grows, between two steps: parts of it are there twice."""
     max_num_seqs: int
     """Sequences that run together, a count."""
     sequence: int
@@ -109,7 +111,7 @@ class MemoryPlan:
 
     @property
     def used(self) -> int:
-        return self.weights + self.draft_weights + self.step + self.sequences + self.pool + self.reuse + self.snapshots
+        return self.weights + self.draft_weights + self.step + self.growth + self.sequences + self.pool + self.reuse + self.snapshots
 
     @property
     def left(self) -> int:
@@ -168,6 +170,7 @@ def plan_memory(
         weights=planned.weight_bytes,
         draft_weights=demands.weights - planned.weight_bytes,
         step=shares.step,
+        growth=shares.growth,
         max_num_seqs=shares.sequences,
         sequence=demands.sequence,
         token=demands.token,
@@ -272,7 +275,7 @@ def _context(model: Model, wanted: int | None) -> int:
 
 
 def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str) -> str:
-    running = demands.sequence + int(least * demands.token) + demands.step.at(least, 1, least)
+    running = demands.sequence + int(least * demands.token) + demands.step.at(least)
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
     allowed, advice = (source, "") if isinstance(source, str) else (source.source, _others(source))
     return (

@@ -11,6 +11,8 @@ from .step_memory import StepSize
 _MOST_REUSE = 2 * 2**30
 _REUSE_SHARE = 0.25
 """Share of the room besides the weights for what is only kept in case a later prompt begins alike."""
+_SHORT_REUSE_SHARE = 0.125
+"""The same where the context is shorter than the model's for lack of memory."""
 _SNAPSHOT_SHARE = {False: 0.125, True: 0.5}
 """Share of what is kept for reuse, by whether layers are recurrent: their states are large and cannot be found in the pool."""
 _SEQUENCES_SHARE = 0.5
@@ -75,38 +77,51 @@ class Shares:
     """Bytes of snapshots."""
     step: int
     """Bytes of a step's peak."""
+    growth: int
+    """Bytes beyond those while the pool grows."""
 
 
 def divide(demands: Demands, limit: int, wanted: int, sequences: int, *, prefix_cache: bool) -> Shares:
     """Divide `limit` bytes for a context of `wanted` tokens, or as many as fit, and `sequences` sequences at most."""
+    shares = _divided(demands, limit, wanted, sequences, _REUSE_SHARE if prefix_cache else 0.0)
+    if prefix_cache and shares.context < wanted:
+        return _divided(demands, limit, wanted, sequences, _SHORT_REUSE_SHARE)
+    return shares
+
+
+def _divided(demands: Demands, limit: int, wanted: int, sequences: int, reuse: float) -> Shares:
     step = demands.step
     room = limit - demands.weights - step.at(0)
     if demands.sequence:
         sequences = max(min(sequences, int(room * _SEQUENCES_SHARE / demands.sequence)), 1)
     room -= sequences * demands.sequence
-    kept = min(_MOST_REUSE, int(max(room, 0) * _REUSE_SHARE)) if prefix_cache else 0
+    kept = min(_MOST_REUSE, int(max(room, 0) * reuse))
     snapshots = int(kept * _SNAPSHOT_SHARE[demands.recurrent])
     token = demands.token + demands.window_token
     prefix_cache_tokens = int((kept - snapshots) / token) if token else 0
     room += step.at(0) - snapshots - int(prefix_cache_tokens * demands.window_token)
+
+    def besides(context: int, pool: int) -> int:
+        return step.at(context, sequences) + step.growth(context, sequences, pool)
+
     if demands.token:
-        most = _largest(room, demands.token, lambda tokens: step.at(tokens, sequences, tokens))
+        most = _largest(room, demands.token, lambda tokens: besides(tokens, tokens))
         context = min(wanted, most)
-        fits = _largest(room, demands.token, lambda tokens: step.at(context, sequences, tokens))
-        pool = min(wanted * sequences + prefix_cache_tokens, fits)
+        pool = min(wanted * sequences + prefix_cache_tokens, _largest(room, demands.token, lambda tokens: besides(context, tokens)))
         prefix_cache_tokens = min(prefix_cache_tokens, pool)
     else:
         most = _ENDLESS if room > step.at(0) else 0
         context, pool = min(wanted, most), wanted * sequences + prefix_cache_tokens
-    return Shares(context, most, pool, sequences, prefix_cache_tokens, snapshots, step.at(context, sequences, pool))
+    peak, growth = step.at(context, sequences), step.growth(context, sequences, pool)
+    return Shares(context, most, pool, sequences, prefix_cache_tokens, snapshots, peak, growth)
 
 
-def _largest(room: int, token: float, step: Callable[[int], int]) -> int:
-    """The most tokens that fit, if each takes `token` bytes and so many of them a step of `step` bytes; 0 where none do."""
+def _largest(room: int, token: float, besides: Callable[[int], int]) -> int:
+    """The most tokens that fit, if each takes `token` bytes, and so many of them `besides` bytes; 0 where none do."""
     fits, fails = 0, int(max(room, 0) / token) + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if middle * token + step(middle) <= room else (fits, middle)
+        fits, fails = (middle, fails) if middle * token + besides(middle) <= room else (fits, middle)
     return fits
 
 

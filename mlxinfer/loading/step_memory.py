@@ -71,10 +71,13 @@ class StepSize:
             self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays
         )
 
-    def at(self, context: int, sequences: int = 1, pool_tokens: int = 0) -> int:
-        """Bytes for so many sequences of `context` tokens, with a pool of this size."""
-        attention = sum(max((size.bytes(context, sequences) for size in sizes), default=0) for sizes in self.attention)
-        return max(self.fixed + attention, int(self.grown * pool_tokens))
+    def at(self, context: int, sequences: int = 1) -> int:
+        """Bytes for so many sequences of `context` tokens."""
+        return self.fixed + sum(max((size.bytes(context, sequences) for size in sizes), default=0) for sizes in self.attention)
+
+    def growth(self, context: int, sequences: int, pool_tokens: int) -> int:
+        """Bytes beyond those of a step while the pool grows to this size."""
+        return max(int(self.grown * pool_tokens) - self.at(context, sequences), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
         plan = plan_memory(
             Tiny(tiny_model(name)),
             kv=KVFormat.parse(kv),
-            max_sequences=sequences,
+            max_num_seqs=sequences,
             prefix_cache=prefix_cache,
             memory=device(size * MB, buffers),
         )
@@ -71,7 +71,7 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
     assert plan.used <= plan.limit == size * MB
     assert plan.left >= 0
     assert plan.used + plan.left == plan.limit
-    assert 1 <= plan.max_sequences <= sequences
+    assert 1 <= plan.max_num_seqs <= sequences
     assert plan.context <= plan.pool_tokens
     assert plan.prefix_cache_tokens <= plan.pool_tokens or not plan.token
     assert buffers is None or plan.buffers <= buffers
@@ -171,8 +171,8 @@ def test_the_context_is_what_the_model_has_or_less(tmp_path):
 
 def test_fewer_sequences_run_together_where_each_has_much(tmp_path):
     model = Tiny(tiny_model("gpt_oss"))
-    many = plan_memory(model, max_sequences=100_000, memory=device(200 * MB))
-    assert 1 < many.max_sequences < 100_000
+    many = plan_memory(model, max_num_seqs=100_000, memory=device(200 * MB))
+    assert 1 < many.max_num_seqs < 100_000
     assert many.sequences <= many.limit / 2
 
 
