@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_DRAFT = 8
 """Tokens drafted for a sequence in one step, at most."""
+MAX_NUM_SEQS = 16
+"""Sequences that run together, unless something else is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class EngineArgs:
         default=None,
         metadata=about("Longest sequence, prompt and answer together", unit="tokens", automatic="what the model and the memory allow"),
     )
-    max_num_seqs: int = field(default=16, metadata=about("Sequences that run together; others wait", unit="sequences", least=1))
+    max_num_seqs: int = field(default=MAX_NUM_SEQS, metadata=about("Sequences that run together; others wait", unit="sequences", least=1))
     memory_gb: float | None = field(
         default=None,
         metadata=about(

@@ -10,11 +10,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from ..config import MAX_NUM_SEQS
 from ..errors import PromptError
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
-from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
+from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -32,7 +34,7 @@ _PATIENCE_S = 2.0
 @sampling_options
 @click.option("--n", type=int, help="Answers to the same prompt.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
-@model_options
+@one_sequence_options
 @engine_options
 def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
@@ -41,7 +43,9 @@ def run(model: str, prompt: str | None, system: str | None, raw: bool, as_json: 
     """
     text = _read_prompt(prompt)
     model_settings, given = split(options)
-    sampling(given)
+    params = sampling(given)
+    if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
+        model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
     with opened(model, model_settings) as llm:
         ids, params = _token_ids(llm, text, system, raw), sampling(given, llm.default_params)
         if as_json:

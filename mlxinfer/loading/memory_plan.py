@@ -12,7 +12,7 @@ from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pages import pages_for
 from ..cache.store import LayerStore
-from ..config import MAX_DRAFT
+from ..config import MAX_DRAFT, MAX_NUM_SEQS
 from ..device import DeviceMemory, device_memory, is_gpu
 from ..errors import MemoryPlanError, PromptError
 from ..models.decoder import Model
@@ -35,7 +35,6 @@ _LEAST_SCORED = 16
 _GOOD_CONTEXT = 8192
 """Tokens of context that come before long chunks and before further sequences."""
 _LEAST_TOKENS = 4 * PAGE
-MAX_NUM_SEQS = 16
 
 
 class Planned(Protocol):
@@ -143,7 +142,7 @@ def plan_memory(
 
     `max_context` and `max_num_seqs` are upper bounds: where memory is short, fewer sequences come before a shorter context. `memory_gb` is
     the caller's limit (GB of 10^9 bytes), `memory` replaces the device's. Needs no weights: a `PreparedModel` does. Raises
-    `MemoryPlanError` where the weights and a context of 256 tokens do not fit, and `PromptError` for a context that the model does not have.
+    `MemoryPlanError` where the weights and a context of 256 tokens do not fit, `PromptError` for a context that the model does not have.
     """
     memory = memory or device_memory()
     limit = usable_memory(memory_gb, memory)

@@ -67,9 +67,7 @@ class StepSize:
     """Arrays alive at once, those of all steps in flight; a count."""
 
     def __add__(self, other: StepSize) -> StepSize:
-        return StepSize(
-            self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays
-        )
+        return StepSize(self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays)
 
     def at(self, context: int, sequences: int = 1) -> int:
         """Bytes for so many sequences of `context` tokens."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -18,11 +21,12 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.config import EngineArgs
 from mlxinfer.device import DeviceMemory
+from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.llm import LLM
 from mlxinfer.engine.open_model import engine_config
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.errors import MemoryPlanError, PromptError
+from mlxinfer.errors import DraftError, MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
@@ -146,6 +150,58 @@ def test_no_weight_is_read_where_the_plan_fails(tmp_path, monkeypatch, stored):
         LLM(model, max_context=1 << 30)
     with pytest.raises(Unread):
         LLM(model)
+
+
+def _async(model, **options):
+    async def opened():
+        async with AsyncLLM(model, **options):
+            pass
+
+    asyncio.run(opened())
+
+
+@pytest.mark.parametrize("opens", [LLM, _async, load], ids=["LLM", "AsyncLLM", "load"])
+def test_no_way_to_load_goes_round_the_plan(tmp_path, monkeypatch, opens):
+    """On a device without memory nothing is read, whoever asks."""
+    model = tiny_directory(tmp_path)
+    _refuse_reads(monkeypatch)
+    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (10 * MB, "physical memory"))
+    with pytest.raises(MemoryPlanError, match=r"may be used \(physical memory\)"):
+        opens(model)
+
+
+def test_vocabularies_are_compared_before_a_weight_is_read(tmp_path, monkeypatch):
+    model, draft = tiny_directory(tmp_path / "m"), tiny_directory(tmp_path / "draft")
+    tokens = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokens))
+    _refuse_reads(monkeypatch)
+    with pytest.raises(DraftError, match="needs the same vocabulary: its token"):
+        LLM(model, draft=draft)
+    with pytest.raises(DraftError, match="its layers keep states"):
+        LLM(model, draft=tiny_directory(tmp_path / "states", "qwen3_next"))
+    with pytest.raises(Unread):
+        LLM(model, draft=model)
+
+
+def test_two_models_in_a_process_share_its_memory(tmp_path, monkeypatch):
+    model = tiny_directory(tmp_path, context=1 << 20)
+    gc.collect()
+    total = 2500 * MB + mx.get_active_memory()
+    usable = total * 4 // 5
+    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (total, "physical memory"))
+    with LLM(model, memory_gb=1.0) as first:
+        with LLM(model) as second:
+            assert first.plan.used + second.plan.used <= usable
+            assert second.plan.limit == usable - first.plan.used
+            with pytest.raises(MemoryPlanError, match="Other models of this process hold"):
+                LLM(model)
+            ids = [5, 6, 7]
+            assert first.generate([ids])[0].text == second.generate([ids])[0].text
+        before = second.plan.limit
+    with LLM(model) as alone:
+        assert alone.plan.limit > before + 900 * MB
 
 
 def test_a_draft_model_is_checked_against_what_the_model_leaves(tmp_path, monkeypatch):
