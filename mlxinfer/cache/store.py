@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..device import is_gpu
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
@@ -65,6 +66,10 @@ class LayerStore:
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
         """Grow the pools to at least these sizes; never shrinks."""
+        if is_gpu() and (pages > self.sealed[0].shape[1] or (self.first and first > self.first[0].shape[1])):
+            # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
+            # a pool would be copied for every page that is sealed.
+            mx.clear_cache()
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self.open = [_padded(a, 0, slots) for a in self.open]

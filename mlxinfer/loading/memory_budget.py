@@ -40,12 +40,14 @@ class MemoryBudget:
         self._active = active
         self._lock = RLock()  # a reservation that is collected as garbage may be released at any moment
         self._held: WeakSet[Reservation] = WeakSet()
+        self._before = 0
+        """Bytes that MLX held before the first of them."""
 
     @property
     def reserved(self) -> int:
-        """Bytes that plans have reserved, or that MLX holds besides."""
+        """Bytes that plans have reserved, and that MLX holds besides."""
         with self._lock:
-            return max(sum(each.plan.used for each in self._held), self._active())
+            return self._used() + self._others()
 
     def reserve(self, make: MakePlan) -> Reservation:
         """Plan with what is left. Raises what `make` raises; where that is a `MemoryPlanError`, only after what nobody uses any more has
@@ -60,6 +62,8 @@ class MemoryBudget:
                 mx.clear_cache()
                 plan = make(self.left())
             held = Reservation(self, plan)
+            if not self._held:
+                self._before = self._active()
             self._held.add(held)
             self._limit()
         return held
@@ -75,14 +79,21 @@ class MemoryBudget:
         """The memory, and how much of it is reserved."""
         return replace(self._memory(), reserved=self.reserved)
 
+    def _used(self) -> int:
+        return sum(each.plan.used for each in self._held)
+
+    def _others(self) -> int:
+        """Bytes that belong to no plan: what was there before, as far as it can still be there, or what is more than all plans."""
+        active = self._active()
+        return max(min(self._before, active), active - self._used()) if self._held else active
+
     def _limit(self) -> None:
         plans = [each.plan for each in self._held]
         if not plans:
             lift_limits()
             return
-        used, limits = sum(plan.used for plan in plans), sum(plan.limit for plan in plans)
-        others = max(self._active() - used, 0)
-        limit_memory(wired=used, spare=sum(plan.step for plan in plans), most=min(others + limits, self._memory().usable))
+        most = self._others() + sum(plan.limit for plan in plans)
+        limit_memory(wired=self._used(), spare=sum(plan.step for plan in plans), most=min(most, self._memory().usable))
 
 
 _LITTLE = 0.01

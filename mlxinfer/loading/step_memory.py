@@ -112,7 +112,7 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     return StepSize(
         _SLACK + (_GPU_SLACK if is_gpu() else 0) + activations + windows + unpacked + _logits(model, step) + _states(model, step),
         (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
-        max((_growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
+        max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
     )
 
@@ -174,7 +174,7 @@ def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
 
 
-def _growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
+def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
     """Bytes for each token of the pool of a layer that are there twice while pools grow."""
     return _GROWN_AT_ONCE[is_gpu()] * _GROWTH * LayerStore.page_bytes(spec, dtype, kv) / PAGE
 

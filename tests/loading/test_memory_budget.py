@@ -123,7 +123,7 @@ def test_models_that_are_loaded_together_get_shares() -> None:
 
 
 def test_what_one_model_cannot_use_goes_to_the_other() -> None:
-    few, many = plan(10 * MB, max_context=256, max_num_seqs=1, prefix_cache=False), plan(10 * MB)
+    few, many = plan(10 * MB, max_context=256, max_num_seqs=1, prefix_cache=False), plan(10 * MB, max_num_seqs=1000)
     sizes = shares([10 * MB, 10 * MB], [few, many], MEMORY)
     assert sizes[0] < 50 * MB < 100 * MB < sizes[1]
     assert sum(sizes) <= MEMORY.usable

@@ -22,7 +22,7 @@ _FUSED_DIMS = frozenset({64, 72, 80, 96, 128})
 _FUSED_ROWS = 8
 """MLX chooses other kernels for so few rows, whose scores are small."""
 _COPIES = 2
-"""Of joined keys and values: pages that were gathered from all over the pool, and rows in order."""
+"""Joined keys and values are there twice: as pages that were gathered from all over the pool, and as rows in order."""
 _UNSEALED = 3
 """float32 arrays of a dequantized past that are alive at once."""
 _SCORE_COPIES = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -205,8 +206,9 @@ class Attended:
                 seen -= rows - end
             elif count < rows:
                 mask = mask[start:end]
-            args = {"scale": params.scale, "window": self.window, "softcap": params.softcap, "sinks": params.sinks, "mask": mask}
-            outputs.append(attention(part, k[:, :seen], v[:, :seen], **args) if seen < keys else attention(part, k, v, **args))
+            own = (k, v) if seen == keys else (k[:, :seen], v[:, :seen])
+            how = partial(attention, scale=params.scale, window=self.window, softcap=params.softcap, sinks=params.sinks, mask=mask)
+            outputs.append(how(part, *own))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
 
