@@ -20,6 +20,10 @@ ALL = slice(None)
 """All KV heads."""
 
 
+_LARGE_POOL = 2**19
+"""Bytes of a layer's pool from which on it matters that it is there twice while it grows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filled:
     """Newly filled pages of one sequence and layer, in the form in which the pools store them."""
@@ -65,14 +69,20 @@ class LayerStore:
         return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
-        """Grow the pools to at least these sizes; never shrinks."""
-        if is_gpu() and (pages > self.sealed[0].shape[1] or (self.first and first > self.first[0].shape[1])):
+        """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once, so that those of other layers are not there
+        twice meanwhile."""
+        if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
+            self.open = [_padded(a, 0, slots) for a in self.open]
+            return
+        if is_gpu():
             # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
             # a pool would be copied for every page that is sealed.
             mx.clear_cache()
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self.open = [_padded(a, 0, slots) for a in self.open]
+        if sum(a.nbytes for a in self.sealed) > _LARGE_POOL:
+            mx.eval(self.sealed, self.first)
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
         """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full

@@ -46,11 +46,6 @@ _LAYER_ARRAYS = 64
 _MOST_EXPERTS = 16
 """Experts per token; only the matrices are known here, and few models choose more."""
 _STEPS_IN_FLIGHT = 2
-_GROWN_AT_ONCE = {False: 5, True: 2}
-"""Layers whose pools are there twice while they are copied into larger ones, by whether a GPU copies: MLX runs at most ten operations
-ahead, two of each layer, and on a GPU fewer where memory is short."""
-_GROWTH = 2 / 3
-"""Size of the old pool in that of the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +170,9 @@ def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize
 
 
 def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
-    """Bytes for each token of the pool of a layer that are there twice while pools grow."""
-    return _GROWN_AT_ONCE[is_gpu()] * _GROWTH * LayerStore.page_bytes(spec, dtype, kv) / PAGE
+    """Bytes for each token of the pool of one layer while that grows: the old pool and the rows that are new are there besides, and one
+    layer grows after another."""
+    return LayerStore.page_bytes(spec, dtype, kv) / PAGE
 
 
 def kept_arrays(model: Model) -> Iterator[int]:
