@@ -69,7 +69,7 @@ class LayerStore:
         return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
-        """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once, so that those of other layers are not there
+        """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
         twice meanwhile."""
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
             self.open = [_padded(a, 0, slots) for a in self.open]

@@ -29,6 +29,8 @@ _LONG_STEP_SHARE = 0.125
 """Share of the memory besides the weights that may go to a step of more rows than usual, and to what windows then keep."""
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
+_OPEN_PAGES_IN_FLIGHT = 1.5
+"""Open pages of a sequence that a step on a GPU writes anew: a copy where MLX cannot write in place, and 16 recent rows, old and new."""
 _SCORED_SHARE = 1 / 16
 """Share of the memory besides the weights for the logits of prompts, where they are asked for."""
 _LEAST_SCORED = 16
@@ -253,6 +255,9 @@ def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:
     layers, dtype = planned.model.layers, planned.dtype
     windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
     states = sum(map(state_bytes, layers))
+    opened = PagedCache.sequence_bytes(layers, dtype, kv)
+    if is_gpu():  # while a step is in flight, open pages and their recent rows are there twice
+        opened += int(_OPEN_PAGES_IN_FLIGHT * PagedCache.sequence_bytes(layers, dtype))
     held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, step.rows) for s in windows)
     return Demands(
         weights=planned.weight_bytes,
@@ -260,7 +265,7 @@ def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:
         step=step_size(planned.model, dtype, kv, step),
         token=PagedCache.token_bytes(layers, dtype, kv),
         window_token=PagedCache.reuse_bytes(layers, dtype, kv),
-        sequence=PagedCache.sequence_bytes(layers, dtype, kv) + states + held,
+        sequence=opened + states + held,
         recurrent=bool(states),
         weight_arrays=weight_arrays(planned.model),
         layer_arrays=sum(kept_arrays(planned.model)),
