@@ -17,6 +17,9 @@ import mlx.core as mx
 _WIRED_SHARE = 0.6
 """Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""
 
+_USUAL_BUFFER = 50
+"""What MLX has for `MLX_MAX_MB_PER_BUFFER` where that is not set."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -73,6 +76,12 @@ def lift_limits() -> None:
     if "memory" in _before:
         mx.set_wired_limit(0)
         mx.set_memory_limit(_before.pop("memory"))
+
+
+def command_buffer_numbers() -> int:
+    """Numbers in the arrays of one of Metal's command buffers, about. What is in them is only freed when the whole buffer is done."""
+    text = os.environ.get("MLX_MAX_MB_PER_BUFFER", "")  # MLX compares it with a count of numbers, not of bytes
+    return (int(text) if text.isascii() and text.isdigit() else _USUAL_BUFFER) * 2**20
 
 
 def wired_limit() -> int:

@@ -14,7 +14,7 @@ from ..cache.attention.select import attention_backend
 from ..cache.base import PAGE, AttentionParams, AttentionSpec, LayerSpec, RecurrentSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
-from ..device import is_gpu
+from ..device import command_buffer_numbers, is_gpu
 from ..models.decoder import Model
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
@@ -25,9 +25,6 @@ SAMPLED_ROWS_AT_ONCE = 16
 """Rows that are sampled together: the stages of sampling have no more, whatever the step has."""
 _SLACK = 16 * 2**20
 """Bytes for indices, rotations, masks, and rounding by the allocator."""
-_GPU_SLACK = 128 * 2**20
-"""Bytes more on a GPU, where memory is freed when a command buffer is done: what the one uses that is being filled, and an operation more.
-MLX waits for the others where memory is short (`MemoryBudget`)."""
 _ROW_COPIES = 6
 """Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one that waits to
 be freed."""
@@ -105,7 +102,7 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
     layers = max(len(model.layers), 1)
     return StepSize(
-        _SLACK + (_GPU_SLACK if is_gpu() else 0) + activations + windows + unpacked + _logits(model, step) + _states(model, step),
+        _slack(dtype) + activations + windows + unpacked + _logits(model, step) + _states(model, step),
         (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
         max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
@@ -116,6 +113,12 @@ def with_scored(model: Model, step: StepRows, room: int, least: int) -> StepRows
     """The step with as many scored rows as `room` bytes are for, or as what sampling takes anyway has room for, `least` at least."""
     row = _SCORING_COPIES * model.vocab_size * mx.float32.size
     return replace(step, scored=min(max(max(_logits(model, step), room) // row, least), step.rows))
+
+
+def _slack(dtype: mx.Dtype) -> int:
+    """On a GPU, memory is freed when a command buffer is done. MLX waits for those before where memory is short (`MemoryBudget`), but not
+    for the one that it fills."""
+    return _SLACK + (command_buffer_numbers() * dtype.size if is_gpu() else 0)
 
 
 def weight_arrays(model: Model) -> int:

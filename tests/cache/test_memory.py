@@ -143,7 +143,7 @@ def test_growing_a_pool_takes_what_is_planned():
         store.grow(pages=pages)
     mx.eval([store.arrays for store in stores])
     counted = growth(spec, mx.bfloat16, KVFormat()) * pages * PAGE
-    assert 0 < mx.get_peak_memory() - mx.get_active_memory() <= counted
+    assert 0 < mx.get_peak_memory() - mx.get_active_memory() <= counted + PAGE
     assert mx.get_active_memory() > old
 
 

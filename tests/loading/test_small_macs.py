@@ -41,6 +41,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "why_unsupported", lambda *_: None)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(executors, "available", lambda: True)
+    monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", str(MAC_8GB.total // 10**8))
 
 
 def outline(config: dict[str, Any], gigabytes: float) -> Outline:
@@ -102,6 +103,16 @@ def test_rows_of_a_prompt_that_is_scored_are_as_many_as_memory_allows() -> None:
     small, large = planned(GEMMA3_4B_TEXT, 2.6, **CHAT), planned(GEMMA3_4B_TEXT, 2.6, MAC_16GB, **CHAT)
     assert 16 <= small.scored_rows < large.scored_rows <= large.rows
     assert planned(GEMMA3_4B_TEXT, 2.6, **CHAT, deterministic=True).scored_rows >= 64
+
+
+def test_a_command_buffer_that_is_being_filled_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = outline(QWEN3_8B, 4.6).model, step_memory.StepRows(rows=512, sequences=1, drafts=8)
+    sizes = []
+    for wide in ("50", "1050", ""):
+        monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", wide)
+        sizes.append(step_memory.step_size(model, mx.bfloat16, KVFormat(), rows).fixed)
+    assert sizes[1] - sizes[0] == 1000 * 2**20 * 2
+    assert sizes[2] == sizes[0]
 
 
 def test_a_growing_pool_is_there_twice_in_parts() -> None:
