@@ -216,7 +216,7 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
         max_waiting=args.max_waiting,
         prefix_cache=args.prefix_cache,
         prefix_cache_tokens=plan.prefix_cache_tokens,
-        snapshot_bytes=plan.snapshots,
+        snapshot_bytes=plan.snapshots * 4 // 5 if args.draft is not None else plan.snapshots,  # the draft model's cache has a quarter more
         decode_share=args.decode_share,
         max_step_s=args.max_step_s,
         max_draft=args.max_draft,

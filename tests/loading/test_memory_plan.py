@@ -188,13 +188,14 @@ def test_vocabularies_are_compared_before_a_weight_is_read(tmp_path, monkeypatch
 def test_two_models_in_a_process_share_its_memory(tmp_path, monkeypatch):
     model = tiny_directory(tmp_path, context=1 << 20)
     gc.collect()
-    total = 2500 * MB + mx.get_active_memory()
+    held = mx.get_active_memory()
+    total = 2500 * MB + held
     usable = total * 4 // 5
     monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (total, "physical memory"))
     with LLM(model, memory_gb=1.0) as first:
         with LLM(model) as second:
             assert first.plan.used + second.plan.used <= usable
-            assert second.plan.limit == usable - first.plan.used
+            assert 0 <= usable - first.plan.used - second.plan.limit <= held + MB
             with pytest.raises(MemoryPlanError, match="Other models of this process hold"):
                 LLM(model)
             ids = [5, 6, 7]
