@@ -6,7 +6,8 @@ A `.metal` file holds complete functions, followed by one or more kernels. A ker
 
 and ends at the next such comment or the end of the file: that is the body, in which inputs, outputs, template arguments and
 Metal's attributes (`thread_index_in_simdgroup`) are names. Further `//:` lines continue the comment and describe the threads that
-the kernel needs. `#include "include/..."` inserts a file of `kernels_metal/`, once.
+the kernel needs. `#include "include/..."` inserts a file of `kernels_metal/`, once. Comments and indentation are left out, because MLX
+hashes the source at every launch; line breaks stay, so that messages have the right lines.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent
+_NOISE = re.compile(r"^[ \t]+|[ \t]*//.*$|[ \t]+$", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 _KERNEL = re.compile(r"^//: kernel (?P<name>\w+)\((?P<inputs>[\w\s,/:]*)\) -> (?P<outputs>\w+(?:, \w+)*)\n(?://:.*\n)*", re.MULTILINE)
 
@@ -32,9 +34,9 @@ class Source:
     outputs: tuple[str, ...]
     """Names of the output arrays."""
     header: str
-    """Functions before the kernels, with includes inserted."""
+    """Functions before the kernels, with includes inserted, without comments and indentation."""
     body: str
-    """The inside of the kernel function."""
+    """The inside of the kernel function, likewise."""
 
 
 @cache
@@ -46,8 +48,13 @@ def load(file: str, kernel: str) -> Source:
         if match["name"] == kernel:
             end = found[i + 1].start() if i + 1 < len(found) else len(text)
             header = _with_includes(text[: found[0].start()], set())
-            return Source(kernel, _names(match["inputs"]), _names(match["outputs"]), header, text[match.end() : end])
+            body = text[match.end() : end]
+            return Source(kernel, _names(match["inputs"]), _names(match["outputs"]), _bare(header), _bare(body))
     raise ValueError(f"{file} has no kernel {kernel}, only {', '.join(m['name'] for m in found) or 'none'}")
+
+
+def _bare(code: str) -> str:
+    return _NOISE.sub("", code)
 
 
 def _names(listed: str) -> tuple[str, ...]:

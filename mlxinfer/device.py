@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import threading
@@ -100,6 +101,17 @@ def default_dtype() -> mx.Dtype:
     return mx.bfloat16 if is_gpu() else mx.float32
 
 
+def rounds_float32() -> bool:
+    """Whether this GPU's matrix units round the factors of float32 products to TF32, 10 bits after the point: from M5 on, unless the
+    environment forbids it."""
+    if not mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32", "1") == "0":
+        return False
+    generation = re.fullmatch(r"applegpu_g(\d+).", str(mx.device_info().get("architecture", "")))
+    return generation is not None and int(generation[1]) >= _WITH_MATRIX_UNITS
+
+
+_WITH_MATRIX_UNITS = 17
+"""The generation of M5's GPU."""
 _PROC = Path("/proc/self")
 _RESOURCES = (("address space", resource.RLIMIT_AS, "VmSize"), ("data", resource.RLIMIT_DATA, "VmData"))
 

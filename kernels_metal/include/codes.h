@@ -41,6 +41,30 @@ struct StagedRows {
   uint stride;
 };
 
+// Rows of an open page: the first `kept` lie in it, the others apart from it.
+struct OpenRows {
+  const device uchar* page;
+  const device uchar* recent;
+  uint kept;
+  uint stride;
+};
+
+// The same from some row on, and from some byte of each row on.
+inline const device uchar* part_of(const device uchar* rows, uint row, uint offset, uint stride) { return rows + row * stride + offset; }
+inline OpenRows part_of(OpenRows rows, uint row, uint offset, uint stride) {
+  const uint apart = row > rows.kept ? row - rows.kept : 0;
+  rows.page += offset + (row - apart) * stride;
+  rows.recent += offset + apart * stride;
+  rows.kept -= row - apart;
+  return rows;
+}
+
+// Where a row begins.
+inline const device uchar* row_of(const device uchar* rows, uint row, uint stride) { return rows + row * stride; }
+inline const device uchar* row_of(OpenRows rows, uint row, uint stride) {
+  return row < rows.kept ? rows.page + row * stride : rows.recent + (row - rows.kept) * stride;
+}
+
 // A run of BYTES bytes at `offset` into words. WIDTH (see LoadWidth) divides the address.
 template <int BYTES, int WIDTH>
 inline void load_run(DeviceRows rows, uint row, uint offset, thread uint* words) {
@@ -69,6 +93,14 @@ inline void load_run(DeviceRows rows, uint row, uint offset, thread uint* words)
       UNROLL for (int i = 0; i < BYTES; ++i) words[i / 4] |= uint(from[i]) << (8 * (i % 4));
     }
   }
+}
+
+template <int BYTES, int WIDTH>
+inline void load_run(OpenRows rows, uint row, uint offset, thread uint* words) {
+  DeviceRows one;
+  one.start = row_of(rows, row, rows.stride);
+  one.stride = 0;
+  load_run<BYTES, WIDTH>(one, 0, offset, words);
 }
 
 // The same from threadgroup memory, by words. A run that begins inside a word is shifted into place; the word behind it is

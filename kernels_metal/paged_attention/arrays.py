@@ -64,12 +64,25 @@ def integers(rows: Sequence[object]) -> mx.array:
 
 
 @cache
-def settings(scale: float, softcap: float, has_sinks: bool) -> mx.array:
-    """float32 `[3]`: scale, soft cap (0: none), and 1 if there are sinks."""
-    return mx.array([scale, softcap, float(has_sinks)], mx.float32)
+def settings(scale: float, softcap: float, has_sinks: bool, divided: bool = False) -> mx.array:
+    """float32 `[4]`: scale, soft cap (0: none), 1 if there are sinks, and 1 if answers are parts that are merged later. Evaluated, like
+    everything that is kept here: streams belong to threads, and who made it may be gone."""
+    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided)], mx.float32))
 
 
 @cache
 def nothing(dtype: mx.Dtype) -> mx.array:
     """A stand-in for an array that the kernel does not read; it has 4 axes, because the kernel may ask for a length."""
-    return mx.zeros((1, 1, 1, 8), dtype)
+    return _evaluated(mx.zeros((1, 1, 1, 8), dtype))
+
+
+def sink_logits(sinks: mx.array | None, dtype: mx.Dtype) -> mx.array:
+    """Sinks as a kernel takes them: at least 8, because fewer would make another variant of it, and a stand-in where there are none."""
+    if sinks is None:
+        return nothing(dtype)
+    return sinks if sinks.size >= 8 else mx.pad(sinks, (0, 8 - sinks.size))
+
+
+def _evaluated(array: mx.array) -> mx.array:
+    mx.eval(array)
+    return array

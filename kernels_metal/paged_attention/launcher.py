@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..executors import get_kernel
+from ..executors import Template, get_kernel
 from ..formats import v_group
-from .arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
+from .arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings, sink_logits
 from .plan import DecodePlan
-from .tiles import PAGE
+from .tiles import PAGE, DecodeTile, Shape
 
-_DECODE = ("paged_attention/paged_attention_decode.metal", "paged_attention_decode")
-_COMBINE = ("paged_attention/paged_attention_combine.metal", "paged_attention_combine")
+DECODE = ("paged_attention/paged_attention_decode.metal", "paged_attention_decode")
+COMBINE = ("paged_attention/paged_attention_combine.metal", "paged_attention_combine")
 
 
 def paged_attention_decode(
@@ -24,26 +24,25 @@ def paged_attention_decode(
     plan: DecodePlan,
     *,
     scale: float,
+    recent: Sequence[mx.array] = (),
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend with q `[T, Hq, Dk]`; returns `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
 
-    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones with the new rows already in them. Raises
-    ValueError if arrays do not fit the plan.
+    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones, `recent` the rows that lie apart from them
+    (`append_rows`): the step's own are in either. Raises ValueError if arrays do not fit the plan.
     """
     shape = plan.shape
-    _check(q, sealed, first, open_pages, sinks, plan)
-    logits = nothing(shape.dtype) if sinks is None else sinks
-    pools = _inputs(sealed, first, open_pages, plan)
+    _check(q, sealed, first, open_pages, recent, sinks, plan)
+    logits = sink_logits(sinks, shape.dtype)
+    numbers = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None)
+    answers, parts = _decode([q, *_inputs(sealed, first, open_pages, recent, plan), plan.table, plan.work, numbers, logits], plan)
     if plan.parts is None:
-        numbers = settings(scale, softcap or 0.0, sinks is not None)
-        return _decode([q, *pools, plan.table, plan.work, numbers, logits], plan, plan.rows, shape.dtype)[0]
-    numbers = settings(scale, softcap or 0.0, False)
-    answers, logs = _decode([q, *pools, plan.table, plan.work, numbers, logits], plan, plan.part_rows, mx.float32)
-    return get_kernel(*_COMBINE)(
-        inputs=[answers, logs, plan.parts, settings(scale, 0.0, sinks is not None), logits],
-        template=[("T", shape.dtype), ("VALUE_DIM", shape.value_dim)],
+        return answers
+    return get_kernel(*COMBINE)(
+        inputs=[parts, plan.parts, numbers, logits],
+        template=combine_template(shape),
         output_shapes=[(plan.rows, shape.heads, shape.value_dim)],
         output_dtypes=[shape.dtype],
         grid=(32, shape.heads, plan.rows),
@@ -51,36 +50,53 @@ def paged_attention_decode(
     )[0]
 
 
-def _decode(inputs: list[mx.array], plan: DecodePlan, rows: int, dtype: mx.Dtype) -> list[mx.array]:
-    shape, tile = plan.shape, plan.tile
-    threads = 32 * tile.simdgroups
-    return get_kernel(*_DECODE)(
+def decode_template(shape: Shape, tile: DecodeTile) -> Template:
+    """What `paged_attention_decode` is compiled for."""
+    return (
+        ("T", shape.dtype),
+        ("K_BITS", shape.k_bits),
+        ("V_BITS", shape.v_bits),
+        ("KEY_DIM", shape.key_dim),
+        ("VALUE_DIM", shape.value_dim),
+        ("GROUP", v_group(shape.value_dim)),
+        ("HEADS", shape.group),
+        ("QUERIES", tile.queries),
+        ("KEY_RUN", tile.key_run),
+        ("VALUE_RUN", tile.value_run),
+        ("SIMDGROUPS", tile.simdgroups),
+        ("SHARED", tile.shared),
+        ("STAGE", tile.stage),
+        ("STAGED_QUERIES", tile.staged_queries),
+    )
+
+
+def combine_template(shape: Shape) -> Template:
+    """What `paged_attention_combine` is compiled for."""
+    return (("T", shape.dtype), ("VALUE_DIM", shape.value_dim))
+
+
+def _decode(inputs: list[mx.array], plan: DecodePlan) -> list[mx.array]:
+    """Answers, and parts of answers with their logarithms: what is not wanted has one element."""
+    shape, threads = plan.shape, 32 * plan.tile.simdgroups
+    answers = (plan.rows, shape.heads, shape.value_dim), (1, 1, 1)
+    parts = (1, 1, 1), (plan.part_rows, shape.heads, shape.value_dim + 1)
+    return get_kernel(*DECODE)(
         inputs=inputs,
-        template=[
-            ("T", shape.dtype),
-            ("O", dtype),
-            ("K_BITS", shape.k_bits),
-            ("V_BITS", shape.v_bits),
-            ("KEY_DIM", shape.key_dim),
-            ("VALUE_DIM", shape.value_dim),
-            ("GROUP", v_group(shape.value_dim)),
-            ("HEADS", shape.group),
-            ("QUERIES", tile.queries),
-            ("KEY_RUN", tile.key_run),
-            ("VALUE_RUN", tile.value_run),
-            ("SIMDGROUPS", tile.simdgroups),
-            ("SHARED", tile.shared),
-            ("STAGE", tile.stage),
-            ("STAGED_QUERIES", tile.staged_queries),
-        ],
-        output_shapes=[(rows, shape.heads, shape.value_dim), (rows, shape.heads)],
-        output_dtypes=[dtype, mx.float32],
+        template=decode_template(shape, plan.tile),
+        output_shapes=[each[plan.parts is not None] for each in (answers, parts)],
+        output_dtypes=[shape.dtype, mx.float32],
         grid=(threads, shape.kv_heads, plan.items),
         threadgroup=(threads, 1, 1),
     )
 
 
-def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: Sequence[mx.array], plan: DecodePlan) -> list[mx.array]:
+def _inputs(
+    sealed: Sequence[mx.array],
+    first: Sequence[mx.array],
+    open_pages: Sequence[mx.array],
+    recent: Sequence[mx.array],
+    plan: DecodePlan,
+) -> list[mx.array]:
     """Arrays in the order of the kernel, with a stand-in for each that is missing or empty."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
@@ -92,7 +108,7 @@ def _inputs(sealed: Sequence[mx.array], first: Sequence[mx.array], open_pages: S
         sealed[keys + 1] if shape.v_bits != 16 else nothing(scales),
         *(first or [nothing(shape.dtype)] * 2),
     ]
-    return [a if a.size else nothing(a.dtype) for a in pools] + list(open_pages)
+    return [a if a.size else nothing(a.dtype) for a in pools] + [*open_pages, *(recent or [nothing(shape.dtype)] * 2)]
 
 
 def _check(
@@ -100,6 +116,7 @@ def _check(
     sealed: Sequence[mx.array],
     first: Sequence[mx.array],
     open_pages: Sequence[mx.array],
+    recent: Sequence[mx.array],
     sinks: mx.array | None,
     plan: DecodePlan,
 ) -> None:
@@ -109,5 +126,7 @@ def _check(
     if first or pools.first_pages:
         expect("first pages", first, first_arrays(s, pools.first_pages))
     expect("open pages", open_pages, [((pools.slots, s.kv_heads, PAGE, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
+    if recent or pools.entries:
+        expect("recent rows", recent, [((pools.entries, s.kv_heads, pools.recent, dim), s.dtype) for dim in (s.key_dim, s.value_dim)])
     if sinks is not None:
         expect_floats("sinks", sinks, s.heads)

@@ -56,7 +56,7 @@ inline void attend_pages(Pages<typename D::T> pages, Item item, const device int
 }
 
 //: kernel paged_attention_decode(queries, sealed_keys, key_scales, sealed_values, value_scales, first_keys, first_values, open_keys,
-//:                               open_values, table, work, settings, sinks) -> answers, logs
+//:                               open_values, recent_keys, recent_values, table, work, settings, sinks) -> answers, parts
 //: threads (32 * SIMDGROUPS, KV heads, work items), groups of (32 * SIMDGROUPS, 1, 1)
 typedef Decode<T, K_BITS, V_BITS, KEY_DIM, VALUE_DIM, GROUP, HEADS, QUERIES, KEY_RUN, VALUE_RUN, SIMDGROUPS, SHARED, STAGE> D;
 typedef Room<D, STAGED_QUERIES> R;
@@ -79,7 +79,7 @@ place.weights = floats + place.simdgroup * R::weights;
 const int head = threadgroup_position_in_grid.y, heads = threadgroups_per_grid.y;
 const Item item = item_at(work, threadgroup_position_in_grid.z);
 const size_t sealed = size_t(head) * sealed_keys_shape[1], first = size_t(head) * first_keys_shape[1];
-const size_t open = size_t(item.slot) * heads + head;
+const size_t open = size_t(item.slot) * heads + head, recent = (size_t(item.recent) * heads + head) * recent_keys_shape[2];
 Pages<T> pages;
 pages.keys = (const device uchar*)sealed_keys + sealed * (KeyRows<D, K_BITS>::bytes * KEY_DIM);
 pages.key_scales = key_scales + (K_BITS == 16 ? 0 : sealed * 2 * KEY_DIM);
@@ -87,8 +87,13 @@ pages.values = (const device uchar*)sealed_values + sealed * (ValueRows<D, V_BIT
 pages.value_scales = value_scales + (V_BITS == 16 ? 0 : sealed * 128 * D::GROUPS);
 pages.first_keys = (const device uchar*)first_keys + first * (KeyRows<D, 16>::bytes * KEY_DIM);
 pages.first_values = (const device uchar*)first_values + first * (ValueRows<D, 16>::bytes * 64);
-pages.open_keys = (const device uchar*)open_keys + open * (64 * KEY_DIM * sizeof(T));
-pages.open_values = (const device uchar*)open_values + open * (64 * VALUE_DIM * sizeof(T));
+pages.open_keys.page = (const device uchar*)open_keys + open * (64 * KEY_DIM * sizeof(T));
+pages.open_keys.recent = (const device uchar*)recent_keys + recent * (KEY_DIM * sizeof(T));
+pages.open_values.page = (const device uchar*)open_values + open * (64 * VALUE_DIM * sizeof(T));
+pages.open_values.recent = (const device uchar*)recent_values + recent * (VALUE_DIM * sizeof(T));
+pages.open_keys.kept = pages.open_values.kept = uint(item.kept);
+pages.open_keys.stride = KEY_DIM * sizeof(T);
+pages.open_values.stride = VALUE_DIM * sizeof(T);
 
 const int first_query = SHARED ? int(place.simdgroup) * QUERIES : 0;
 DeviceQueries<T> all;
@@ -101,12 +106,20 @@ State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);
 add_lanes<D>(place, state);
 
-typedef Out<O, decltype(&sinks[0])> Answers;
+typedef Out<T, decltype(&sinks[0])> Answers;
 Answers out;
 out.answers = answers;
-out.logs = logs;
+out.parts = parts;
 out.sinks = &sinks[0];
 out.has_sinks = settings[2] != 0.0f;
+out.divided = settings[3] != 0.0f;
+if (place.index == 0 && head == 0 && threadgroup_position_in_grid.z == 0) {  // of what is not wanted there is one element
+  if (out.divided) {
+    answers[0] = static_cast<T>(0.0f);
+  } else {
+    parts[0] = 0.0f;
+  }
+}
 if (SHARED) {
   store_own<D>(out, item, head, heads, first_query, place, state);
 } else {

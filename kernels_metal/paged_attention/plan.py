@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from ..executors import gpu_cores
 from .arrays import integers
-from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item
+from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item, row_class
 
 _NO_EDGE = -(2**30)
 
@@ -33,6 +33,10 @@ class Rows:
     """Ids of the sealed pages before the open one: p >= 0 in the pool, ~p in the pool of first pages."""
     first: int = 0
     """Number of the first page in `pages`; earlier pages have left the window."""
+    kept: int = PAGE
+    """Rows of the open page that are read there (for decode only): later ones are recent rows, which lie apart from it."""
+    recent: int = 0
+    """Entry of the recent rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Pools:
     """Pages in the pool of first pages."""
     slots: int
     """Open pages."""
+    entries: int = 0
+    """Sequences with recent rows, which lie apart from their open page."""
+    recent: int = 0
+    """Recent rows of each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,9 @@ class DecodePlan:
     part_rows: int
     """Rows that all work items write together."""
     work: mx.array
-    """int32 `[items, 9]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written."""
+    """int32 `[items, 11]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written, rows
+    kept in the open page, entry of the recent rows. An item has some of a sequence's pages, and all of its rows or, where one kernel does
+    not take so many, some."""
     table: mx.array
     """int32: page ids of all sequences."""
     parts: mx.array | None
@@ -88,25 +98,16 @@ def plan_decode(
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} tokens sees nothing")
     for sequence in rows:
-        _check_few(sequence)
+        _check_few(sequence, pools)
         check_rows(sequence, pools, query_rows, window)
-    spans = [(_first_seen(r, window), r.past // PAGE + 1) for r in rows]
-    size = pages_of_an_item(sum(end - begin for begin, end in spans), shape.kv_heads, cores or gpu_cores())
+    most = row_class(shape, max(r.count for r in rows))
+    tile = decode_tile(shape, most)
+    pieces = list(_pieces(rows, most))
+    spans = [(_first_seen(r, window), r.past // PAGE + 1) for r, _ in pieces]
+    size = pages_of_an_item([end - begin for begin, end in spans], shape.kv_heads, cores or gpu_cores(), shared=tile.shared)
     cuts = [list(_cut(begin, end, size)) for begin, end in spans]
     divided = any(len(c) > 1 for c in cuts)
-    work: list[tuple[int, ...]] = []
-    parts: list[tuple[int, int, int]] = []
-    table: list[int] = []
-    out = answers = 0
-    for r, items in zip(rows, cuts, strict=True):
-        parts += [(out + i, len(items), r.count) for i in range(r.count)]
-        oldest = _NO_EDGE if window is None else r.past - window + 1
-        for begin, end in items:
-            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, len(table) - r.first, out))
-            out += r.count
-        answers += r.count
-        table += r.pages
-    tile = decode_tile(shape, max(r.count for r in rows), max(end - begin for c in cuts for begin, end in c))
+    work, parts, written = _items(pieces, cuts, window)
     return DecodePlan(
         shape,
         tuple(rows),
@@ -114,13 +115,38 @@ def plan_decode(
         pools,
         tile,
         query_rows,
-        answers,
+        sum(r.count for r in rows),
         len(work),
-        out,
+        written,
         integers(work),
-        integers(table),
+        integers([page for r in rows for page in r.pages]),
         integers(parts) if divided else None,
     )
+
+
+def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
+    """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
+    table = 0
+    for r in rows:
+        for i in range(0, r.count, most):
+            yield replace(r, start=r.start + i, count=min(most, r.count - i), past=r.past + i), table - r.first
+        table += len(r.pages)
+
+
+def _items(
+    pieces: Sequence[tuple[Rows, int]], cuts: Sequence[Sequence[tuple[int, int]]], window: int | None
+) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]], int]:
+    """`DecodePlan.work` and `DecodePlan.parts`, and the number of rows that all items write."""
+    work: list[tuple[int, ...]] = []
+    parts: list[tuple[int, int, int]] = []
+    out = 0
+    for (r, table), items in zip(pieces, cuts, strict=True):
+        parts += [(out + i, len(items), r.count) for i in range(r.count)]
+        oldest = _NO_EDGE if window is None else r.past - window + 1
+        for begin, end in items:
+            work.append((r.slot, r.start, r.count, r.past, oldest, begin, end, table, out, r.kept, r.recent))
+            out += r.count
+    return work, parts, out
 
 
 def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
@@ -140,11 +166,15 @@ def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> No
         raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
 
 
-def _check_few(r: Rows) -> None:
+def _check_few(r: Rows, pools: Pools) -> None:
     if not 1 <= r.count <= MOST_ROWS:
         raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
     if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
         raise ValueError(f"tokens {r.past} to {r.past + r.count} do not lie in one page of {PAGE}")
+    apart = r.past % PAGE + r.count - r.kept
+    if r.kept < 0 or (apart > 0 and not (0 <= r.recent < pools.entries and apart <= pools.recent)):
+        there = f"{pools.entries}, of {pools.recent} rows each"
+        raise ValueError(f"{apart} rows after {r.kept} kept ones are not in entry {r.recent} of {there}")
 
 
 def _first_seen(r: Rows, window: int | None) -> int:

@@ -19,20 +19,28 @@ def attention_over_pages(
     plan: DecodePlan,
     *,
     scale: float,
+    recent: Sequence[mx.array] = (),
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Like `launcher.paged_attention_decode`, in float32 and without tiles: pages are dequantized and concatenated per sequence."""
     answers = []
     for r in plan.sequences:
-        keys, values = (_tokens(i, r, sealed, first, open_pages[i], plan) for i in (0, 1))
+        keys, values = (_tokens(i, r, sealed, first, _own(r, open_pages[i], recent[i] if recent else None), plan) for i in (0, 1))
         rows = q[r.start : r.start + r.count].astype(mx.float32).swapaxes(0, 1)
         answer = attention(rows, keys, values, scale=scale, window=plan.window, softcap=softcap, sinks=sinks)
         answers.append(answer.swapaxes(0, 1).astype(q.dtype))
     return mx.concatenate(answers)
 
 
-def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], open_page: mx.array, plan: DecodePlan) -> mx.array:
+def _own(r: Rows, open_pages: mx.array, recent: mx.array | None) -> mx.array:
+    """The rows of the open page `[Hkv, tokens, D]`, wherever they lie."""
+    there = r.past % PAGE + r.count
+    kept = open_pages[r.slot, :, : min(there, r.kept)]
+    return kept if recent is None or there <= r.kept else mx.concatenate([kept, recent[r.recent, :, : there - r.kept]], axis=1)
+
+
+def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], own: mx.array, plan: DecodePlan) -> mx.array:
     """Keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first` on."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
@@ -42,7 +50,7 @@ def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.
         for bits in [shape.v_bits if which else shape.k_bits]
         for pools in [first[which : which + 1] if p < 0 else sealed[keys:] if which else sealed[:keys]]
     ]
-    return mx.concatenate([*pages, open_page[r.slot, :, : (r.past + r.count) - r.past // PAGE * PAGE].astype(mx.float32)], axis=1)
+    return mx.concatenate([*pages, own.astype(mx.float32)], axis=1)
 
 
 def _unsealed(which: int, arrays: Sequence[mx.array], bits: int, value_dim: int) -> mx.array:

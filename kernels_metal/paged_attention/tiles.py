@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
 import mlx.core as mx
 
@@ -12,6 +14,8 @@ from ..formats import BITS, element_bits, v_group
 PAGE = 64
 DIMS = range(16, 513, 8)
 MOST_HEADS, MOST_ROWS = 16, 8
+MOST_SIMDGROUPS = 8
+"""Per threadgroup: with more than 256 threads, a Mac may not have the registers for a kernel that holds so much per lane."""
 THREADGROUP_BYTES = 32 * 1024
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -81,26 +85,50 @@ def _list(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-def decode_tile(shape: Shape, rows: int, pages: int) -> DecodeTile:
-    """The tile for up to `rows` rows of a sequence and `pages` pages in a work item.
+@cache
+def row_classes(shape: Shape) -> tuple[int, ...]:
+    """Numbers of rows that have a kernel of their own, 3 at most: Metal takes up to seconds to compile one, and each is tried before a
+    model is used. A power of two is missing where 8 simdgroups cannot hold so many queries, and where the next kernel does almost as
+    well: one whose simdgroups read pages of their own, or one that shares them among more simdgroups, some idle."""
+    fitting = [rows for rows in (1, 2, 4, MOST_ROWS) if rows == 1 or decode_tile(shape, rows).simdgroups <= MOST_SIMDGROUPS]
+    if len(fitting) > 3:
+        fitting.remove(4 if decode_tile(shape, 4).shared else 2)
+    return tuple(fitting)
+
+
+def row_class(shape: Shape, rows: int) -> int:
+    """The rows of the kernel for up to `rows` rows of a sequence. If those are fewer, a sequence's rows are divided among work items."""
+    classes = row_classes(shape)
+    return next((most for most in classes if rows <= most), classes[-1])
+
+
+@cache
+def decode_tile(shape: Shape, rows: int) -> DecodeTile:
+    """The tile for `rows` rows of a sequence, one of `row_classes(shape)`, and any number of pages.
 
     The limit is how many numbers a lane holds: per query, `key_run` products, the lane's channels of the answer, and a bias of V for each
     group of channels. With few queries, loading dominates, and long runs make wide loads; with more, runs are shorter, and up to 8 queries
-    fit. Every simdgroup then reads pages of its own. More queries are divided among at most 16 simdgroups, and pages go through threadgroup
+    fit. Every simdgroup then reads pages of its own. More queries are divided among at most 8 simdgroups, and pages go through threadgroup
     memory; its size decides how many threadgroups share a core, so a part of a page is 4 KB if rows are short.
     """
     queries = shape.group * rows
     for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
         run = _value_run(shape, most_run)
         if run and queries <= 8 and queries * _numbers(shape, key_run, run) <= most_numbers:
-            simdgroups = 4 if pages > 2 else max(1, pages)
-            return _with_queries(shape, queries, DecodeTile(queries, key_run, run, simdgroups, False, 16, queries))
-    run = _value_run(shape, 8)
-    each = 4 if 4 * _numbers(shape, 8, run) <= 112 else 2
-    while queries > 16 * each:
-        each *= 2
+            tiles = (DecodeTile(queries, key_run, run, simdgroups, False, 16, 0) for simdgroups in (4, 2, 1))
+            fitting = next((tile for tile in tiles if decode_memory(shape, tile) <= THREADGROUP_BYTES), None)
+            if fitting:
+                return _with_queries(shape, queries, fitting)
+    each = _queries_of_a_simdgroup(shape, queries)
     stage = 4096 if shape.value_dim * shape.dtype.size <= 1024 else 8192
-    return _with_queries(shape, queries, DecodeTile(each, 8, run, -(-queries // each), True, stage, queries))
+    return _with_queries(shape, queries, DecodeTile(each, 8, _value_run(shape, 8), -(-queries // each), True, stage, 0))
+
+
+def _queries_of_a_simdgroup(shape: Shape, queries: int) -> int:
+    """With shared pages: 4, or 2 for very wide heads; twice as many where registers allow it and simdgroups would not suffice."""
+    numbers = _numbers(shape, 8, _value_run(shape, 8))
+    each = 4 if 4 * numbers <= 112 else 2
+    return 2 * each if queries > MOST_SIMDGROUPS * each and 2 * each * numbers <= 112 else each
 
 
 def _numbers(shape: Shape, key_run: int, value_run: int) -> int:
@@ -118,27 +146,24 @@ def _value_run(shape: Shape, most: int) -> int:
 
 def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
     """Queries are copied to threadgroup memory if they fit; otherwise they are read from device memory for every page."""
-    rest = decode_memory(shape, tile) - tile.staged_queries * shape.key_dim * shape.dtype.size
-    most = THREADGROUP_BYTES if tile.shared else 3 * THREADGROUP_BYTES // 4
-    if rest + queries * shape.key_dim * shape.dtype.size <= most:
-        return tile
-    return DecodeTile(tile.queries, tile.key_run, tile.value_run, tile.simdgroups, tile.shared, tile.stage, 0)
+    staged = replace(tile, staged_queries=queries)
+    return staged if decode_memory(shape, staged) <= (THREADGROUP_BYTES if tile.shared else 3 * THREADGROUP_BYTES // 4) else tile
 
 
 def decode_memory(shape: Shape, tile: DecodeTile) -> int:
-    """Bytes of threadgroup memory: `Room` in the source."""
+    """Bytes of threadgroup memory, `Room` in the source; each array may begin at a multiple of 16."""
     groups = 1 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     teams = 1 if tile.shared else tile.simdgroups
     weights = max(_rows_at_once(shape, tile, bits) for bits in (shape.v_bits, 16)) * tile.queries * tile.simdgroups
-    if not tile.shared:
-        weights = max(weights, tile.simdgroups * shape.value_dim) + 2 * tile.simdgroups * tile.queries
-    words = (
-        (tile.stage // 4 if tile.shared else 1)
-        + (shape.key_dim if tile.shared and shape.k_bits != 16 else 1)
-        + (1 if shape.v_bits == 16 else teams * 64 * groups)
-        + weights
+    arrays = (
+        4 * (tile.stage // 4 if tile.shared else 1),
+        4 * (shape.key_dim if tile.shared and shape.k_bits != 16 else 1),
+        4 * (1 if shape.v_bits == 16 else teams * 64 * groups),
+        4 * (weights if tile.shared else max(weights, tile.simdgroups * shape.value_dim)),
+        4 * (1 if tile.shared else 2 * tile.simdgroups * tile.queries),
+        max(1, tile.staged_queries * shape.key_dim) * shape.dtype.size,
     )
-    return 4 * words + max(1, tile.staged_queries * shape.key_dim) * shape.dtype.size
+    return sum(-(-size // 16) * 16 for size in arrays)
 
 
 def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
@@ -149,12 +174,15 @@ def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
     return next(n for n in (64, 32, 16, 8, 4) if fit >= n)
 
 
-def pages_of_an_item(pages: int, kv_heads: int, cores: int) -> int:
-    """Pages per work item, given the `pages` of all sequences together.
+def pages_of_an_item(pages: Sequence[int], kv_heads: int, cores: int, *, shared: bool) -> int:
+    """Most pages of a work item, given how many pages each sequence has.
 
     A core holds 4 threadgroups of 4 simdgroups; with twice as many, little is idle while the last ones finish. A run has at least 8 pages,
     because each one writes a float32 answer that has to be read again: at 8 pages of 4 bits and one row, this adds a tenth to the bytes; at
-    64 pages, an eightieth.
+    64 pages, an eightieth. But where there would not even be 2 threadgroups for each core, a run has at least as many pages as its
+    simdgroups need to have one each: 4, or 2 where they share them.
     """
     wanted = max(1, 8 * cores // kv_heads)
-    return max(8, -(-pages // wanted))
+    few = sum(-(-n // 8) for n in pages) * kv_heads < 2 * cores
+    least = (2 if shared else 4) if few else 8
+    return max(least, -(-sum(pages) // wanted))

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..executors import get_kernel
 from ..formats import v_group
-from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings
+from ..paged_attention.arrays import expect, expect_floats, first_arrays, nothing, sealed_arrays, settings, sink_logits
 from ..paged_attention.tiles import PAGE, Shape
 from .plan import PrefillPlan
 
@@ -43,11 +43,11 @@ def paged_attention_prefill(
     return get_kernel(*_PREFILL)(
         inputs=[
             *(q, k, v, *open_pages),
-            *_pool(sealed, shape),
-            *_pool(filled, shape),
+            *pool_inputs(sealed, shape),
+            *pool_inputs(filled, shape),
             *(_there(a) for a in first or [nothing(shape.dtype)] * 2),
             *(plan.table, plan.tiles, settings(scale, softcap or 0.0, sinks is not None)),
-            nothing(shape.dtype) if sinks is None else sinks,
+            sink_logits(sinks, shape.dtype),
         ],
         template=[
             ("T", shape.dtype),
@@ -69,7 +69,7 @@ def paged_attention_prefill(
     )[0]
 
 
-def _pool(arrays: Sequence[mx.array], shape: Shape) -> list[mx.array]:
+def pool_inputs(arrays: Sequence[mx.array], shape: Shape) -> list[mx.array]:
     """Codes and scales of keys, then of values, with a stand-in for each that is missing or empty."""
     if not arrays:
         kinds = [shape.dtype if bits == 16 else mx.uint32 for bits in (shape.k_bits, shape.v_bits)]

@@ -10,15 +10,21 @@ struct Meaning {
   half bias;
 };
 
+// Halves below 2^-14 are made as integers: whether converting to them gives zero is up to the GPU. They are multiples of 2^-24.
+inline bool is_subnormal(float x) { return fabs(x) < 6.103515625e-5f; }
+inline half subnormal(float steps, bool negative) { return as_type<half>(ushort(uint(fabs(steps)) | (negative ? 0x8000u : 0u))); }
+
 // The largest half that is not above x, and the smallest that is not below a positive x; |x| is at most 65504.
 inline half half_below(float x) {
+  if (is_subnormal(x)) return subnormal(floor(x * 16777216.0f), x < 0.0f);
   const half nearest = half(x);
   if (float(nearest) <= x) return nearest;
   const ushort bits = as_type<ushort>(nearest);
-  return as_type<half>(ushort(bits == 0 || bits == 0x8000 ? 0x8001 : bits < 0x8000 ? bits - 1 : bits + 1));
+  return as_type<half>(ushort(bits < 0x8000 ? bits - 1 : bits + 1));
 }
 
 inline half half_above(float x) {
+  if (is_subnormal(x)) return subnormal(ceil(x * 16777216.0f), false);
   const half nearest = half(x);
   return float(nearest) >= x ? nearest : as_type<half>(ushort(as_type<ushort>(nearest) + 1));
 }

@@ -92,6 +92,11 @@ class Rotation(Protocol):
         """Radians per position, `[dims / 2]` for each segment."""
         ...
 
+    @property
+    def waves(self) -> mx.array:
+        """float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles."""
+        ...
+
     def __call__(self, x: mx.array) -> mx.array: ...
 
 

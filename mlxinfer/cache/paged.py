@@ -100,6 +100,11 @@ class PagedCache:
         return pages * sum(LayerStore.page_bytes(s, dtype) for s in layers if isinstance(s, AttentionSpec))
 
     @property
+    def attention(self) -> list[tuple[LayerStore, AttentionBackend]]:
+        """The storage and the backend of each attention layer."""
+        return [(self._stores[layer], backend) for (_, backend), layers in self._backends.items() for layer in layers]
+
+    @property
     def can_fork(self) -> bool:
         """Whether sequences can share state, as forks and the prefix cache need."""
         return not any(isinstance(s, OpaqueSpec) for s in self.layers)

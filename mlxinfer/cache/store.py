@@ -12,6 +12,7 @@ from ..device import is_gpu
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
+from .recent import RecentRows
 
 Pages = tuple[mx.array, mx.array]
 """Keys and values of consecutive pages, `[Hkv, n, 64, D]` in the compute dtype."""
@@ -44,7 +45,8 @@ class LayerStore:
     `sealed` holds the pages in the layer's format, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
     codes and scales of each. `first` is a 16-bit pool for the first pages of sequences (`format.first16`), or empty. Both change only in
     `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]` and
-    small: each step replaces them.
+    small: each step replaces them. A step of the Metal kernels replaces `recent` instead, rows that lie apart from their open pages until
+    somebody asks for these.
 
     A page's id is its place in `sealed`, or `~place` in `first`.
     """
@@ -56,11 +58,37 @@ class LayerStore:
         self._key_arrays = 1 if form.k_bits == 16 else 2
         self.sealed = _pool(spec, form, dtype)
         self.first = _pool(spec, KVFormat(), dtype) if form.first16 else []
-        self.open = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
+        self.recent = RecentRows()
+        self._open = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.sealed + self.first + self.open
+        return [*self.sealed, *self.first, *self._open, *self.recent.arrays]
+
+    @property
+    def open(self) -> list[mx.array]:
+        """The open pages, with all rows in them."""
+        self.write_recent()
+        return self._open
+
+    @open.setter
+    def open(self, pages: list[mx.array]) -> None:
+        self._open = pages
+
+    def write_recent(self) -> None:
+        """Write the recent rows into their pages."""
+        if self.recent.spans:
+            self._open, self.recent = self.recent.written(self._open), RecentRows()
+
+    @property
+    def kept(self) -> list[mx.array]:
+        """The open pages without the rows in `recent`."""
+        return self._open
+
+    @property
+    def slots(self) -> int:
+        """Number of open pages."""
+        return self._open[0].shape[0]
 
     @staticmethod
     def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
@@ -72,7 +100,7 @@ class LayerStore:
         """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
         twice meanwhile."""
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
-            self.open = [_padded(a, 0, slots) for a in self.open]
+            self._open = [_padded(a, 0, slots) for a in self._open]
             return
         if is_gpu():
             # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
@@ -80,7 +108,7 @@ class LayerStore:
             mx.clear_cache()
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
-        self.open = [_padded(a, 0, slots) for a in self.open]
+        self._open = [_padded(a, 0, slots) for a in self._open]
         if sum(a.nbytes for a in self.sealed) > _LARGE_POOL:
             mx.eval(self.sealed, self.first)
 

@@ -18,7 +18,7 @@ from .._version import __version__
 from ..cache.attention.select import attention_lines, gpu_status
 from ..cache.kv_format import KVFormat, layer_lines
 from ..cache.paged import PagedCache
-from ..device import default_dtype, device_memory, is_gpu
+from ..device import default_dtype, device_memory, is_gpu, rounds_float32
 from ..errors import DraftError, MemoryPlanError
 from ..loading.catalog import local_models
 from ..loading.load import PreparedModel, meta_model
@@ -59,11 +59,13 @@ class Diagnosis:
     """Model to path; None for an alias that is not installed."""
     missing: list[str]
     """What is not here, with the command that gets it."""
+    float32: str = ""
+    """How exact `--dtype float32` is here; empty where it is as exact as it says."""
     packed_copies: str = ""
     """Where packed matrices are kept, and their size; empty where none are."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.cpu_kernels, self.gpu_kernels]
+        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
         yield "device", [line for line in lines if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
@@ -77,6 +79,9 @@ class Diagnosis:
         yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
         yield "models", [f"{name:<16} {path or 'not here'}" for name, path in self.models.items()]
         yield "missing", self.missing or ["nothing"]
+
+
+_TF32 = "products in float32 are rounded to TF32 (3 digits) by this GPU's matrix units: MLX_ENABLE_TF32=0 makes them exact, and slower"
 
 
 def diagnose() -> Diagnosis:
@@ -93,6 +98,7 @@ def diagnose() -> Diagnosis:
         cpu_kernels="" if is_gpu() else kernels_cpu.status(),
         gpu_kernels=gpu_status(),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
+        float32=_TF32 if rounds_float32() else "",
         memory_bytes=memory.total,
         memory_source=memory.source,
         usable_bytes=memory.usable,

@@ -44,7 +44,8 @@ class AsyncLLM(FrontDoor):
 
     It has the methods and properties of `LLM`, and every request takes what `LLM`'s take. One thread of its own loads the model, which
     `ready` waits for, and computes; properties raise `MLXInferError` before. Cancelling a task, or closing a stream, ends its request
-    before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once.
+    before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once an
+    hour.
     """
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:

@@ -3,16 +3,18 @@ has work while the host looks at results."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..cache.attention.select import fallback_lines, give_up_kernels
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
-from ..errors import MemoryPlanError
+from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks
@@ -37,6 +39,8 @@ _PREPARATION_S = 0.002
 """Seconds before its submission that belong to a step; more than that was spent by whoever reads the answers."""
 _LEARNING, _SAMPLED = 64, 4
 """After this many steps, one in four of the plain ones tells the time of a step as well as all."""
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -146,7 +150,7 @@ class Engine:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End all sequences, and write cached prefixes to disk as far as that is done in this time."""
-        self._collect_pending()
+        self._collect_pending([])
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             self.abort(sequence)
         self.cache.close(timeout_s)
@@ -161,16 +165,25 @@ class Engine:
             self._free_if_unused(each)
 
     def step(self) -> list[Event]:
-        """Bring all sequences on. After any exception they are cancelled, and the engine is as new."""
+        """Bring all sequences on. If a GPU kernel fails, they are computed again without it. After any other exception they are cancelled,
+        and the engine is as new."""
+        events: list[Event] = []
         try:
-            events = self._collect_pending() if self._must_collect() else []
-            events += self._admit()
-            schedule = self._schedule(events)
-            before = self._submit(schedule, idle=not events)
-            return events + self._collect(before)
-        except BaseException:
-            self._cancel_all()
-            raise
+            self._advance(events)
+        except BaseException as error:
+            if not self._does_without_kernels(error):
+                self._cancel_all()
+                raise
+        return events
+
+    def _advance(self, events: list[Event]) -> None:
+        """A step. What it brings is added to `events` at once: if it fails later on, the sequences have got it all the same."""
+        if self._must_collect():
+            self._collect_pending(events)
+        self._admit(events)
+        schedule = self._schedule(events)
+        before = self._submit(schedule, idle=not events)
+        self._collect(before, events)
 
     def _must_collect(self) -> bool:
         """Whether the pending step has to be collected before the next one is scheduled: it fills pages or verifies drafts, its tokens
@@ -184,22 +197,21 @@ class Engine:
             return True
         return self.proposer.wants_tokens(running)
 
-    def _admit(self) -> list[Event]:
+    def _admit(self, events: list[Event]) -> None:
         """End what is out of time, and let those begin that are first in line."""
-        expired = self.scheduler.expired(perf_counter())
-        for sequence in expired:
+        for sequence in self.scheduler.expired(perf_counter()):
             self.abort(sequence, "timeout")
+            events.append(Ended(sequence))
         if not self.kv_cache_manager.settled:
             self.kv_cache_manager.admit(between_steps=self._pending is None)
         self.cache.tidy(idle=False)
-        return [Ended(sequence) for sequence in expired]
 
     def _schedule(self, events: list[Event]) -> Schedule:
         """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that
         have to give their pages back do so."""
         self.proposer.propose(self.scheduler.running)
         while (schedule := self.scheduler.schedule()).preempt:
-            events += self._collect_pending()
+            self._collect_pending(events)
             for sequence in schedule.preempt:
                 if sequence in self.scheduler.running:
                     self.kv_cache_manager.preempt(sequence)
@@ -215,14 +227,14 @@ class Engine:
             self.cache.wait(_DISK_WAIT_S)
         return before
 
-    def _collect_pending(self) -> list[Event]:
+    def _collect_pending(self, events: list[Event]) -> None:
         pending, self._pending = self._pending, None
-        return self._collect(pending)
+        self._collect(pending, events)
 
-    def _collect(self, step: PendingStep | None) -> list[Event]:
+    def _collect(self, step: PendingStep | None, events: list[Event]) -> None:
         """Wait for a step, and learn from it; then its pages are full, and its sequences get their tokens."""
         if step is None:
-            return []
+            return
         outputs = step.collect()
         now = perf_counter()
         self._learn(step, outputs, now)
@@ -230,7 +242,7 @@ class Engine:
             mx.eval(step.arrays)
             self._seal(step)
         step.close()
-        return self._emit(step, outputs, now)
+        self._emit(step, outputs, now, events)
 
     def _learn(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> None:
         """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""
@@ -252,14 +264,14 @@ class Engine:
         for each in step.steps:
             self.cache.commit(each, tokens)
 
-    def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> list[Event]:
+    def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float, events: list[Event]) -> None:
         """Hand on what the sequences got, and end those that have all they get."""
-        events: list[Event] = [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
+        events += [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
         for output in outputs:
             s = output.row.sequence
             taken = s.append(output.tokens, now)
-            self.runner.commit(output, taken)
             events += output.events(taken)
+            self.runner.commit(output, taken)
             if taken and s.finish_reason:
                 self._ended += ended_stats(s)
                 self.scheduler.remove(s)
@@ -272,7 +284,6 @@ class Engine:
                 self._free_if_unused(s)
             elif s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
                 self.kv_cache_manager.cache_prefix(s)
-        return events
 
     def _free_if_unused(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._is_pending(sequence):
@@ -281,6 +292,25 @@ class Engine:
 
     def _is_pending(self, sequence: Sequence) -> bool:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
+
+    def _does_without_kernels(self, error: BaseException) -> bool:
+        """Whether GPU kernels of attention may be to blame. Then their layers use plain MLX from now on, and the engine begins anew with
+        the same sequences, which compute again what is known of them, as after a preemption."""
+        drafts = self.proposer.draft
+        layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
+        if not give_up_kernels(layers, error):
+            return False
+        lines = fallback_lines(self.model.layers, self.kv, self._dtype)
+        _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
+        before = self.scheduler
+        for sequence in list(before.running):
+            if sequence.finish_reason:  # it has all its tokens, and the step failed before it was removed
+                self._ended += ended_stats(sequence)
+                before.remove(sequence)
+            sequence.preempt()
+        self._start()
+        self.scheduler.inherit(before)
+        return True
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):

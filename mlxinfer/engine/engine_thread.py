@@ -115,8 +115,9 @@ def _deliver(pieces: Iterable[tuple[Request, Piece | MLXInferError]]) -> None:
 Command = Callable[[], None]
 Progress = Callable[[int, int], None]
 
-_RESTARTS = 1
-"""How often a failed engine begins anew."""
+_RESTARTS, _WITHIN_S = 1, 3600.0
+"""How often a failed engine begins anew within so many seconds. What fails again at once is broken; a GPU may run out of time or memory
+every few days."""
 _STATS_EVERY_S = 0.05
 _EXIT_PATIENCE_S = 10.0
 """Seconds to wait at interpreter exit for the step in progress."""
@@ -134,8 +135,8 @@ class EngineThread:
     """A thread that loads a model and runs its engine. `send`, `cancel` and `close` may be called from any thread; everything that begins
     with an underscore runs in the thread itself.
 
-    A fault (anything but a user's error) ends all requests with `EngineError`, and the engine begins anew, once; after a second one it
-    stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
+    A fault (anything but a user's error) ends all requests with `EngineError`, and the engine begins anew, once an hour; after a second one
+    it stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
     """
 
     def __init__(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
@@ -159,6 +160,8 @@ class EngineThread:
         self._closing = False
         self._down = ""
         self._restarts = 0
+        self._faults: list[float] = []
+        """When the engine failed lately, in seconds of `perf_counter`."""
         self._before = EngineStats()
         self._stats_at = 0.0
         self._thread = Thread(target=self._run, name="mlxinfer engine", daemon=True)
@@ -247,8 +250,9 @@ class EngineThread:
                 self._loop(self._outputs)
             except Exception as error:
                 self._fail_all(_one_line(error))
-                self._before, self._restarts = self.stats, self._restarts + 1
-                if self._restarts > _RESTARTS:
+                self._before, self._restarts, now = self.stats, self._restarts + 1, perf_counter()
+                self._faults = [*(at for at in self._faults if now - at < _WITHIN_S), now]
+                if len(self._faults) > _RESTARTS:
                     self._down = f"the engine is down, as it failed again after a restart: {_one_line(error)}"
                     self.stats = replace(self.stats, running=0, waiting=0)
                     raise

@@ -135,6 +135,13 @@ class Scheduler:
         self.waiting.push_back(sequence)
         self._blocked = None
 
+    def inherit(self, before: Scheduler) -> None:
+        """Take over all sequences of another scheduler, which is not used any more. Those that ran there have given their slots up, and are
+        the first to wait."""
+        self.waiting, self._arrivals, self.running = before.waiting, before._arrivals, before.running
+        for sequence in list(self.running):
+            self.requeue(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended. Harmless if it is not here."""
         if sequence in self.running:

@@ -95,14 +95,16 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     linears = [node for node in nodes if isinstance(node, (Linear, Embedding))]
     softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
-    plain = [size for spec in attention for size in _plain(LayerStore(spec, dtype, kv), step.rows, softcap=softcap)]
+    stores = [LayerStore(spec, dtype, kv) for spec in attention]
+    plain = [size for store in stores for size in _plain(store, step.rows, softcap=softcap)]
+    unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
     windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
     windows = max((size.bytes(window + step.rows, step.sequences) for size, window in windowed), default=0)
     activations = _ROW_COPIES * step.rows * _widest(model, nodes, linears) * mx.float32.size
     unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
     layers = max(len(model.layers), 1)
     return StepSize(
-        _slack(dtype) + activations + windows + unpacked + _logits(model, step) + _states(model, step),
+        _slack(dtype) + activations + windows + unsealed + unpacked + _logits(model, step) + _states(model, step),
         (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
         max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,

@@ -173,7 +173,7 @@ class Rope:
         """Nearly every step has the same regime as the step before."""
         key = self.regime(length)
         if self._last is None or self._last[0] != key:
-            self._last = key, _Regime(self.frequencies(length).tolist())
+            self._last = key, _Regime(self.frequencies(length))
         return self._last[1]
 
 
@@ -184,17 +184,18 @@ def _length(segment: Segment) -> int:
 class _Regime:
     """Radians per position; on the device, and only when needed, as positions per radian."""
 
-    def __init__(self, frequencies: list[float]) -> None:
-        self.frequencies = frequencies
+    def __init__(self, radians: Frequencies) -> None:
+        self.radians = radians
+        self.frequencies: list[float] = radians.tolist()
 
     @cached_property
     def periods(self) -> mx.array:
         with np.errstate(divide="ignore"):
-            return mx.array((1 / np.array(self.frequencies)).astype(np.float32))
+            return mx.array((1 / self.radians).astype(np.float32))
 
 
 class _Rotation:
-    """Rotates all rows with one call if their segments share a regime, otherwise with cosines and sines `[T, 1, dims / 2]`."""
+    """Rotates all rows with one call if their segments share a regime, otherwise with cosines and sines."""
 
     def __init__(self, step: Step, dims: int, regimes: list[_Regime]) -> None:
         self._step = step
@@ -213,14 +214,15 @@ class _Rotation:
         return mx.fast.rope(rows, self._dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=first.periods).squeeze(2)
 
     def _row_by_row(self, x: mx.array) -> mx.array:
-        cos, sin = self._waves
+        cos, sin = self.waves[:, :1], self.waves[:, 1:]
         half = cos.shape[-1]
         low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return mx.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=-1).astype(x.dtype)
 
     @cached_property
-    def _waves(self) -> tuple[mx.array, mx.array]:
-        counts = [segment.count for segment in self._step.segments]
-        rows = np.repeat(np.array(self.frequencies), counts, axis=0)
-        angles = self._step.positions[:, None] * mx.array(rows.astype(np.float32))
-        return mx.cos(angles)[:, None], mx.sin(angles)[:, None]
+    def waves(self) -> mx.array:
+        """float32 `[T, 2, dims / 2]`, from angles in float64: positions are known to the host."""
+        segments = self._step.segments
+        angles = [np.outer(np.arange(s.past, s.past + s.count), r.radians) for s, r in zip(segments, self._regimes, strict=True)]
+        whole = angles[0] if len(angles) == 1 else np.concatenate(angles)
+        return mx.array(np.stack([np.cos(whole), np.sin(whole)], axis=1).astype(np.float32))

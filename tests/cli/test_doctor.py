@@ -25,6 +25,16 @@ def test_the_page_has_its_sections(call):
     assert [line for line in result.out.splitlines() if not line.startswith(" ")] == ["device", "memory", "versions", "models", "missing"]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "allowed", "rounded"), [("applegpu_g17g", "1", True), ("applegpu_g17s", "0", False), ("applegpu_g16c", "1", False)]
+)
+def test_float32_that_is_not_exact_is_told(architecture, allowed, rounded, call, monkeypatch):
+    monkeypatch.setenv("MLX_ENABLE_TF32", allowed)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"device_name": "Apple", "architecture": architecture})
+    assert ("MLX_ENABLE_TF32=0" in call("doctor").out) == rounded
+
+
 @pytest.mark.skipif(kernels_cpu.packed_version() is None, reason="packed matrices cannot be mapped here")
 def test_packed_copies_have_a_size_and_a_place(call, tmp_path, monkeypatch):
     monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))

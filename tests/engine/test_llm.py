@@ -208,7 +208,7 @@ def test_an_interrupted_stream_leaves_the_model_usable(llm, monkeypatch):
     stream = llm.stream(PROMPT, GREEDY)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "_collect", lambda step: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(llm.engine, "_collect", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert llm.generate(PROMPT, GREEDY)[0].token_ids == expected

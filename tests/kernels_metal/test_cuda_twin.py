@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support import cuda_cpu, nvrtc, sealed_pages
+from support.append_scenes import AppendScene
 from support.decode_scenes import Scene
 from support.emulated import needs_emulator
 from support.prefill_scenes import PrefillScene
@@ -100,9 +101,12 @@ class Compiled(list[str]):
 
 
 def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
-    """Decode over runs of pages and its combination, prefill, sealing."""
-    Scene(((1, 3000), (1, 65)), k_bits, v_bits, dtype=dtype, sinks=True, cores=40).run()
-    PrefillScene(((70, 70),), k_bits, v_bits, dtype=dtype, window=40, softcap=2.0, sinks=True).run()
+    """Appending rows, decode over runs of pages and its combination, prefill, unpacking, sealing."""
+    AppendScene(((0, 1, 5),), ((0, 3, 5),), dtype=dtype, norms="qk", dims=64).run()
+    Scene(((1, 3000), (1, 65)), k_bits, v_bits, dtype=dtype, sinks=True, cores=40, apart=3).run()
+    scene = PrefillScene(((70, 70),), k_bits, v_bits, dtype=dtype, window=40, softcap=2.0, sinks=True)
+    scene.run()
+    scene.unseal()
     pages = mx.zeros((2, 3, 64, 64), dtype)
     seal_keys(pages, k_bits)
     seal_values(pages, v_bits)
@@ -114,7 +118,7 @@ def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype)
     compiled = Compiled()
     with run_with(compiled.maker):
         launch_everything(*pair, dtype)
-    assert len(compiled) == 5 - pair.count(16)
+    assert len(compiled) == 7 - pair.count(16)
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 
@@ -124,7 +128,7 @@ def test_every_number_of_bits_compiles(pair: tuple[int, int]) -> None:
     compiled = Compiled(PTX)
     with run_with(compiled.maker):
         launch_everything(*pair, F16)
-    assert len(compiled) == 5 - pair.count(16)
+    assert len(compiled) == 7 - pair.count(16)
 
 
 @needs_nvrtc
@@ -199,6 +203,24 @@ def test_sealing_as_translated_is_right_to_the_bit(bits: int) -> None:
         keys, values = seal_keys(mx.array(pages).astype(F16), bits), seal_values(mx.array(pages).astype(F16), bits)
     for found, expected in ((keys, sealed_pages.seal_keys(pages, bits)[0]), (values, sealed_pages.seal_values(pages, bits, 48)[0])):
         assert all(np.array_equal(np.array(a), e) for a, e in zip(found, expected, strict=True))
+
+
+@needs_emulator
+def test_appending_as_translated_is_right() -> None:
+    scene = AppendScene(((1, 2, 5),), ((1, 2, 5),), dim=80, value_dim=64, dtype=F16, norms="qk", dims=40)
+    with run_with(cuda_cpu.maker):
+        found = scene.run()
+    for got, expected in zip(found, scene.expected(), strict=True):
+        assert np.abs(to_float(got) - expected).max() <= 2.0**-10 * np.abs(expected).max()
+
+
+@needs_emulator
+def test_unpacking_as_translated_is_right_to_the_bit() -> None:
+    scene = PrefillScene(((70, 130),), 5, 3, 80, 64, dtype=BF16, first16=True)
+    with run_with(cuda_cpu.maker):
+        found = scene.unseal()
+    for got, expected in zip(found, scene.unsealed(), strict=True):
+        assert np.array_equal(to_float(got), to_float(expected), equal_nan=True)
 
 
 @needs_emulator

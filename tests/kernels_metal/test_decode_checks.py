@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mlxinfer.kernels_metal import emulator
+from mlxinfer.kernels_metal.paged_attention.tiles import row_class
 from tests.support.decode_scenes import Scene
 from tests.support.emulated import emulated, needs_emulator
 from tests.support.sealed_pages import to_float
@@ -18,12 +19,14 @@ pytestmark = needs_emulator
 # Every way through the kernel: pages of one simdgroup and shared ones; whole and cut sequences; runs of whole words and of single
 # bytes; all kinds of pages; queries copied and not.
 SCENES = {
-    "own pages": Scene(((1, 301), (3, 67), (2, 200)), k_bits=8, v_bits=3, dim=64, heads=2, dtype=mx.bfloat16, sinks=True, softcap=5.0),
+    "own pages": Scene(
+        ((1, 301), (3, 67), (2, 200)), k_bits=8, v_bits=3, dim=64, heads=2, dtype=mx.bfloat16, sinks=True, softcap=5.0, apart=5
+    ),
     "narrow runs": Scene(((2, 300), (1, 65)), k_bits=3, v_bits=2, dim=96, value_dim=80, heads=4, dtype=mx.float16, first=True),
     "cut, long runs": Scene(((1, 1200),), k_bits=4, v_bits=16, dim=80, heads=1, kv_heads=1, cores=100, dtype=mx.float32, sinks=True),
-    "shared, cut": Scene(((1, 900), (2, 66)), k_bits=4, v_bits=4, dim=128, heads=8, kv_heads=1, cores=100, dtype=mx.bfloat16),
+    "shared, cut": Scene(((1, 900), (2, 66)), k_bits=4, v_bits=4, dim=128, heads=8, kv_heads=1, cores=100, dtype=mx.bfloat16, apart=3),
     "shared, 16 bits, window": Scene(((3, 301), (1, 1)), k_bits=16, v_bits=16, dim=64, heads=3, dtype=mx.float16, window=100),
-    "shared, in parts": Scene(((1, 131),), k_bits=5, v_bits=6, dim=256, heads=12, kv_heads=1, dtype=mx.float32, first=True),
+    "shared, in parts": Scene(((1, 131),), k_bits=5, v_bits=6, dim=256, heads=12, kv_heads=1, dtype=mx.float32, first=True, apart=16),
     "128 queries": Scene(((8, 200), (1, 64)), k_bits=6, v_bits=5, dim=80, heads=16, kv_heads=1, dtype=mx.float16),
 }
 
@@ -50,14 +53,21 @@ def test_sanitizers_are_silent(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
+    """Once for all heads and rows, or where there are more than 8 simdgroups hold, once for as many rows as they do."""
     s = SCENES[name]
     with emulated(), emulator.count_bytes() as counts:
         s.run()
     decode = counts.of("paged_attention_decode")
-    for buffer in ("sealed_keys", "sealed_values", "key_scales", "value_scales", "first_keys", "first_values", "open_keys", "open_values"):
-        assert decode[buffer].most_loads <= 1, buffer
-    pages = sum(end - begin for _, _, _, _, _, begin, end, _, _ in np.array(s.plan.work)[: 9 * s.plan.items].reshape(-1, 9))
-    sealed = pages - len(s.sequences) - sum(p < 0 for r in s.rows for p in r.pages)
+    once = row_class(s.shape, max(r.count for r in s.rows))
+    pieces = [-(-r.count // once) for r in s.rows]
+    assert max(pieces) == (4 if name == "128 queries" else 1)
+    kinds = ("sealed", "first", "open", "recent")
+    for buffer in (*(f"{kind}_{what}" for kind in kinds for what in ("keys", "values")), "key_scales", "value_scales"):
+        assert decode[buffer].most_loads <= max(pieces), buffer
+    seen = sum((r.past + min(i + once, r.count) - 1) % 64 + 1 for r in s.rows for i in range(0, r.count, once))
+    assert decode["open_keys"].loaded + decode["recent_keys"].loaded == seen * s.kv_heads * s.dim * s.dtype.size
+    pages = sum(item[6] - item[5] for item in np.array(s.plan.work)[: 11 * s.plan.items].reshape(-1, 11))
+    sealed = pages - sum(times * (1 + sum(p < 0 for p in r.pages)) for r, times in zip(s.rows, pieces, strict=True))
     heads, bits = s.kv_heads, s.shape
     element = 8 * s.dtype.size
     assert decode["sealed_keys"].loaded == sealed * heads * 64 * s.dim * (element if bits.k_bits == 16 else bits.k_bits) // 8
@@ -67,16 +77,14 @@ def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
 
 
 def stored(s: Scene) -> int:
-    """Answers, and what is left of the sums: no score among them."""
-    rows = s.plan.rows if s.plan.parts is None else s.plan.part_rows
-    size = s.dtype.size if s.plan.parts is None else 4
-    combined = 0 if s.plan.parts is None else s.query_rows * s.shape.heads * s.shape.value_dim * s.dtype.size
-    return rows * s.shape.heads * (s.shape.value_dim * size + 4) + combined
+    """Answers, and where they are parts, what is left of the sums: no score among them. Of what is not wanted there is one element."""
+    rows, values, size = s.query_rows * s.shape.heads, s.shape.value_dim, s.dtype.size
+    return rows * values * size + (4 if s.plan.parts is None else 4 * s.plan.part_rows * s.shape.heads * (values + 1) + size)
 
 
 def traffic(bits: int) -> int:
-    """Of one KV head of Llama 3's shape after 4K tokens, parts of answers included."""
-    s = Scene(((1, 4097),), k_bits=bits, v_bits=bits, dim=128, heads=4, kv_heads=1, dtype=mx.bfloat16)
+    """Of one KV head of Llama 3's shape after 4K tokens, parts of answers included, cut as on a chip with a core for each of its heads."""
+    s = Scene(((1, 4097),), k_bits=bits, v_bits=bits, dim=128, heads=4, kv_heads=1, dtype=mx.bfloat16, cores=1)
     with emulated(), emulator.count_bytes() as counts:
         s.run()
     total = counts.total()

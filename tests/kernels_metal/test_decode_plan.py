@@ -16,7 +16,15 @@ from mlxinfer.kernels_metal.executors import get_kernel, run_with
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
-from mlxinfer.kernels_metal.paged_attention.tiles import THREADGROUP_BYTES, Shape, decode_memory, decode_tile
+from mlxinfer.kernels_metal.paged_attention.tiles import (
+    DIMS,
+    THREADGROUP_BYTES,
+    Shape,
+    check_shape,
+    decode_memory,
+    decode_tile,
+    row_classes,
+)
 from tests.support.decode_scenes import Scene, largest
 from tests.support.emulated import emulated, needs_emulator
 from tests.support.sealed_pages import to_float
@@ -48,6 +56,7 @@ def plan(rows: Rows = GOOD, shape: Shape = SHAPE, window: int | None = None) -> 
         ({"pages": [~1, 2, 3]}, "page id -2"),
         ({"first": 1, "pages": [1, 2]}, "page 0 is within the window"),
         ({"first": -1, "pages": [1, 2, 3, 4]}, "from page -1"),
+        ({"kept": 9}, "1 rows after 9 kept ones are not in entry 0 of 0"),
     ],
 )
 def test_rows_and_pages_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
@@ -98,6 +107,7 @@ def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
         ({"first": []}, "first pages are none"),
         ({"first": [first[0], first[1][:, :, :63]]}, "first pages are"),
         ({"open_pages": [opened[0][:1], opened[1]]}, "open pages are"),
+        ({"recent": opened}, "recent rows are"),
         ({"sinks": s.q[0, 0, :3]}, "sinks"),
         ({"sinks": mx.zeros((4,), mx.int32)}, "sinks"),
     ]:
@@ -108,7 +118,7 @@ def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
 def test_work_items_cover_all_pages_once() -> None:
     rows = [Rows(0, 0, 2, 64 * 50 + 3, list(range(50))), Rows(1, 2, 1, 5, []), Rows(2, 3, 1, 64 * 9, list(range(9)))]
     p = plan_decode(SHAPE, rows, Pools(50, 0, 3), query_rows=4, cores=10)
-    work = np.array(p.work).reshape(-1, 9)
+    work = np.array(p.work).reshape(-1, 11)
     for i, r in enumerate(rows):
         pages = [page for item in work if item[0] == i for page in range(item[5], item[6])]
         assert pages == list(range(r.past // 64 + 1))
@@ -123,22 +133,56 @@ def test_longer_sequences_and_more_cores_make_more_items() -> None:
         rows = [Rows(i, i, 1, 64 * pages, list(range(pages))) for i in range(batch)]
         return plan_decode(SHAPE, rows, Pools(pages, 0, batch), query_rows=batch, cores=cores).items
 
-    assert items(4, 40) == 1
+    assert items(3, 40) == 1
     assert items(500, 10) < items(500, 40)
     assert items(2000, 40) == pytest.approx(8 * 40 / 2, rel=0.1)
     assert items(500, 10, batch=40) <= 2 * 40
 
 
+@pytest.mark.parametrize(
+    "shape", [Shape(mx.float16, 32, 8, 128, 128, 4, 4), Shape(mx.float16, 8, 1, 64, 64, 16, 16)], ids=["own", "shared"]
+)
+@pytest.mark.parametrize("cores", [10, 20, 40, 80])
+def test_short_contexts_give_every_core_something(shape: Shape, cores: int) -> None:
+    """Two threadgroups for each core, or as many as there are pages to share out: one for each simdgroup, or two where they share them."""
+    rows = 1 if shape.group == 4 else 2
+    least = 2 if decode_tile(shape, rows).shared else 4
+    for pages in range(1, 60):
+        p = plan_decode(shape, [Rows(0, 0, rows, 64 * pages - 60, list(range(pages - 1)))], Pools(60, 0, 1), query_rows=rows, cores=cores)
+        groups = p.items * shape.kv_heads
+        assert groups >= min(2 * cores, -(-pages // least) * shape.kv_heads)
+        assert p.items == 1 or pages / p.items > least / 2
+
+
+def test_many_short_sequences_are_not_cut() -> None:
+    rows = [Rows(i, i, 1, 64 * 7, list(range(7))) for i in range(16)]
+    assert plan_decode(SHAPE, rows, Pools(7, 0, 16), query_rows=16, cores=10).parts is None
+
+
+def test_rows_that_no_kernel_takes_at_once_are_divided() -> None:
+    shape = replace(SHAPE, heads=16, kv_heads=1)
+    p = plan_decode(shape, [Rows(0, 0, 7, 200, [2, 5, 1]), Rows(1, 7, 1, 70, [3])], Pools(6, 0, 2), query_rows=8, cores=1)
+    work = np.array(p.work).reshape(-1, 11)[: p.items]
+    assert [tuple(item[:4]) for item in work] == [(0, 0, 2, 200), (0, 2, 2, 202), (0, 4, 2, 204), (0, 6, 1, 206), (1, 7, 1, 70)]
+    assert {item[7] for item in work[:4]} == {0}
+    assert work[4][7] == 3
+    assert list(work[:, 8]) == [0, 2, 4, 6, 7]
+
+
 def test_every_tile_fits_into_threadgroup_memory() -> None:
-    dims, bits = (16, 64, 80, 96, 128, 192, 256, 512), (16, 8, 3, 2)
-    for dim, value_dim, k, v, heads, rows, dtype in itertools.product(
-        dims, dims, bits, bits, (1, 3, 4, 5, 8, 16), (1, 2, 5, 8), (mx.float32, mx.float16)
-    ):
-        shape = Shape(dtype, heads, 1, dim, value_dim, k, v)
-        tile = decode_tile(shape, rows, 20)
-        assert decode_memory(shape, tile) <= THREADGROUP_BYTES
-        assert tile.queries * (tile.simdgroups if tile.shared else 1) >= heads * rows
-        assert tile.simdgroups <= 16
+    heads, bits, kinds = (1, 2, 3, 5, 7, 8, 16), ((16, 16), (8, 3), (4, 4), (2, 2), (3, 16), (16, 5)), (mx.float32, mx.float16)
+    sizes = [*((dim, dim) for dim in DIMS), *((dim, DIMS[-1]) for dim in DIMS[::7]), *((DIMS[-1], dim) for dim in DIMS[::3])]
+    for i, ((dim, value_dim), group, (k, v)) in enumerate(itertools.product(sizes, heads, bits)):
+        shape = Shape(kinds[i % 2], group, 1, dim, value_dim, k, v)
+        check_shape(shape)
+        classes = row_classes(shape)
+        assert classes[0] == 1
+        assert len(classes) <= 3
+        for rows in classes:
+            tile = decode_tile(shape, rows)
+            assert decode_memory(shape, tile) <= THREADGROUP_BYTES
+            assert tile.queries * (tile.simdgroups if tile.shared else 1) >= group * rows
+            assert 32 * tile.simdgroups <= 256
 
 
 @needs_emulator

@@ -35,6 +35,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "batch": (1, 3, 8),
     "extras": ("", "sinks", "softcap", "first", "sinks softcap first"),
     "value_dim": ("same", "same", "other"),
+    "apart": (0, 1, 5, 16),  # rows of the open page, at most
 }
 
 
@@ -59,6 +60,7 @@ def scene(choice: dict[str, Any], seed: int) -> Scene:
         sinks="sinks" in extras,
         first="first" in extras,
         cores=chance.choice((1, 4, 40)),
+        apart=choice["apart"],
         seed=seed,
     )
 
@@ -120,7 +122,7 @@ def test_a_channel_of_large_keys() -> None:
 @needs_emulator
 def test_sinks_count_once_however_many_parts_there_are() -> None:
     answers = []
-    for cores, items in ((1, 5), (1000, 9)):
+    for cores, items in ((1, 5), (1000, 17)):
         s = Scene(((2, 4000), (1, 100)), dim=64, heads=2, sinks=True, cores=cores)
         assert s.plan.items == items
         with emulated():
@@ -144,6 +146,8 @@ def test_a_row_does_not_depend_on_its_company(heads: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_the_plain_reference(bits: int) -> None:
     """In plain MLX, from the same arrays."""
-    s = Scene(((2, 300), (1, 64), (3, 131)), k_bits=bits, v_bits=bits, dim=80, heads=2, window=100, sinks=True, softcap=5.0, first=True)
-    answer = attention_over_pages(s.q, *s.arrays, s.plan, scale=s.scale, softcap=s.softcap, sinks=s.sink_logits)
+    s = Scene(
+        ((2, 300), (1, 64), (3, 131)), k_bits=bits, v_bits=bits, dim=80, heads=2, window=100, sinks=True, softcap=5.0, first=True, apart=4
+    )
+    answer = attention_over_pages(s.q, *s.arrays, s.plan, scale=s.scale, recent=s.recent, softcap=s.softcap, sinks=s.sink_logits)
     assert largest(to_float(answer) - s.expected()) < 2e-6

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from mlxinfer.kernels_metal.cuda.translate import TOKENS
 from mlxinfer.kernels_metal.source import ROOT, load
 
 KERNELS = re.compile(r"^//: kernel (\w+)", re.MULTILINE)
@@ -24,6 +25,24 @@ def test_every_kernel_is_found_with_its_parameters() -> None:
         assert "//:" not in source.body
         assert "#include" not in source.header
         assert source.header.count("struct OnlineSoftmax {") <= 1
+
+
+def test_comments_and_indentation_are_left_out_and_nothing_else() -> None:
+    path = "paged_attention/decode/values.h"
+    kept = load("paged_attention/paged_attention_decode.metal", "paged_attention_decode")
+    assert "//" not in kept.header + kept.body
+    assert "\n " not in kept.header + kept.body
+    own = (ROOT / path).read_text(encoding="utf-8").split('sharing.h"\n')[1]
+    start = kept.header.index("template <typename D, bool QUANTIZED>\ninline void weigh(")
+    assert words(kept.header[start:]).startswith(words(own))
+    body = (ROOT / "seal_page/seal_page.metal").read_text(encoding="utf-8").split("seals a token of a page.\n")[1]
+    bare = load("seal_page/seal_page.metal", "seal_values").body
+    assert words(bare) == words(body)
+    assert bare.count("\n") == body.count("\n")
+
+
+def words(code: str) -> str:
+    return " ".join(m.group() for m in TOKENS.finditer(code) if m.lastgroup not in {"space", "comment"})
 
 
 def test_an_unknown_kernel_is_refused_with_those_there_are() -> None:

@@ -37,6 +37,8 @@ class Scene:
     cores: int = 10
     seed: int = 0
     spread: float = 1.0
+    apart: int = 0
+    """Rows of the open page, at most, that lie apart from it."""
 
     @property
     def shape(self) -> Shape:
@@ -91,7 +93,25 @@ class Scene:
     @property
     def pools(self) -> Pools:
         pages = sum(self.sealed_pages(length, count) for count, length in self.sequences) + 1
-        return Pools(pages, len(self.sequences) if self.first else 0, len(self.sequences) + 1)
+        entries, recent = (len(self.sequences), max(self.recent_rows(length) for _, length in self.sequences)) if self.apart else (0, 0)
+        return Pools(pages, len(self.sequences) if self.first else 0, len(self.sequences) + 1, entries, recent)
+
+    def recent_rows(self, length: int) -> int:
+        """How many of a sequence's rows lie apart from its open page."""
+        return min(self.apart, (length - 1) % 64 + 1)
+
+    @cached_property
+    def recent(self) -> list[mx.array]:
+        """The rows apart from the open pages, the first sequence's last."""
+        if not self.apart:
+            return []
+        s, pools = self.shape, self.pools
+        arrays = [np.full((pools.entries, s.kv_heads, pools.recent, d), np.nan, np.float32) for d in (s.key_dim, s.value_dim)]
+        for i, (pair, (_, length)) in enumerate(zip(self.tokens, self.sequences, strict=True)):
+            count = self.recent_rows(length)
+            for array, x in zip(arrays, pair, strict=True):
+                array[-1 - i, :, :count] = x[:, length - count :]
+        return [self._cast(x) for x in arrays]
 
     @cached_property
     def arrays(self) -> tuple[list[mx.array], list[mx.array], list[mx.array]]:
@@ -105,7 +125,7 @@ class Scene:
             for j, (x, pool) in enumerate(zip(pair, (keys, values), strict=True)):
                 for page, p in enumerate(ids):
                     (first[j] if p < 0 else pool)[:, ~p if p < 0 else p] = x[:, 64 * page : 64 * page + 64]
-                rest = x[:, 64 * len(ids) :]
+                rest = x[:, 64 * len(ids) : x.shape[1] - self.recent_rows(x.shape[1])]
                 opened[j][i, :, : rest.shape[1]] = rest
         sealed = self._sealed(keys, s.k_bits, None) + self._sealed(values, s.v_bits, v_group(s.value_dim))
         firsts = [np.swapaxes(first[0], -1, -2), first[1]] if self.first else []
@@ -126,7 +146,8 @@ class Scene:
         for i, (count, length) in enumerate(self.sequences):
             past = length - count
             gone = 0 if self.window is None else max(0, past - self.window + 1) // 64
-            rows.append(Rows(i, start, count, past, self.page_ids[i][gone:], gone))
+            kept = length - self.recent_rows(length) - past // 64 * 64 if self.apart else 64
+            rows.append(Rows(i, start, count, past, self.page_ids[i][gone:], gone, kept, len(self.sequences) - 1 - i))
             start += count
         return rows
 
@@ -135,7 +156,9 @@ class Scene:
         return plan_decode(self.shape, self.rows, self.pools, query_rows=self.query_rows, window=self.window, cores=self.cores)
 
     def run(self) -> mx.array:
-        return paged_attention_decode(self.q, *self.arrays, self.plan, scale=self.scale, softcap=self.softcap, sinks=self.sink_logits)
+        return paged_attention_decode(
+            self.q, *self.arrays, self.plan, scale=self.scale, recent=self.recent, softcap=self.softcap, sinks=self.sink_logits
+        )
 
     @cached_property
     def meant(self) -> list[list[Array]]:

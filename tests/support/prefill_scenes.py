@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +15,13 @@ from mlxinfer.kernels_metal.paged_attention.reference import attention
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from mlxinfer.kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
+from mlxinfer.kernels_metal.unseal_pages.launcher import FILLED, FIRST, RAW, SEALED, UnsealPlan, plan_unseal, unseal_pages
+from mlxinfer.kernels_metal.unseal_pages.reference import unsealed
 
 from .sealed_pages import Array, seal_keys, seal_values, to_float
 from .softmax import softmax
+
+UnsealOperands = tuple[list[mx.array], list[mx.array], list[mx.array], list[mx.array], UnsealPlan, Shape]
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,24 @@ class PrefillScene:
         return paged_attention_prefill(
             self.q, *self.new, *self.cache, self.plan, scale=self.scale, softcap=self.softcap, sinks=self.sink_logits
         )
+
+    @property
+    def unseal_operands(self) -> UnsealOperands:
+        """All pages of all kinds, in any order."""
+        sealed, filled, first, opened = self.cache
+        raw = [x[:1].swapaxes(0, 1) for x in opened]
+        counts = [arrays[0].shape[1] if arrays else 0 for arrays in (sealed, filled, first, raw)]
+        places = [(kind, number) for kind, count in zip((SEALED, FILLED, FIRST, RAW), counts, strict=True) for number in range(count)]
+        random.Random(1).shuffle(places)
+        return sealed, filled, first, raw, plan_unseal(places, (counts[0], counts[1], counts[2], counts[3])), self.shape
+
+    def unseal(self) -> tuple[mx.array, mx.array]:
+        """Keys and values of all pages, in the compute dtype."""
+        return unseal_pages(*self.unseal_operands)
+
+    def unsealed(self) -> tuple[mx.array, mx.array]:
+        """The same in plain MLX."""
+        return unsealed(*self.unseal_operands)
 
     @cached_property
     def meant(self) -> list[list[Array]]:

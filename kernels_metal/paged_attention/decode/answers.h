@@ -23,22 +23,28 @@ inline void add_lanes(Place place, thread State<D>& state) {
   }
 }
 
-// Where answers go, `row` counting rows and heads, and the logarithm of their sums of weights. The answer to a whole sequence is
-// final, in T; a sink takes part in its softmax without a value. The answer to a run of pages is merged later, and in float32.
-template <typename O, typename Sinks>
+// Where answers go, `row` counting rows and heads. The answer to all that a row sees is final, in T; a sink takes part in its softmax
+// without a value. If any sequence is divided, all answers are parts, merged later, when a sink takes part: each is in float32, and
+// followed by the logarithm of its sum of weights.
+template <typename T, typename Sinks>
 struct Out {
-  device O* answers;
-  device float* logs;
+  device T* answers;
+  device float* parts;
   Sinks sinks;
-  bool has_sinks;
+  bool has_sinks, divided;
 };
 
-template <typename O, typename Sinks>
-inline void store(Out<O, Sinks> out, size_t row, int head, int dim, int channel, float answer, OnlineSoftmax softmax) {
+template <typename T, typename Sinks>
+inline void store(Out<T, Sinks> out, size_t row, int head, int dim, int channel, float answer, OnlineSoftmax softmax) {
   float sum = softmax.sum;
-  if (out.has_sinks) sum += exponential(float(out.sinks[head]) - softmax.maximum);
-  out.answers[row * dim + channel] = static_cast<O>(sum > 0.0f ? answer / sum : 0.0f);
-  if (channel == 0) out.logs[row] = sum > 0.0f ? softmax.maximum + log(sum) : kNothing;
+  if (out.has_sinks && !out.divided) sum += exponential(float(out.sinks[head]) - softmax.maximum);
+  const float whole = sum > 0.0f ? answer / sum : 0.0f;
+  if (out.divided) {
+    out.parts[row * (dim + 1) + channel] = whole;
+    if (channel == 0) out.parts[row * (dim + 1) + dim] = sum > 0.0f ? softmax.maximum + log(sum) : kNothing;
+  } else {
+    out.answers[row * dim + channel] = static_cast<T>(whole);
+  }
 }
 
 // Every simdgroup stores the answers of its own queries.

@@ -101,14 +101,14 @@ inline void multiply_page(const device uchar* keys, const device half* scales, Q
 
 // The same with the open page, token-major, of which only `present` tokens are there.
 template <typename D, typename Queries>
-inline void multiply_open(const device uchar* keys, Queries queries, int present, bool active, Place place, thread float* products) {
+inline void multiply_open(OpenRows keys, Queries queries, int present, bool active, Place place, thread float* products) {
   typedef typename D::T T;
   constexpr int size = sizeof(T), bytes = 8 * size, stride = D::KEY_DIM * size;
   constexpr int part = D::SHARED ? rows_at_once(D::STAGE, 64 * size, D::KEY_DIM) / 8 * 8 : D::KEY_DIM;
   const int token = own_token<D>(place.lane);
   for (int first = 0; first < D::KEY_DIM; first += part) {
     const int last = min(first + part, D::KEY_DIM);
-    auto rows = rows_of<D>(Sharing<D::SHARED>(), keys + first * size, present, (last - first) * size, stride, place);
+    auto rows = rows_of<D>(Sharing<D::SHARED>(), part_of(keys, 0, first * size, stride), present, (last - first) * size, stride, place);
     if (!active) continue;
     ROLLED for (int channel = first; channel < last; channel += 8) {
       uint words[2 * bytes / 4];

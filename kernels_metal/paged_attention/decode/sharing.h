@@ -19,14 +19,23 @@ inline DeviceRows rows_of(Sharing<false>, const device uchar* from, uint count, 
 }
 
 template <typename D>
-inline StagedRows rows_of(Sharing<true> sharing, const device uchar* from, uint count, uint bytes, uint stride, Place place) {
+inline OpenRows rows_of(Sharing<false>, OpenRows from, uint count, uint bytes, uint stride, Place place) {
+  return from;
+}
+
+// Whether rows lie one after another as in the copy that is made of them.
+inline bool is_dense(const device uchar* from, uint bytes, uint stride) { return bytes == stride; }
+inline bool is_dense(OpenRows from, uint bytes, uint stride) { return false; }
+
+template <typename D, typename From>
+inline StagedRows rows_of(Sharing<true> sharing, From from, uint count, uint bytes, uint stride, Place place) {
   StagedRows rows;
   rows.start = place.stage;
   rows.stride = bytes;
   together(sharing);
-  if (bytes == stride && count * bytes % 16 == 0) {
+  if (is_dense(from, bytes, stride) && count * bytes % 16 == 0) {
     for (uint i = place.index; i < count * bytes / 16; i += 32 * D::SIMDGROUPS) {
-      const uint4 x = ((const device uint4*)from)[i];
+      const uint4 x = ((const device uint4*)row_of(from, 0, stride))[i];
       place.stage[4 * i] = x.x;
       place.stage[4 * i + 1] = x.y;
       place.stage[4 * i + 2] = x.z;
@@ -35,7 +44,7 @@ inline StagedRows rows_of(Sharing<true> sharing, const device uchar* from, uint 
   } else {
     const uint words = bytes / 4;
     for (uint i = place.index; i < count * words; i += 32 * D::SIMDGROUPS) {
-      place.stage[i] = ((const device uint*)(from + i / words * stride))[i % words];
+      place.stage[i] = ((const device uint*)row_of(from, i / words, stride))[i % words];
     }
   }
   together(sharing);

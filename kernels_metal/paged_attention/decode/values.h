@@ -67,8 +67,8 @@ inline void add_values(Rows rows, int first, int last, Place place, thread State
 }
 
 // Weights to threadgroup memory, then the values of `present` tokens, part by part.
-template <typename D, int BITS>
-inline void add_page(const device uchar* values, int present, bool active, Place place, thread float* weights, thread State<D>& state) {
+template <typename D, int BITS, typename Values>
+inline void add_page(Values values, int present, bool active, Place place, thread float* weights, thread State<D>& state) {
   constexpr int bytes = ValueRows<D, BITS>::bytes, part = ValueRows<D, BITS>::part;
   const int token = own_token<D>(place.lane);
   for (int first = 0; first < present; first += part) {
@@ -81,7 +81,7 @@ inline void add_page(const device uchar* values, int present, bool active, Place
       }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    auto rows = rows_of<D>(Sharing<D::SHARED>(), values + first * bytes, last - first, bytes, bytes, place);
+    auto rows = rows_of<D>(Sharing<D::SHARED>(), part_of(values, first, 0, bytes), last - first, bytes, bytes, place);
     if (active) add_values<D, BITS>(rows, first, last, place, state);
   }
 }

@@ -13,10 +13,12 @@ struct Item {
   int begin, end;  // pages; the page of the rows themselves is the open one
   int table;   // where page 0 would be in the table
   int out;     // row of the first answer
+  int kept;    // rows of the open page that lie there; the others are recent ones
+  int recent;  // entry of these
 };
 
 inline Item item_at(const device int* work, uint index) {
-  const device int* at = work + index * 9;
+  const device int* at = work + index * 11;
   Item item;
   item.slot = at[0];
   item.row = at[1];
@@ -27,6 +29,8 @@ inline Item item_at(const device int* work, uint index) {
   item.end = at[6];
   item.table = at[7];
   item.out = at[8];
+  item.kept = at[9];
+  item.recent = at[10];
   return item;
 }
 
@@ -39,8 +43,8 @@ struct Pages {
   const device half* value_scales;
   const device uchar* first_keys;
   const device uchar* first_values;
-  const device uchar* open_keys;
-  const device uchar* open_values;
+  OpenRows open_keys;
+  OpenRows open_values;
 };
 
 // Who this thread is, and its threadgroup's memory.

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import mlx.core as mx
 
+from ...kernels_metal.append_rows.launcher import Norm, Part, append_rows
+from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
 from ...kernels_metal.paged_attention.launcher import paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
-from ..base import PAGE, AttentionParams, HeadSteps, Segment
+from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
+from ..recent import RecentRows, Spans
 from ..store import Filled, LayerStore
 from .native import Full, StepAttention
+from .prefill_way import may_unseal, most_unsealed_bytes, unsealed_bytes
 from .reference import PlainStep, separate
+from .unsealed import attend_unsealed
 
-_Key = tuple[Shape, Pools]
+_UNSEALED_AT_ONCE = 2
+"""Layers whose past is unpacked at once: the one that attends, and the next."""
 
 
 class MetalAttention:
@@ -35,6 +43,14 @@ class MetalAttention:
         """For segments of many rows in the plain format, to which MLX's own attention is the fastest."""
         return not form.quantized
 
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        spec = store.spec
+        if not store.format.quantized or not may_unseal(_shape(store, spec.query_heads or spec.kv_heads), 0, rows, softcap=None):
+            return 0
+        most = most_unsealed_bytes()
+        mask = rows * (most // unsealed_bytes(spec, store.dtype, 1) + 2 * rows)
+        return _UNSEALED_AT_ONCE * most + mask
+
 
 METAL = MetalAttention()
 
@@ -46,31 +62,38 @@ class MetalStep:
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
         self.group = group
-        self._few = [s for s in segments if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE]
-        self._many = [s for s in segments if s not in self._few]
+        few = [s for s in segments if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE]
+        self._many = [s for s in segments if s not in few]
         self._plain = PlainStep(tuple(self._many), group)
-        self._order = _order(segments, [*self._few, *self._many])
-        self._places = _Places(self._few)
-        self._decode: dict[_Key, DecodePlan] = {}
-        self._prefill: dict[_Key, PrefillPlan] = {}
+        self._order = _order(segments, [*few, *self._many])
+        self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
+        self._few = _renumbered(few)
+        self._appends: dict[Spans, AppendPlan | None] = {}
+        self._decode: dict[tuple[Shape, Pools, Spans], DecodePlan] = {}
+        self._prefill: dict[tuple[Shape, Pools, tuple[Segment, ...]], PrefillPlan] = {}
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
-        y, full = self.heads(store, separate(rows, store.spec, heads), params)
-        return y.reshape(y.shape[0], -1), full
+        if self._many:
+            y, full = self.heads(store, separate(rows, store.spec, heads), params)
+        else:
+            count, parts = _located([piece.astype(store.dtype) for piece in rows], store.spec)
+            y, full = self._decoded(store, count, parts, heads, params)
+        return y.reshape(y.shape[0], -1).astype(rows[0].dtype), full
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         kind = qkv[0].dtype
         q, k, v = (x.astype(store.dtype) for x in qkv)
-        key = _key(store, q.shape[1])
         answers: list[mx.array] = []
         full: Full = {}
-        before = list(store.open)
+        before = list(store.open) if self._many else []
         if self._few:
-            self._append_few(store, k, v, full)
-            answers.append(self._decoded(store, key, q, params))
+            own = [x if self._few_rows is None else x[self._few_rows] for x in (q, k, v)]
+            queries, keys, values = (Part(x.reshape(x.shape[0], -1), 0) for x in own)
+            y, full = self._decoded(store, q.shape[1], (queries, keys, values), HeadSteps(), params)
+            answers.append(y)
         if self._many and not METAL.joins_past(store.format):
-            self._append_many(store, k, v, full)
-            answers.append(self._prefilled(store, key, (q, k, v), before, full, params))
+            tails = self._append_many(store, k, v, full)
+            answers.append(self._attend_many(store, (q, k, v), before, tails, full, params))
         elif self._many:
             y, more = self._plain.heads(store, (q, k, v), params)
             answers.append(y)
@@ -78,49 +101,110 @@ class MetalStep:
         y = answers[0] if len(answers) == 1 else mx.concatenate(answers)
         return (y if self._order is None else y[self._order]).astype(kind), full
 
-    def _append_few(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> None:
-        store.open = [self._places.write(pages, rows) for pages, rows in zip(store.open, (k, v), strict=True)]
+    def _decoded(
+        self, store: LayerStore, count: int, parts: tuple[Part, Part, Part], heads: HeadSteps, params: AttentionParams
+    ) -> tuple[mx.array, Full]:
+        """Append the rows of segments with a few, and attend with their `count` query heads: `[T, Hq, Dv]`."""
+        shape = _shape(store, count)
+        append = self._append_plan(store)
+        norms = [None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm)]
+        waves = None if heads.rotation is None else heads.rotation.waves
+        q, recent = append_rows(parts, store.recent.arrays, append, shape, q_norm=norms[0], k_norm=norms[1], waves=waves)
+        store.recent = RecentRows(append.new, tuple(recent))
+        y = paged_attention_decode(
+            q,
+            store.sealed,
+            store.first,
+            store.kept,
+            self._decode_plan(store, shape, append),
+            recent=recent,
+            scale=params.scale,
+            softcap=params.softcap,
+            sinks=params.sinks,
+        )
+        return y, self._filled(store)
+
+    def _append_plan(self, store: LayerStore) -> AppendPlan:
+        """How this step's rows join the layer's recent ones; if these are too many, they are written into the pages first."""
+        plan = self._planned(store.recent.spans)
+        if plan is None:
+            store.write_recent()
+            plan = self._planned(())
+        assert plan
+        return plan
+
+    def _planned(self, spans: Spans) -> AppendPlan | None:
+        if spans not in self._appends:
+            new = [NewRows(s.slot, s.start, s.count, s.past % PAGE) for s in self._few]
+            self._appends[spans] = plan_append(spans, new, rows=sum(s.count for s in self._few))
+        return self._appends[spans]
+
+    def _decode_plan(self, store: LayerStore, shape: Shape, append: AppendPlan) -> DecodePlan:
+        key = shape, _pools(store, append), append.new
+        if key not in self._decode:
+            # The segments' own entries come first.
+            rows = [replace(self._rows(s), kept=append.new[i][1], recent=i) for i, s in enumerate(self._few)]
+            self._decode[key] = plan_decode(shape, rows, key[1], query_rows=append.rows, window=self.group.window)
+        return self._decode[key]
+
+    def _filled(self, store: LayerStore) -> Full:
+        """The pages that few rows have filled."""
+        full: Full = {}
         for s in self._few:
             if s.filled:
                 pages = [a[s.slot][:, None] for a in store.open]
                 full[s.slot] = store.filled(pages, starts=s.past < PAGE, sealing=_SEALING)
+        return full
 
-    def _append_many(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> None:
+    def _append_many(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> list[list[mx.array]]:
+        """For each segment with many rows, keys and values of all pages since the last sealed one."""
+        found = []
         for s in self._many:
             rows = slice(s.start, s.start + s.count)
             tails = store.append(s.slot, s.past % PAGE, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=s.past < PAGE, sealing=_SEALING)
+            found.append(tails)
+        return found
 
-    def _decoded(self, store: LayerStore, key: _Key, q: mx.array, params: AttentionParams) -> mx.array:
-        if key not in self._decode:
-            rows = [self._rows(s) for s in self._few]
-            self._decode[key] = plan_decode(key[0], rows, key[1], query_rows=q.shape[0], window=self.group.window)
-        return paged_attention_decode(
-            q,
-            store.sealed,
-            store.first,
-            store.open,
-            self._decode[key],
-            scale=params.scale,
-            softcap=params.softcap,
-            sinks=params.sinks,
-        )
+    def _attend_many(
+        self,
+        store: LayerStore,
+        qkv: tuple[mx.array, mx.array, mx.array],
+        open_before: list[mx.array],
+        tails: list[list[mx.array]],
+        full: Full,
+        params: AttentionParams,
+    ) -> mx.array:
+        """Runs of segments by the kernel, and one by one those whose past is unpacked for MLX's own attention."""
+        shape, answers = _shape(store, qkv[0].shape[1]), []
+        ways = [may_unseal(shape, s.past + s.count, s.count, softcap=params.softcap) for s in self._many]
+        for unsealed, run in groupby(zip(self._many, tails, ways, strict=True), key=lambda each: each[2]):
+            chosen = list(run)
+            if not unsealed:
+                answers.append(self._prefilled(store, tuple(s for s, _, _ in chosen), qkv, open_before, full, params))
+                continue
+            for s, raw, _ in chosen:
+                q = qkv[0][s.start : s.start + s.count].swapaxes(0, 1)
+                answers.append(attend_unsealed(self._plain, store, s, q, raw, full.get(s.slot), params).swapaxes(0, 1))
+        return answers[0] if len(answers) == 1 else mx.concatenate(answers)
 
     def _prefilled(
         self,
         store: LayerStore,
-        key: _Key,
+        segments: tuple[Segment, ...],
         qkv: tuple[mx.array, mx.array, mx.array],
         open_before: list[mx.array],
         full: Full,
         params: AttentionParams,
     ) -> mx.array:
+        shape = _shape(store, qkv[0].shape[1])
+        key = shape, _pools(store), segments
         if key not in self._prefill:
-            rows, first16 = [self._rows(s) for s in self._many], bool(store.first)
-            self._prefill[key] = plan_prefill(key[0], rows, key[1], query_rows=qkv[0].shape[0], window=self.group.window, first16=first16)
+            rows, first16 = [self._rows(s) for s in segments], bool(store.first)
+            self._prefill[key] = plan_prefill(shape, rows, key[1], query_rows=qkv[0].shape[0], window=self.group.window, first16=first16)
         plan = self._prefill[key]
-        filled = _joined([full[s.slot] for s in self._many if s.filled]) if plan.filled else []
+        filled = _joined([full[s.slot] for s in segments if s.filled]) if plan.filled else []
         return paged_attention_prefill(
             *qkv,
             store.sealed,
@@ -138,25 +222,38 @@ class MetalStep:
         return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first)
 
 
-class _Places:
-    """Where the rows of segments lie in the open pages: one write for all of them."""
+def _located(rows: Sequence[mx.array], spec: AttentionSpec) -> tuple[int, tuple[Part, Part, Part]]:
+    """The number of query heads in the arguments of `Step.attend_rows`, and where queries, keys and values lie."""
+    keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
+    queries = sum(piece.shape[1] for piece in rows) - keys - values
+    parts: list[Part] = []
+    left = [queries, keys, values]
+    for piece in rows:
+        at = 0
+        while at < piece.shape[1]:
+            parts.append(Part(piece, at))
+            at += left.pop(0)
+    q, k, v = parts
+    return queries // spec.key_dim, (q, k, v)
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        each = [(s.start + i, s.slot, s.past % PAGE + i) for s in segments for i in range(s.count)]
-        self._rows, self._slots, self._offsets = (mx.array([row[i] for row in each], mx.int32) for i in range(3))
 
-    def write(self, pages: mx.array, rows: mx.array) -> mx.array:
-        """Write rows `[T, Hkv, D]` into pages `[slots, Hkv, 64, D]`; returns the new pages."""
-        heads = mx.arange(pages.shape[1])[None]
-        written = mx.array(pages)
-        written[self._slots[:, None], heads, self._offsets[:, None]] = rows[self._rows]
-        return written
-
-
-def _key(store: LayerStore, heads: int) -> _Key:
+def _shape(store: LayerStore, heads: int) -> Shape:
     spec, form = store.spec, store.format
-    shape = Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
-    return shape, Pools(store.sealed[0].shape[1], store.first[0].shape[1] if store.first else 0, store.open[0].shape[0])
+    return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+
+
+def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
+    entries, length = (len(append.new), append.length) if append else (0, 0)
+    return Pools(store.sealed[0].shape[1], store.first[0].shape[1] if store.first else 0, store.slots, entries, length)
+
+
+def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments as if the step had no others."""
+    renumbered, done = [], 0
+    for s in segments:
+        renumbered.append(replace(s, start=done))
+        done += s.count
+    return renumbered
 
 
 def _order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:

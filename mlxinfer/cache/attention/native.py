@@ -45,6 +45,10 @@ class AttentionBackend(Protocol):
         """Whether it copies the past of a sequence, in this format, into one piece: by `reference.PlainStep`. Plans count that."""
         ...
 
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        """Bytes that it takes to unpack the past of a layer for a step of so many rows, at most, with the mask. Plans count them."""
+        ...
+
 
 class NativeAttention:
     """One operation for all segments: it reads sealed pages in place and writes the open ones in place."""
@@ -60,6 +64,9 @@ class NativeAttention:
 
     def joins_past(self, form: KVFormat) -> bool:
         return False
+
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        return 0
 
 
 class NativeStep:

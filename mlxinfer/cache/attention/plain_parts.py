@@ -16,7 +16,7 @@ MOST_SCORES = 2**24
 """Scores that lie in memory at once, where MLX has no fused kernel; a single row may have more."""
 LONG_BYTES = JOINED_BYTES // 16
 """From this many bytes of keys and values on, sequences are attended to one after another."""
-_FUSED_DIMS = frozenset({64, 72, 80, 96, 128})
+FUSED_DIMS = frozenset({64, 72, 80, 96, 128})
 """Head sizes for which MLX's Metal kernel keeps scores on the chip. It has kernels for 192 and 256 and does not use them for many rows:
 `ScaledDotProductAttention::use_fallback`, mlx 0.32."""
 _FUSED_ROWS = 8
@@ -31,7 +31,7 @@ _SCORE_COPIES = 3
 
 def is_fused(spec: AttentionSpec, rows: int, *, softcap: bool) -> bool:
     """Whether MLX attends to `rows` queries without writing scores to memory."""
-    return is_gpu() and not softcap and rows > _FUSED_ROWS and spec.key_dim == spec.value_dim and spec.key_dim in _FUSED_DIMS
+    return is_gpu() and not softcap and rows > _FUSED_ROWS and spec.key_dim == spec.value_dim and spec.key_dim in FUSED_DIMS
 
 
 def heads_at_once(spec: AttentionSpec, query_heads: int, rows: int, keys: int, size: int, *, fused: bool) -> int:

@@ -67,6 +67,9 @@ class PlainAttention:
     def joins_past(self, form: KVFormat) -> bool:
         return True
 
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        return 0  # `PlainSize` counts what it dequantizes
+
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
@@ -113,10 +116,10 @@ class PlainStep:
             tails,
             keys=slice(0 if masked else max(oldest - start, 0), count),
             window=window,
-            mask=self._mask(segment, start) if masked else None,
+            mask=self.mask(segment, start) if masked else None,
         )
 
-    def _mask(self, segment: Segment, start: int) -> mx.array:
+    def mask(self, segment: Segment, start: int) -> mx.array:
         """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that
         was open."""
         if segment.slot not in self._masks:

@@ -1,20 +1,18 @@
-"""Chooses an attention backend per layer; Metal kernels are trusted only after a trial on a small case on this machine."""
+"""Chooses an attention backend per layer; Metal kernels are trusted only after a trial on this machine, and until one of them fails."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import mlx.core as mx
 
 from ... import kernels_cpu
 from ...device import default_dtype, is_gpu
-from ...errors import UnsupportedShapeError
-from ..base import AttentionParams, AttentionSpec, LayerSpec, Segment
+from ...errors import MLXInferError, UnsupportedShapeError
+from ..base import AttentionSpec, LayerSpec
 from ..kv_format import KVFormat, by_layers
-from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
 from .native import AttentionBackend, NativeAttention
 from .reference import PlainAttention
@@ -74,10 +72,6 @@ def _has_gpu_kernels() -> bool:
 
 
 SWITCH = "MLXINFER_METAL_KERNELS"
-_STEPS = (((0, 130), (1, 20)), ((0, 1), (1, 1)), ((1, 44), (0, 1)), ((0, 1), (1, 1)), ((1, 3), (0, 2)))
-"""(sequence, tokens) of the segments of each trial step: prefill and decode, on sealed pages and open ones."""
-_MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
-"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose."""
 
 
 def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
@@ -85,52 +79,29 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
     if os.environ.get(SWITCH) == "0":
         return f"Metal kernels are switched off by {SWITCH}=0"
     from ...kernels_metal.paged_attention.tiles import Shape, check_shape
+    from .trial import kind_of, obstacle
 
     heads = spec.query_heads or spec.kv_heads
     try:
         check_shape(Shape(dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits))
     except UnsupportedShapeError as error:
         return str(error)
-    # The kernels depend on how many query heads share a KV head, not on how many KV heads there are.
-    small = replace(spec, kv_heads=2, query_heads=2 * (heads // spec.kv_heads), window=None if spec.window is None else 70)
-    return _tried(small, dtype, form)
+    return obstacle(kind_of(spec, dtype, form))
 
 
-@cache
-def _tried(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
-    from .metal import MetalAttention
+def give_up_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
+    """A step of layers with these backends has failed. If GPU kernels may be to blame, `attention_backend` does not choose them again for
+    such layers, and the step can be tried once more; otherwise False."""
+    if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, MLXInferError) or _NO_MEMORY.search(str(error)):
+        return False
+    stores = [store for store, backend in backends if not isinstance(backend, (NativeAttention, PlainAttention))]
+    if not stores:
+        return False
+    from .trial import blame, kind_of
 
-    try:
-        got, expected = (_answers(backend, spec, dtype, form) for backend in (MetalAttention(), PlainAttention()))
-    except (RuntimeError, ValueError) as error:
-        return f"the Metal kernels failed their trial: {' '.join(str(error).split())[:200]}"
-    errors = mx.abs(got - expected) / mx.abs(expected).max()
-    most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
-    if most < _MOST_ERROR and mean < _MEAN_ERROR:
-        return None
-    return f"the Metal kernels failed their trial: answers differ from plain MLX by {most:.2g} of the largest"
+    blame(list(dict.fromkeys(kind_of(store.spec, store.dtype, store.format) for store in stores)), error)
+    return True
 
 
-def _answers(backend: AttentionBackend, spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> mx.array:
-    """All steps' answers, flat, float32."""
-    store, group = LayerStore(spec, dtype, form), AttentionGroup(spec.window, 8, first=form.first16)
-    store.grow(slots=2)
-    group.tables.update({0: PageTable(), 1: PageTable()})
-    past, found = [0, 0], []
-    for number, parts in enumerate(_STEPS):
-        segments, start = [], 0
-        for slot, count in parts:
-            segments.append(Segment(slot, start, count, past[slot], 0))
-            past[slot] += count
-            start += count
-        heads = (spec.query_heads, spec.kv_heads, spec.kv_heads)
-        dims = (spec.key_dim, spec.key_dim, spec.value_dim)
-        keys = mx.random.split(mx.random.key(number), 3)
-        q, k, v = (mx.random.normal((start, h, d), key=key).astype(dtype) for h, d, key in zip(heads, dims, keys, strict=True))
-        y, full = backend.begin(tuple(segments), group).heads(store, (q, k, v), AttentionParams(spec.key_dim**-0.5))
-        mx.eval(y, store.open, [f.arrays for f in full.values()])
-        store.grow(pages=8, first=2)
-        for slot, pages in full.items():
-            store.seal(group.extend(group.tables[slot], sum(s.filled for s in segments if s.slot == slot)), pages)
-        found.append(y.astype(mx.float32).reshape(-1))
-    return mx.concatenate(found)
+_NO_MEMORY = re.compile("malloc|memory", re.IGNORECASE)
+"""In errors of MLX that plain MLX, which needs more memory, would not avoid."""

@@ -11,7 +11,7 @@ from support.emulated import emulated
 from support.tiny import open_model, random_tokens
 
 from mlxinfer.cache.attention import select as backends
-from mlxinfer.cache.attention import select as trial
+from mlxinfer.cache.attention import trial
 from mlxinfer.cache.attention.metal import METAL, MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend, attention_lines, fallback_lines, gpu_status
@@ -32,13 +32,13 @@ MOST = 300
 @pytest.fixture
 def on_a_mac(monkeypatch):
     """The choice of kernels as it is made there; they run in the emulator."""
-    monkeypatch.delenv(trial.SWITCH, raising=False)
+    monkeypatch.delenv(backends.SWITCH, raising=False)
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(backends, "is_gpu", lambda: True)
-    trial._tried.cache_clear()
+    trial.forget()
     with emulated():
         yield
-    trial._tried.cache_clear()
+    trial.forget()
 
 
 @pytest.mark.emulator
@@ -85,7 +85,7 @@ def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
     kinds = {MetalAttention}
     got = logits()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(trial.SWITCH, "0")
+        patch.setenv(backends.SWITCH, "0")
         kinds = {PlainAttention}
         # A key that is rounded differently in its last bit can get the next code.
         errors = np.abs(got - logits())
@@ -133,9 +133,9 @@ def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
 @pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
     assert "passed their trial" in gpu_status()
-    monkeypatch.setenv(trial.SWITCH, "0")
-    assert trial.SWITCH in gpu_status()
-    assert trial.SWITCH in attention_lines(SPECS[:1], KVFormat(), mx.float32)[0]
+    monkeypatch.setenv(backends.SWITCH, "0")
+    assert backends.SWITCH in gpu_status()
+    assert backends.SWITCH in attention_lines(SPECS[:1], KVFormat(), mx.float32)[0]
 
 
 def test_a_machine_without_a_gpu_has_nothing_to_say(monkeypatch):

@@ -1,0 +1,114 @@
+"""Calls `append_rows`: checks arrays, and says where in them queries, keys and values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mlx.core as mx
+
+from ..executors import get_kernel
+from ..paged_attention.arrays import expect, expect_floats, integers, nothing
+from ..paged_attention.tiles import Shape
+from .plan import AppendPlan
+
+_APPEND = ("append_rows/append_rows.metal", "append_rows")
+_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Heads next to each other in the rows of an array, each with all its channels."""
+
+    rows: mx.array
+    """`[T, n]`."""
+    at: int
+    """Where in a row they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """`x / rms(x) * weight` of a head."""
+
+    weight: mx.array
+    """`[Dk]`, floats."""
+    eps: float
+    """Added to the mean of squares."""
+
+
+def append_rows(
+    parts: tuple[Part, Part, Part],
+    old: Sequence[mx.array],
+    plan: AppendPlan,
+    shape: Shape,
+    *,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    waves: mx.array | None = None,
+) -> tuple[mx.array, list[mx.array]]:
+    """Queries, keys and values of a step to queries `[T, Hq, Dk]`, and to the recent keys and values `[entries, Hkv, plan.length, D]`.
+
+    Heads of queries and keys are normed, then rotated by `waves`, float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old`
+    are the recent keys and values before the step (empty if there are none). Raises ValueError if arrays do not fit the plan.
+    """
+    _check(parts, old, plan, shape, (q_norm, k_norm), waves)
+    (queries, q_at), (keys, k_at), (values, v_at) = ((part.rows, part.at) for part in parts)
+    half = 0 if waves is None else waves.shape[2]
+    entries, length = len(plan.new), plan.length
+    made = plan.rows * shape.heads + 2 * entries * shape.kv_heads * length
+    out, new_keys, new_values = get_kernel(*_APPEND)(
+        inputs=[
+            *(queries, keys, values),
+            *(nothing(shape.dtype) if norm is None else norm.weight for norm in (q_norm, k_norm)),
+            nothing(mx.float32) if waves is None else waves,
+            *(old or [nothing(shape.dtype)] * 2),
+            plan.entries,
+            _numbers(shape.heads, shape.kv_heads, q_at, k_at, v_at, half, plan.rows, length, entries),
+            _settings(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0),
+        ],
+        template=[("T", shape.dtype), ("KEY_DIM", shape.key_dim), ("VALUE_DIM", shape.value_dim)],
+        output_shapes=[
+            (plan.rows, shape.heads, shape.key_dim),
+            *((entries, shape.kv_heads, length, dim) for dim in (shape.key_dim, shape.value_dim)),
+        ],
+        output_dtypes=[shape.dtype] * 3,
+        grid=(-(-32 * made // _THREADS) * _THREADS, 1, 1),
+        threadgroup=(_THREADS, 1, 1),
+    )
+    return out, [new_keys, new_values]
+
+
+@lru_cache(256)
+def _numbers(*numbers: int) -> mx.array:
+    return integers(numbers)
+
+
+@lru_cache(64)
+def _settings(*numbers: float) -> mx.array:
+    return mx.array(numbers, mx.float32)
+
+
+def _check(
+    parts: tuple[Part, Part, Part],
+    old: Sequence[mx.array],
+    plan: AppendPlan,
+    shape: Shape,
+    norms: tuple[Norm | None, Norm | None],
+    waves: mx.array | None,
+) -> None:
+    sizes = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+    for part, size in zip(parts, sizes, strict=True):
+        rows, width = part.rows.shape
+        if rows != plan.rows or part.rows.dtype != shape.dtype or part.at < 0 or part.at + size > width:
+            raise ValueError(f"{part.rows.dtype}{[rows, width]} does not hold {size} channels of {plan.rows} rows from {part.at} on")
+    if old or plan.old:
+        dims = (shape.key_dim, shape.value_dim)
+        expect("recent rows", old, [((len(plan.old), shape.kv_heads, plan.old_length, dim), shape.dtype) for dim in dims])
+    for norm in norms:
+        if norm is not None:
+            expect_floats("weights of a norm", norm.weight, shape.key_dim)
+    if waves is not None and 2 * waves.shape[-1] <= shape.key_dim:
+        expect("cosines and sines", [waves], [((plan.rows, 2, waves.shape[-1]), mx.float32)])
+    elif waves is not None:
+        raise ValueError(f"{2 * waves.shape[-1]} channels of {shape.key_dim} cannot be rotated")

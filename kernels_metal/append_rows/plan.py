@@ -1,0 +1,85 @@
+"""Which rows of open pages lie apart from them after a step: what each sequence keeps of them, and what it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..paged_attention.arrays import integers
+from ..paged_attention.tiles import MOST_ROWS, PAGE
+
+RECENT = 16
+"""Rows of a sequence that may lie apart from its open page. Each step copies them, and each `RECENT` rows the page is written: fewer would
+mean more of the one, more of the other."""
+
+Spans = tuple[tuple[int, int, int], ...]
+"""(slot, start, stop) of each entry: rows `start` to `stop` of the slot's open page lie apart from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows `start` to `start + count` of a step, which go to rows `at` to `at + count` of a slot's open page."""
+
+    slot: int
+    """The sequence's slot."""
+    start: int
+    """First row of the step."""
+    count: int
+    """Number of rows."""
+    at: int
+    """First row of the page, 0 to 63."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlan:
+    """Made once per step for all layers whose recent rows have the same spans."""
+
+    old: Spans
+    """The recent rows before the step."""
+    new: Spans
+    """The recent rows after the step."""
+    old_length: int
+    """Rows of each entry's arrays before the step; 0 if there are none."""
+    length: int
+    """The same after the step."""
+    rows: int
+    """Rows of the step."""
+    entries: mx.array
+    """int32 `[entries, 4]`: entry before the step, rows kept of it, first row of the step, number of new rows."""
+
+
+def plan_append(old: Spans, new: Sequence[NewRows], *, rows: int) -> AppendPlan | None:
+    """What becomes of recent rows when a step of `rows` rows adds `new` ones. None if an entry would become longer than `RECENT`: they have
+    to be written into the pages first. Raises ValueError for impossible rows."""
+    for each in new:
+        _check(each, rows)
+    before = {slot: (entry, start, stop) for entry, (slot, start, stop) in enumerate(old)}
+    spans: list[tuple[int, int, int]] = []
+    entries: list[tuple[int, int, int, int]] = []
+    for each in new:
+        entry, start, stop = before.pop(each.slot, (0, each.at, each.at))
+        # A sequence whose last rows were withdrawn, or a new one in the slot, goes on before the end of its entry, or before its start.
+        start = start if start <= each.at <= stop else each.at
+        entries.append((entry, each.at - start, each.start, each.count))
+        spans.append((each.slot, start, each.at + each.count))
+    for slot, (entry, start, stop) in before.items():
+        entries.append((entry, stop - start, 0, 0))
+        spans.append((slot, start, stop))
+    length = longest(spans)
+    if length > RECENT:
+        return None
+    return AppendPlan(old, tuple(spans), longest(old), length, rows, integers(entries))
+
+
+def longest(spans: Sequence[tuple[int, int, int]]) -> int:
+    """Rows that the arrays of these entries have."""
+    return max((stop - start for _, start, stop in spans), default=0)
+
+
+def _check(new: NewRows, rows: int) -> None:
+    if not 1 <= new.count <= MOST_ROWS or new.start < 0 or new.start + new.count > rows:
+        raise ValueError(f"rows {new.start} to {new.start + new.count} of {rows}; 1 to {MOST_ROWS} can be appended")
+    if new.at < 0 or new.at + new.count > PAGE or new.slot < 0:
+        raise ValueError(f"rows {new.at} to {new.at + new.count} of slot {new.slot} do not lie in a page of {PAGE}")

@@ -1,0 +1,54 @@
+"""Norms and rotation of heads, and recent rows, in plain MLX: what `append_rows` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from ..paged_attention.tiles import Shape
+from .launcher import Norm, Part
+from .plan import AppendPlan
+
+
+def appended(
+    parts: tuple[Part, Part, Part],
+    old: Sequence[mx.array],
+    plan: AppendPlan,
+    shape: Shape,
+    *,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+    waves: mx.array | None = None,
+) -> tuple[mx.array, list[mx.array]]:
+    """Like `launcher.append_rows`, in float32, head by head."""
+    q = _turned(_heads(parts[0], shape.heads, shape.key_dim), q_norm, waves).astype(shape.dtype)
+    k = _turned(_heads(parts[1], shape.kv_heads, shape.key_dim), k_norm, waves).astype(shape.dtype)
+    v = _heads(parts[2], shape.kv_heads, shape.value_dim).astype(shape.dtype)
+    return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v))]
+
+
+def _heads(part: Part, heads: int, dim: int) -> mx.array:
+    return part.rows[:, part.at : part.at + heads * dim].reshape(-1, heads, dim).astype(mx.float32)
+
+
+def _turned(x: mx.array, norm: Norm | None, waves: mx.array | None) -> mx.array:
+    if norm is not None:
+        x = x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + norm.eps) * norm.weight.astype(mx.float32)
+    if waves is None:
+        return x
+    half, cosines, sines = waves.shape[2], waves[:, :1], waves[:, 1:]
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return mx.concatenate([low * cosines - high * sines, high * cosines + low * sines, rest], axis=-1)
+
+
+def _recent(x: mx.array, old: mx.array | None, plan: AppendPlan) -> mx.array:
+    entries = []
+    for before, kept, start, count in np.array(plan.entries)[: 4 * len(plan.new)].reshape(-1, 4).tolist():
+        rows = [x[start : start + count].swapaxes(0, 1)]
+        if old is not None:
+            rows = [old[before, :, :kept], *rows]
+        rows.append(mx.zeros((x.shape[1], plan.length - kept - count, x.shape[2]), x.dtype))
+        entries.append(mx.concatenate(rows, axis=1))
+    return mx.stack(entries)

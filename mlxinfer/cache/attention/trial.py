@@ -1,0 +1,167 @@
+"""Whether the Metal kernels can be trusted with a kind of layer: a trial of each variant on this machine, and what went wrong since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import mlx.core as mx
+
+from ...errors import one_line
+from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
+from ..kv_format import KVFormat
+from ..pages import AttentionGroup, PageTable
+from ..store import LayerStore
+from .native import AttentionBackend
+from .reference import PlainAttention
+
+Kind = tuple[AttentionSpec, mx.Dtype, KVFormat]
+"""Layers for which the same variants of the kernels are compiled: a small layer like them, its dtype and its format."""
+Part = tuple[int, int]
+"""(sequence, tokens) of a segment."""
+
+_STEPS: tuple[tuple[Part, ...], ...] = (
+    ((0, 270), (1, 20)),
+    *(parts for rows in (1, 2, 3, 8) for parts in (((0, rows), (1, rows)), ((1, rows),))),
+    ((1, 12), (0, 2)),
+    ((0, 5), (1, 4)),
+    ((0, 1), (1, 1)),
+)
+"""The segments of each trial step. The first sequence has so many pages that they are divided among work items, the second has not; each
+number of rows that the kernels are compiled for comes with both. Then pages become full, in a step of many rows and in one of few."""
+_WINDOW = 250
+"""Stands for all windows beyond a page: it ends within the first sequence, whose pages are divided nevertheless."""
+_MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
+"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose."""
+
+_obstacles: dict[Kind, str] = {}
+"""What went wrong after the trial."""
+
+
+def kind_of(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> Kind:
+    """The kind of a layer. The kernels depend on how many query heads share a KV head, not on how many KV heads there are."""
+    heads = (spec.query_heads or spec.kv_heads) // spec.kv_heads
+    window = _WINDOW if spec.window is not None and spec.window > PAGE + 1 else spec.window
+    return replace(spec, kv_heads=2, query_heads=2 * heads, window=window), dtype, form
+
+
+def obstacle(kind: Kind) -> str | None:
+    """Why the kernels are not used for such layers, in one line; None where they have passed their trial."""
+    return _obstacles.get(kind) or _tried(kind)
+
+
+def blame(kinds: Sequence[Kind], error: Exception) -> None:
+    """A step that used the kernels for these kinds of layers has failed. Those that fail their trial now are not used any more; if all of
+    them pass it, none is, as nobody knows which it was."""
+    _tried.cache_clear()
+    guilty = [kind for kind in kinds if _tried(kind)] or kinds
+    _obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in guilty)
+
+
+def forget() -> None:
+    """Begin anew, as if no kernel had been tried."""
+    _obstacles.clear()
+    _tried.cache_clear()
+
+
+@cache
+def _tried(kind: Kind) -> str | None:
+    from .metal import MetalAttention
+
+    try:
+        for got, expected in zip(_answers(MetalAttention(), kind), _answers(PlainAttention(), kind), strict=True):
+            errors = mx.abs(got - expected) / mx.abs(expected).max()
+            most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
+            if not (most < _MOST_ERROR and mean < _MEAN_ERROR):
+                return f"the Metal kernels failed their trial: answers differ from plain MLX by {most:.2g} of the largest"
+    except (RuntimeError, ValueError) as error:
+        return f"the Metal kernels failed their trial: {one_line(error)}"
+    return None
+
+
+def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
+    """Answers of all steps, flat, float32: of a layer that has neither sinks nor a soft cap and gets its heads ready, and of one that has
+    both, and norms and rotation of heads."""
+    spec, dtype, form = kind
+    group = AttentionGroup(spec.window, 8, first=form.first16)
+    group.tables.update({0: PageTable(), 1: PageTable()})
+    layers = [(LayerStore(spec, dtype, form), params) for params in _params(spec, dtype)]
+    found: list[list[mx.array]] = [[] for _ in layers]
+    for store, _ in layers:
+        store.grow(slots=2)
+    past = [0, 0]
+    for number, parts in enumerate(_STEPS):
+        segments = _segments(parts, past)
+        qkv = _random(spec, dtype, sum(s.count for s in segments), seed=number)
+        step = backend.begin(segments, group)
+        (store, params), (other, more) = layers
+        rows = mx.concatenate([x.reshape(x.shape[0], -1) for x in qkv], axis=1)
+        answers = [step.heads(store, qkv, params), step.rows(other, [rows], _head_steps(spec, dtype, segments), more)]
+        mx.eval([y for y, _ in answers], [f.arrays for _, full in answers for f in full.values()], [store.arrays for store, _ in layers])
+        for s in segments:
+            pages = group.extend(group.tables[s.slot], s.filled) if s.filled else []
+            for (store, _), (_, full) in zip(layers, answers, strict=True):
+                if pages:
+                    store.grow(pages=8, first=2)
+                    store.seal(pages, full[s.slot])
+        for each, (y, _) in zip(found, answers, strict=True):
+            each.append(y.astype(mx.float32).reshape(-1))
+    return map(mx.concatenate, found)
+
+
+def _params(spec: AttentionSpec, dtype: mx.Dtype) -> tuple[AttentionParams, AttentionParams]:
+    scale = spec.key_dim**-0.5
+    sinks = mx.linspace(0.0, 2.0, spec.query_heads).astype(dtype)
+    return AttentionParams(scale), AttentionParams(scale, softcap=5.0, sinks=sinks)
+
+
+class _Norm:
+    """`HeadNorm` with weights between 0.5 and 1.5."""
+
+    eps = 1e-5
+
+    def __init__(self, dim: int, dtype: mx.Dtype) -> None:
+        self.weight = mx.linspace(0.5, 1.5, dim).astype(dtype)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = mx.fast.rms_norm(x, self.weight, self.eps)
+        return y
+
+
+class _Rotation:
+    """`Rotation` of the first half of each head."""
+
+    def __init__(self, segments: Sequence[Segment], dim: int) -> None:
+        self.frequencies = [[0.5 ** (i + 1) for i in range(dim // 4)] for _ in segments]
+        positions = mx.array([p for s in segments for p in range(s.past, s.past + s.count)], mx.float32)
+        angles = positions[:, None] * mx.array(self.frequencies[0])
+        self.waves = mx.stack([mx.cos(angles), mx.sin(angles)], axis=1)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        half, cosines, sines = self.waves.shape[2], self.waves[:, :1], self.waves[:, 1:]
+        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return mx.concatenate([low * cosines - high * sines, high * cosines + low * sines, rest], axis=-1).astype(x.dtype)
+
+
+def _head_steps(spec: AttentionSpec, dtype: mx.Dtype, segments: Sequence[Segment]) -> HeadSteps:
+    norm = _Norm(spec.key_dim, dtype)
+    return HeadSteps(norm, norm, _Rotation(segments, spec.key_dim))
+
+
+def _segments(parts: Sequence[Part], past: list[int]) -> tuple[Segment, ...]:
+    """The segments of a step; `past`, the tokens of each sequence, grows by them."""
+    segments, start = [], 0
+    for slot, count in parts:
+        segments.append(Segment(slot, start, count, past[slot], 0))
+        past[slot] += count
+        start += count
+    return tuple(segments)
+
+
+def _random(spec: AttentionSpec, dtype: mx.Dtype, rows: int, seed: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries, keys and values of a step."""
+    sizes = ((spec.query_heads, spec.key_dim), (spec.kv_heads, spec.key_dim), (spec.kv_heads, spec.value_dim))
+    keys = mx.random.split(mx.random.key(seed), 3)
+    q, k, v = (mx.random.normal((rows, *size), key=key).astype(dtype) for size, key in zip(sizes, keys, strict=True))
+    return q, k, v

@@ -1,0 +1,60 @@
+"""Arrays that are kept for the whole process are evaluated when they are made: whoever needs them later may be another thread."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxinfer.kernels_metal.paged_attention import arrays
+
+ROOT = Path(__file__).parents[2]
+KEPT: dict[str, Callable[[], mx.array]] = {
+    "kernels_metal/paged_attention/arrays.py:settings": lambda: arrays.settings(0.125, 30.0, True, True),
+    "kernels_metal/paged_attention/arrays.py:nothing": lambda: arrays.nothing(mx.bfloat16),
+}
+
+
+def in_a_new_thread(use: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(use).result()
+
+
+def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() -> None:
+    """What the next test would find."""
+    made: list[mx.array] = []
+    in_a_new_thread(lambda: made.append(mx.zeros((8,))))
+    with pytest.raises(RuntimeError, match="Stream"):
+        in_a_new_thread(lambda: mx.eval(made[0] + 1))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_made_in_one_thread_and_used_in_another(name: str) -> None:
+    arrays.settings.cache_clear()
+    arrays.nothing.cache_clear()
+    in_a_new_thread(lambda: KEPT[name]() is None)
+    in_a_new_thread(lambda: mx.eval(KEPT[name]() + 1))
+
+
+def kept(path: Path) -> Iterator[str]:
+    """Functions of a file that keep arrays by `cache`, and its global arrays."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.returns and "mx.array" in ast.unparse(node.returns):
+            names = {ast.unparse(decorator).partition("(")[0].rpartition(".")[2] for decorator in node.decorator_list}
+            yield from [node.name] if names & {"cache", "lru_cache"} else []
+    for node in tree.body:
+        value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+        if isinstance(value, ast.Call) and ast.unparse(value.func).startswith("mx."):
+            yield ast.unparse(node)
+
+
+def test_no_others_are_kept() -> None:
+    files = [p for folder in ("mlxinfer", "kernels_metal", "kernels_cpu", "convert") for p in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 150
+    found = {f"{path.relative_to(ROOT)}:{name}" for path in files for name in kept(path)}
+    assert found == set(KEPT)
