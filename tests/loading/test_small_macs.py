@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from support.mac_models import GEMMA3_4B_TEXT, QWEN3_8B, MetaMatrices
 
-from mlxinfer.cache.attention import plain_parts, prefill_way, select
+from mlxinfer.cache.attention import metal, plain_parts, prefill_way, select
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.device import DeviceMemory
 from mlxinfer.errors import MemoryPlanError
@@ -84,16 +84,16 @@ def test_what_metal_leaves_to_plain_mlx_is_counted_at_16_bits_only() -> None:
     assert sizes["4"].at(32768) == sizes["4"].at(0)
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_a_past_that_is_unpacked_for_mlx_is_counted(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    monkeypatch.setattr(prefill_way, "unsealing_is_faster", lambda shape: faster)
-    monkeypatch.setattr(prefill_way, "device_memory", lambda: MAC_8GB)
+def test_a_past_that_is_unpacked_for_mlx_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = MAC_8GB.usable // 64
+    for module in (prefill_way, metal):
+        monkeypatch.setattr(module, "most_unsealed_bytes", lambda: most)
     model, rows = outline(QWEN3_8B, 4.6).model, step_memory.StepRows(rows=512, sequences=1, drafts=8)
-    monkeypatch.setattr(prefill_way, "_SHARE", 10**12)
-    without = step_memory.step_size(model, mx.bfloat16, KVFormat(4, 4), rows).fixed
-    monkeypatch.setattr(prefill_way, "_SHARE", 64)
-    counted = step_memory.step_size(model, mx.bfloat16, KVFormat(4, 4), rows).fixed - without
-    assert counted >= 2 * MAC_8GB.usable // 64 if faster else counted == 0
+    fixed = []
+    for faster in (False, True):
+        monkeypatch.setattr(prefill_way, "unsealing_is_faster", lambda shape, faster=faster: faster)
+        fixed.append(step_memory.step_size(model, mx.bfloat16, KVFormat(4, 4), rows).fixed)
+    assert 2 * most < fixed[1] - fixed[0] < 3 * most
 
 
 def test_heads_for_which_mlx_has_no_fused_kernel_have_their_scores_counted() -> None:
