@@ -25,6 +25,11 @@ gemma3      := $(VENV)/.gemma3
 
 smoke_tests := $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
 quick_tests := not model and not torch and not long
+# What the CPU kernels compute otherwise, what is stored and named, and the Metal kernels.
+mac_tests   := $(addprefix tests/,cache nn models engine loading convert server cli kernels_metal bench benchmarks)
+# As many processes as there are processors, four at most: each may load a model. ARGS="-n 0" runs tests in one, for a debugger.
+processors  := len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+parallel     = -n $(shell $(PYTHON) -c 'import os; print(min($(processors), 4))') --dist worksteal
 
 define check
 $(bin)/ruff check .
@@ -32,7 +37,7 @@ $(bin)/ruff format --check .
 $(bin)/mypy
 endef
 
-.PHONY: help demo chat smoke quick test test-swift plain bench lint fix sanitize torch clean
+.PHONY: help demo chat smoke quick test test-swift plain mac-like bench lint fix sanitize torch clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -47,11 +52,11 @@ smoke: $(small)  ## one test of each layer (seconds)
 	HYPOTHESIS_PROFILE=smoke $(bin)/python -m pytest -q -m smoke $(smoke_tests) $(ARGS)
 
 quick: $(small)  ## the tests that need no real model, without the long ones (minutes)
-	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -m "$(quick_tests)" $(ARGS)
+	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quick_tests)" $(ARGS)
 
-test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test, quick ones first (a quarter of an hour)
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (a quarter of an hour)
 	$(check)
-	$(bin)/python -m pytest $(ARGS)
+	$(bin)/python -m pytest $(parallel) $(ARGS)
 
 test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
 ifeq ($(swift),)
@@ -61,7 +66,11 @@ else
 endif
 
 plain: $(small)  ## the quick tests as where there are no CPU kernels
-	MLXINFER_CPU_KERNELS=0 HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -m "$(quick_tests)" $(ARGS)
+	MLXINFER_CPU_KERNELS=0 HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quick_tests)" $(ARGS)
+
+mac-like: $(linters)  ## what differs on a Mac, as far as Linux can have it: types, dtypes, paths, open files, no CPU kernels
+	$(bin)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	PYTHONPATH=tests HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -p support.mac_like $(parallel) -m "$(quick_tests)" $(mac_tests) $(ARGS)
 
 bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (ten minutes)
 	@$(pip) install --editable ".[bench]"

@@ -26,6 +26,7 @@ from mlxinfer.cache.step import CacheStep
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn.attention import Attention
 from mlxinfer.nn.mlp import GatedMLP
+from mlxinfer.nn.residual import Stream
 
 MODES = {
     "MLX alone": {"MLXINFER_CPU_KERNELS": "0"},
@@ -83,11 +84,11 @@ class _Step:
         return self.model.hidden(self.token, self.begin())
 
     def blocks(self) -> mx.array:
-        step, x = self.begin(), self.x
+        step, stream = self.begin(), Stream(self.x)
         rotations = {name: rope.at(step) for name, rope in self.model.ropes.items()}
         for run in self.model.runs:
-            x = run(x, step, rotations)
-        return x
+            stream = run(stream, step, rotations)
+        return stream.sum()
 
     def attention(self) -> list[mx.array]:
         """Attention of all layers, on existing rows."""

@@ -14,13 +14,14 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
 from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
+from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
-from .mapper import ConversionPlan, Output, plan
+from .mapper import QUANTIZED, ConversionPlan, Output, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
@@ -49,10 +50,12 @@ def convert(
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
-    Without `bits` (and with mode "affine") nothing is quantized, and formats that MLX shares with the source are kept exactly. `dtype`
-    applies to what is not quantized; by default it stays. `progress` is called with (bytes written, total bytes). `measure` says whether to
-    compare a lossy result with its source on a text; by default if that takes seconds. `shard_bytes` limits the size of a file. Everything
-    that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    Without `bits` (and with mode "affine") formats that MLX shares with the source are kept exactly, block types of GGUF with groups of 32
+    keep their codes, those with groups of 16 get more bits in groups of 32 (`PACKINGS`), and nothing else is quantized. `dtype` applies to
+    what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes
+    written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
+    `shard_bytes` limits the size of a file. Everything that can be wrong is found before a weight is read, except NaN, and the destination
+    is complete or absent. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
@@ -62,6 +65,8 @@ def convert(
     check_destination(destination)
     checkpoint = open_checkpoint(resolve(src).path)
     try:
+        if isinstance(checkpoint, GGUFCheckpoint) and (asked or target_dtype is None):
+            checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
         source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         if asked is None and target_dtype is None:
@@ -84,12 +89,14 @@ def convert(
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
-    """Raise `ConversionError` if formats that MLX does not have would be unpacked to a much larger model without being asked for."""
-    kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
-    if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
+    """Raise `ConversionError` if formats that MLX does not have would make a much larger model without being asked for."""
+    if not isinstance(checkpoint, GGUFCheckpoint) or planned.nbytes <= _MOST_GROWTH * source_nbytes:
+        return
+    kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    if kinds:
         raise ConversionError(
-            f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). Unpacked to "
-            f"{dtype_name(planned.dtype)}, its {source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
+            f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). In those that hold it, its "
+            f"{source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
             f"Give bits (4, for example) to quantize it again, or dtype {dtype_name(planned.dtype)} to unpack it"
         )
 

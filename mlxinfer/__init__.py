@@ -8,6 +8,8 @@ print(llm.chat([{"role": "user", "content": "What is the capital of France?"}], 
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -18,6 +20,13 @@ from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
+
+if sys.platform == "darwin":
+    # MLX begins a new command buffer once the arrays that it reads have 40 or 50 million elements. It counts the whole pool wherever a
+    # kernel reads some of its pages, so that every attention layer would end one. What a command buffer reads stays alive until it is
+    # done, hence a part of the memory: 171 for 16 GB. Not measured on a Mac yet.
+    _memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(max(_memory // 10**8, 50)))
 
 __all__ = ["LLM", "AsyncLLM", "Chunk", "Completion", "MLXInferError", "SamplingParams", "TokenLogprob", "Usage", "__version__"]
 

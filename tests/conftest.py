@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
+
+# Where tests run in several processes, each computes in one thread: read when the libraries are imported. Results that must not depend on
+# the number of threads are compared in processes of their own.
+if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+    for _variable in ("MLXINFER_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(_variable, "1")
+# The terminal in which the tests were started, which is not the one in which a test starts something.
+for _variable in ("LINES", "COLUMNS"):
+    os.environ.pop(_variable, None)
 
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
+from support.short_paths import short_directory
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_metal import emulator
@@ -31,6 +43,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests are a large heap, which stays: it is not searched for garbage, neither while it is made nor afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Like `tmp_path`, for what is named by a path that has to be short."""
+    with short_directory() as path:
+        yield path
+
+
 def _missing(marker: str) -> str | None:
     """Why the tests with a marker cannot run here."""
     if marker == "metal":
@@ -41,7 +72,8 @@ def _missing(marker: str) -> str | None:
     if marker == "model":
         fast = mx.metal.is_available() or kernels_cpu.in_use() or os.environ.get("MLXINFER_TEST_MODELS") == "1"
         return None if fast else "thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs real models)"
-    return emulator.why_not()
+    # Where there is a GPU, tests of kernels run on it, and what needs the emulator finds out (`emulated`).
+    return None if mx.metal.is_available() else emulator.why_not()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

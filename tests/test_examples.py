@@ -38,13 +38,13 @@ def test_it_prints_what_it_promises(name: str) -> None:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url() -> Iterator[str]:
     pytest.importorskip("openai", reason="openai is not installed (make test installs it)")
     from support.live_server import live_server
 
     from mlxinfer import AsyncLLM
 
-    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}, tmp_path / "api.sock") as server:
+    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}) as server:
         yield f"{server.url}/v1"
 
 

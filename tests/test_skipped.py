@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_clang import install_compiler
+from support.optional import needs
 
 from mlxinfer.kernels_metal.emulator.toolchain import why_not
 
@@ -40,21 +41,25 @@ needs("no_such_library.part")
 REASONS = ["3 no printer", "1 whole module: no_such_library is not installed (make test installs it)"]
 
 
-def _last_line(folder: Path, files: dict[str, str], **environment: str) -> tuple[str, str]:
+def _last_line(folder: Path, files: dict[str, str], *options: str, **environment: str) -> tuple[str, str]:
     """How many passed and so on, and what is said after that."""
     for name, text in {"pytest.ini": SETTINGS, "conftest.py": (TESTS / "conftest.py").read_text(), **files}.items():
         (folder / name).write_text(text)
     variables = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "HOME": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     *_, counts, last = done.stdout.splitlines()
     return counts, last
 
 
-def test_the_last_line_lists_what_was_skipped(tmp_path: Path) -> None:
-    counts, last = _last_line(tmp_path, {"test_here.py": HERE, "test_module.py": MODULE})
-    assert counts.startswith("1 passed, 4 skipped, 1 deselected")
+@pytest.mark.parametrize("processes", [0, 2])
+def test_the_last_line_lists_what_was_skipped(tmp_path: Path, processes: int) -> None:
+    """What was deselected is not counted where there are several processes."""
+    needs("xdist")
+    options = ("-p", "xdist", "-n", str(processes)) if processes else ()
+    counts, last = _last_line(tmp_path, {"test_here.py": HERE, "test_module.py": MODULE}, *options)
+    assert counts.startswith("1 passed, 4 skipped" if processes else "1 passed, 4 skipped, 1 deselected")
     assert last == f"skipped: {' | '.join(REASONS)}"
 
 

@@ -61,9 +61,9 @@ async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[in
     submitted: list[float] = []
     submit = runner.submit
 
-    def noted(schedule: Schedule) -> PendingStep:
+    def noted(schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
         submitted.append(perf_counter())
-        return submit(schedule)
+        return submit(schedule, before)
 
     found = []
     runner.submit = noted  # type: ignore[method-assign]

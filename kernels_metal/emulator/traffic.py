@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from .errors import Unavailable
+from .toolchain import why_not
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -75,7 +78,10 @@ _counting: list[Counts] = []
 
 @contextmanager
 def count_bytes() -> Iterator[Counts]:
-    """Every launch inside the block runs in mode "trace", whatever mode it asks for, and is added to the returned counts."""
+    """Every launch inside the block runs in mode "trace", whatever mode it asks for, and is added to the returned counts. Raises
+    `Unavailable` where that mode cannot run."""
+    if lack := why_not("trace"):
+        raise Unavailable(lack)
     counts = Counts()
     _counting.append(counts)
     try:

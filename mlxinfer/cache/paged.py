@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class PagedCache:
     """Keys, values and states of all running sequences, and the prefix cache.
 
-    `open` assigns a slot to a sequence, `begin` lays out a step, `commit` seals the pages that a finished step filled, and `release` frees
-    the slot. Sequences with a common prefix share its pages; see `PagePool`.
+    `open` assigns a slot to a sequence, `begin` lays out a step, `seal` and `submit` (or `commit`, which is both) store the pages that it
+    filled, and `release` frees the slot. Sequences with a common prefix share its pages; see `PagePool`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class PagedCache:
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
             exact=bool(self._recurrent),
         )
+        self._unsubmitted = False
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
         groups = {group.window: group for group in self.pool.groups}
         for index, store in self._stores.items():
@@ -146,8 +147,6 @@ class PagedCache:
         return slot
 
     def _grow_slots(self) -> None:
-        for recurrent in self._recurrent.values():
-            recurrent.grow(self.pool.slot_count)
         for store in self._stores.values():
             store.grow(slots=self.pool.slot_count)
 
@@ -171,6 +170,8 @@ class PagedCache:
         """Free the slot; pages in the prefix cache stay until they are evicted."""
         self.pool.release(slot)
         self._opaque.pop(slot, None)
+        for recurrent in self._recurrent.values():
+            recurrent.release(slot)
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
         """Snapshot a slot that has computed exactly these tokens (its open page and states), so that other sequences can resume here."""
@@ -190,7 +191,7 @@ class PagedCache:
         """Put back what `state` returned."""
         left = iter(state)
         for store in self._recurrent.values():
-            store.put(slot, [next(left) for _ in store.states])
+            store.put(slot, [next(left) for _ in store.shapes])
 
     def usage(self) -> PoolUsage:
         return self.pool.usage()
@@ -234,7 +235,13 @@ class PagedCache:
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native)
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
-        """Seal the pages that the step filled, and free those that have left their window. The step must have been evaluated.
+        """`seal` and `submit`, for a step that has been evaluated."""
+        self.seal(step, tokens)
+        self.submit()
+
+    def seal(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Give the pages that the step fills their places, and free those that have left their window. Nothing is computed yet: the step
+        may still be in flight, and `submit` has to follow once it has ended.
 
         `tokens`, by slot, are all tokens of a sequence so far: its pages enter the prefix cache, unless the slot is missing here.
         """
@@ -245,11 +252,18 @@ class PagedCache:
                 self._seal(segment, step, (tokens or {}).get(segment.slot))
                 self.pool.leave_behind(segment.slot, segment.past + segment.count)
         step.full.clear()
-        mx.eval([a for s in self._stores.values() for a in s.arrays])
+        self._unsubmitted = True
         for segment in step.segments:
             end = segment.past + segment.count
             if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
                 self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
+
+    def submit(self) -> None:
+        """Start writing what was sealed, without waiting for it: nobody on the host reads it. No step may be in flight, as MLX copies a
+        pool that one still reads instead of writing in place."""
+        if self._unsubmitted:
+            self._unsubmitted = False
+            mx.async_eval([a for store in self._stores.values() for a in store.arrays])  # type: ignore[no-untyped-call]
 
     def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
         places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)

@@ -12,55 +12,95 @@ from .store import LayerStore
 
 
 class RecurrentStore:
-    """The states of one layer, each `[slots, *shape]` in float32."""
+    """The states of one layer, float32. Sequences that advanced together keep theirs in one array, `[B, *shape]` in the order in which they
+    did so: as long as they go on together, a step reads the states where they lie and replaces them, without gathering or scattering."""
 
     def __init__(self, spec: RecurrentSpec) -> None:
-        self.states = [mx.zeros((0, *shape), mx.float32) for shape in spec.shapes]
+        self.shapes = spec.shapes
+        self._together: dict[int, _Together] = {}
+        """By slot."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.states
-
-    def grow(self, slots: int) -> None:
-        """Make room for at least this many slots; never shrinks."""
-        for i, state in enumerate(self.states):
-            missing = slots - state.shape[0]
-            if missing > 0:
-                self.states[i] = mx.concatenate([state, mx.zeros((missing, *state.shape[1:]), state.dtype)])
+        return [a for together in dict.fromkeys(self._together.values()) for a in together.states]
 
     def reset(self, slot: int) -> None:
         """Set a slot's states to zero."""
-        for i, state in enumerate(self.states):
-            state[slot] = 0
-            self.states[i] = state
+        self.put(slot, [mx.zeros((1, *shape), mx.float32) for shape in self.shapes])
+
+    def release(self, slot: int) -> None:
+        """Forget a slot's states."""
+        old = self._together.pop(slot, None)
+        if old is not None:
+            old.leave(slot)
 
     def copy(self, source: int, target: int) -> None:
-        for state in self.states:
-            state[target] = state[source]
+        self.put(target, self.of(source))
 
     def of(self, slot: int) -> list[mx.array]:
         """Copies of one sequence's states, each `[1, *shape]`."""
-        return [mx.take(state, mx.array([slot]), axis=0) for state in self.states]
+        together = self._together[slot]
+        return [mx.take(state, mx.array([together.slots.index(slot)]), axis=0) for state in together.states]
 
     def put(self, slot: int, states: Sequence[mx.array]) -> None:
         """Store what `of` returned."""
-        for state, kept in zip(self.states, states, strict=True):
-            state[mx.array([slot])] = kept
+        self._leave([slot])
+        self._together[slot] = _Together([slot], list(states))
 
     def run(self, segments: tuple[Segment, ...], inputs: mx.array, update: RecurrentUpdate) -> mx.array:
         """Advance the segments' states over their rows of `inputs` `[T, C]`, segments of equal length together. Returns `[T, D]`."""
+        groups = _by_length(segments)
         outputs: dict[int, mx.array] = {}
-        for group in _by_length(segments):
-            rows = _rows(inputs, group)
-            slots = mx.array([s.slot for s in group])
-            y, states = update(rows, tuple(state[slots] for state in self.states))
-            for state, new in zip(self.states, states, strict=True):
-                state[slots] = new.astype(state.dtype)
+        for group in groups:
+            together = self._joined([s.slot for s in group])
+            y, states = update(_rows(inputs, group), tuple(together.states))
+            together.states = [new.astype(mx.float32) for new in states]
+            if len(groups) == 1:
+                return mx.flatten(y, 0, 1)
             for i, segment in enumerate(group):
                 outputs[segment.start] = y[i]
-        if len(outputs) == 1:
-            return next(iter(outputs.values()))
         return mx.concatenate([outputs[s.start] for s in segments])
+
+    def _joined(self, slots: list[int]) -> _Together:
+        """The states of these slots, in one array."""
+        together = self._together[slots[0]]
+        if together.slots != slots:
+            parts = [self._together[slot].of(slot) for slot in slots]
+            states = parts[0] if len(parts) == 1 else [mx.concatenate(list(part)) for part in zip(*parts, strict=True)]
+            self._leave(slots)
+            together = _Together(list(slots), states)
+            self._together.update(dict.fromkeys(slots, together))
+        return together
+
+    def _leave(self, slots: Sequence[int]) -> None:
+        """Take these slots out of their arrays; what others still need of those is copied, so that it keeps no more than itself alive."""
+        old = {slot: self._together.pop(slot) for slot in slots if slot in self._together}
+        for slot, together in old.items():
+            together.leave(slot)
+        for together in dict.fromkeys(old.values()):
+            left = [slot for slot in together.slots if slot is not None]
+            if left:
+                rows = mx.array([together.slots.index(slot) for slot in left])
+                together.states = [mx.take(state, rows, axis=0) for state in together.states]
+                together.slots = list(left)
+
+
+@dataclass(slots=True, eq=False)
+class _Together:
+    """States of sequences that advanced together."""
+
+    slots: list[int | None]
+    """Whose they are, in order; None for a sequence that has left."""
+    states: list[mx.array]
+    """Each `[B, *shape]`."""
+
+    def of(self, slot: int) -> list[mx.array]:
+        """One sequence's states, each `[1, *shape]`: views."""
+        at = self.slots.index(slot)
+        return self.states if len(self.slots) == 1 else [state[at : at + 1] for state in self.states]
+
+    def leave(self, slot: int) -> None:
+        self.slots[self.slots.index(slot)] = None
 
 
 def _by_length(segments: tuple[Segment, ...]) -> list[list[Segment]]:
@@ -72,7 +112,10 @@ def _by_length(segments: tuple[Segment, ...]) -> list[list[Segment]]:
 
 def _rows(inputs: mx.array, group: list[Segment]) -> mx.array:
     """The rows of segments of one length, `[B, L, C]`."""
-    return mx.stack([inputs[s.start : s.start + s.count] for s in group])
+    count, length = len(group), group[0].count
+    if count * length == inputs.shape[0]:
+        return mx.unflatten(inputs, 0, (count, length))
+    return mx.stack([inputs[s.start : s.start + length] for s in group])
 
 
 LEAST_BYTES = 4096

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,7 +24,8 @@ from ..loading.catalog import local_models
 from ..loading.load import PreparedModel, meta_model
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.repack_cache import directory, kept_bytes, limit_bytes
-from ..loading.resolve import ALIASES
+from ..loading.resolve import ALIASES, cache_dir
+from ..nn.row_products import product_status
 from .console import human_bytes
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
@@ -61,12 +62,14 @@ class Diagnosis:
     """What is not here, with the command that gets it."""
     float32: str = ""
     """How exact `--dtype float32` is here; empty where it is as exact as it says."""
+    gpu_products: list[str] = field(default_factory=list)
+    """How products of few rows are computed on the GPU, for each format that was tried; empty on a CPU."""
     packed_copies: str = ""
     """Where packed matrices are kept, and their size; empty where none are."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
-        yield "device", [line for line in lines if line]
+        yield "device", [line for line in (*lines, *self.gpu_products) if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
             "memory",
@@ -97,6 +100,7 @@ def diagnose() -> Diagnosis:
         device=_device(),
         cpu_kernels="" if is_gpu() else kernels_cpu.status(),
         gpu_kernels=gpu_status(),
+        gpu_products=product_status(default_dtype(), cache_dir() / "products.json"),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         float32=_TF32 if rounds_float32() else "",
         memory_bytes=memory.total,

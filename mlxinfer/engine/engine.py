@@ -1,5 +1,5 @@
-"""The loop: collect, admit, schedule, submit, collect. A step is submitted before the one before it is collected, so that the device always
-has work while the host looks at results."""
+"""The loop: seal, admit, schedule, submit, collect. A step is built while the one before it is computed, and submitted before that one is
+collected, so that the device always has work while the host looks at results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.attention.select import fallback_lines, give_up_kernels
+from ..cache.attention.select import fallback_lines, give_up_kernels, may_be_kernels
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
+from ..nn.kernel_trial import give_up_all, give_up_guilty, lost_lines
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks
 from .events import Ended, Event, Logits
@@ -180,18 +181,20 @@ class Engine:
         """A step. What it brings is added to `events` at once: if it fails later on, the sequences have got it all the same."""
         if self._must_collect():
             self._collect_pending(events)
+        self.cache.tidy(idle=False)
+        self._seal_ahead()
         self._admit(events)
         schedule = self._schedule(events)
         before = self._submit(schedule, idle=not events)
         self._collect(before, events)
 
     def _must_collect(self) -> bool:
-        """Whether the pending step has to be collected before the next one is scheduled: it fills pages or verifies drafts, its tokens
-        should be followed by drafts, a sequence has to be computed again, or pages have come from disk."""
+        """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
+        by drafts, it is the first to tell how fast prompts are read, a sequence has to be computed again, or pages have come from disk."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
-        if pending.needs_commit or pending.schedule.drafts or self.cache.arrived:
+        if pending.schedule.drafts or self.cache.arrived or self.scheduler.must_measure(pending.schedule):
             return True
         if not self.kv_cache_manager.settled and any(map(self.kv_cache_manager.must_restart, running)):
             return True
@@ -204,7 +207,6 @@ class Engine:
             events.append(Ended(sequence))
         if not self.kv_cache_manager.settled:
             self.kv_cache_manager.admit(between_steps=self._pending is None)
-        self.cache.tidy(idle=False)
 
     def _schedule(self, events: list[Event]) -> Schedule:
         """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that
@@ -222,7 +224,7 @@ class Engine:
         """Start the next step, if there is one, and return the one that was pending. If there is neither, and `idle`, wait for the disk."""
         before, self._pending = self._pending, None
         if schedule.work:
-            self._pending = self.runner.submit(schedule)
+            self._pending = self.runner.submit(schedule, before)
         elif before is None and idle:
             self.cache.wait(_DISK_WAIT_S)
         return before
@@ -232,15 +234,15 @@ class Engine:
         self._collect(pending, events)
 
     def _collect(self, step: PendingStep | None, events: list[Event]) -> None:
-        """Wait for a step, and learn from it; then its pages are full, and its sequences get their tokens."""
+        """Wait for a step, and learn from it; then its sequences get their tokens."""
         if step is None:
             return
+        step.wait()
         outputs = step.collect()
         now = perf_counter()
         self._learn(step, outputs, now)
-        if step.needs_commit:
-            mx.eval(step.arrays)
-            self._seal(step)
+        self._seal(step)
+        self.cache.submit()
         step.close()
         self._emit(step, outputs, now, events)
 
@@ -258,11 +260,25 @@ class Engine:
         if schedule.prefill_rows:
             self.scheduler.budget.observe(schedule.decode_rows, schedule.prefill_rows, seconds)
 
+    def _seal_ahead(self) -> None:
+        """Give the pages that the pending step fills their places before it has ended: all of their tokens are known. So the next step can
+        be built meanwhile. Nothing is written yet (`ModelRunner.submit`)."""
+        pending = self._pending
+        if pending is None or not pending.needs_commit:
+            return
+        self._seal(pending)
+        for w in pending.schedule.work:
+            if w.sequence.finish_reason is None and w.sequence.num_computed_tokens in w.sequence.snapshot_points:
+                self.kv_cache_manager.cache_prefix(w.sequence)
+
     def _seal(self, step: PendingStep) -> None:
+        if step.sealed or not step.needs_commit:
+            return
+        step.sealed = True
         sequences = [w.sequence for w in step.schedule.work]
         tokens = {s.slot: s.tokens for s in sequences if s.slot is not None and self._chunks.may_share(s)}
         for each in step.steps:
-            self.cache.commit(each, tokens)
+            self.cache.seal(each, tokens)
 
     def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float, events: list[Event]) -> None:
         """Hand on what the sequences got, and end those that have all they get."""
@@ -294,13 +310,14 @@ class Engine:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
     def _does_without_kernels(self, error: BaseException) -> bool:
-        """Whether GPU kernels of attention may be to blame. Then their layers use plain MLX from now on, and the engine begins anew with
-        the same sequences, which compute again what is known of them, as after a preemption."""
+        """Whether GPU kernels may be to blame: those that fail their trial now, else those of attention, else all others. Plain MLX is used
+        instead from now on, and the engine begins anew with the same sequences, which compute again what is known of them, as after a
+        preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not give_up_kernels(layers, error):
+        if not may_be_kernels(error) or not (give_up_guilty(error) or give_up_kernels(layers, error) or give_up_all(error)):
             return False
-        lines = fallback_lines(self.model.layers, self.kv, self._dtype)
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines()]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):

@@ -101,6 +101,8 @@ class KVCacheManager:
         """Its samples take the leader's past and run from here on; they wait where there is no room for all of them."""
         assert leader.slot is not None
         for sample in reversed(leader.samples_to_fork):
+            if sample.finish_reason:  # ended while the chunk before the fork was computed
+                continue
             fits = self._has_room(PageDemand(leader.slot, leader.num_computed_tokens, 1 + PAGE))
             if len(self._scheduler.running) >= self._scheduler.max_num_seqs or not fits:
                 self._scheduler.requeue(sample)

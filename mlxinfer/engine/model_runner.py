@@ -74,12 +74,28 @@ class PendingStep:
     logits: dict[Sequence, tuple[int, mx.array]]
     """For sequences that want them: the position of their first row, and all rows' logits, float32 `[count, vocab]`."""
     needs_commit: bool
-    """Whether it fills pages, so that it has to be collected before the next step is submitted."""
-    submitted: float = field(default_factory=perf_counter)
+    """Whether it fills pages: it has to have ended before the next step is submitted, which reads them where they are stored."""
+    sealed: bool = False
+    """Whether the pages that it fills have been given their places."""
+    submitted: float = 0.0
     """When, in seconds of `perf_counter`."""
+    _awaited: list[mx.array] = field(default_factory=list)
 
-    @property
-    def arrays(self) -> list[mx.array]:
+    def submit(self) -> None:
+        """Start it, without waiting for it."""
+        self.submitted = perf_counter()
+        arrays = self._arrays()
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        # Kept only where `wait` needs them: MLX writes in place only what nobody else refers to.
+        self._awaited = arrays if self.needs_commit else []
+
+    def wait(self) -> None:
+        """Until all of a step that fills pages is computed. Returns at once for any other, and the second time."""
+        arrays, self._awaited = self._awaited, []
+        if arrays:
+            mx.eval(arrays)
+
+    def _arrays(self) -> list[mx.array]:
         """All that it leaves behind."""
         found = [array for step in self.steps for array in step.state]
         if self.sampled is not None:
@@ -131,8 +147,9 @@ class ModelRunner:
         self._last: tuple[list[Sequence], mx.array] | None = None
         """The sequences of the last step, if each of them got one token and nothing was drafted, and the tokens."""
 
-    def submit(self, schedule: Schedule) -> PendingStep:
-        """Start a step without waiting for it."""
+    def submit(self, schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
+        """Start a step without waiting for it. `before` is the one that is pending: if it fills pages, the new one is built while it is
+        computed, and submitted once it has ended. Pools of pages are written in place only while no step in flight reads them."""
         work = schedule.work
         tokens = self._tokens(schedule)
         rows = self._sampled_rows(work)
@@ -154,7 +171,10 @@ class ModelRunner:
         _advance(work, rows, sampled)
         self._last = ([row.sequence for row in rows], sampled.tokens) if sampled is not None and not schedule.drafts else None
         pending = PendingStep(schedule, steps, rows, sampled, logits, any(step.needs_commit for step in steps))
-        mx.async_eval(pending.arrays)  # type: ignore[no-untyped-call]
+        if before is not None:
+            before.wait()
+        self.cache.submit()
+        pending.submit()
         return pending
 
     def commit(self, output: SequenceOutput, taken: int) -> None:

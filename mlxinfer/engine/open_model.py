@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from ..loading.memory_budget import BUDGET, Reservation, shares
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
+from ..nn import row_products
+from ..sampling import cuts
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
@@ -131,7 +134,7 @@ class OpenModel:
     def engine(self) -> Engine:
         """A new engine, with an empty cache."""
         loaded, args = self.loaded, self.args
-        name = fingerprint(loaded.path, args.bits, args.group_size)
+        name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact)
         return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, fingerprint=name, disk=self._disk(), drafter=self.drafter)
 
     def _disk(self) -> DiskStorage | None:
@@ -183,10 +186,9 @@ def prepared(args: EngineArgs) -> Iterator[Prepared]:
     """Read the headers of a model and its draft model. Raises `MLXInferError`s."""
     kv, memory_gb = KVFormat.parse(args.kv, first16=args.kv_first16), args.memory_gb
     with ExitStack() as opened:
-        target = opened.enter_context(
-            prepare(args.path_or_id, dtype=args.dtype, bits=args.bits, group_size=args.group_size, kv=kv, memory_gb=memory_gb)
-        )
-        draft = opened.enter_context(prepare(args.draft, dtype=args.dtype, memory_gb=memory_gb)) if args.draft is not None else None
+        opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
+        target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
+        draft = opened.enter_context(opening(args.draft)) if args.draft is not None else None
         yield Prepared(args=args, target=target, draft=draft, kv=kv)
 
 
@@ -227,4 +229,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *fallback_lines(layers, kv, dtype), *([loss] if loss else []))
+    slower = (*fallback_lines(layers, kv, dtype), *row_products.fallback_lines(), *cuts.fallback_lines(loaded.model.vocab_size))
+    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

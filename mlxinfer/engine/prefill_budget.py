@@ -15,6 +15,10 @@ _MIXED_STEPS = 32
 """After this many steps with prompts there is one without, so that it stays known how long one takes."""
 _RARE = 0.02
 """The cost of a chunk is never known more exactly than to this part of a step."""
+_QUIET_S = 1.0
+"""Seconds that a step may take where no answer runs: an interrupt waits for that long, and a GPU's watchdog for a few seconds more."""
+_QUIET_ROWS, _LEAST_ROWS = 512, 256
+"""Rows of such a step before one was measured, and the least: shorter ones read prompts more slowly."""
 
 
 class PrefillBudget:
@@ -45,7 +49,7 @@ class PrefillBudget:
         next prompt in line has `shortest` rows left: it may overdraw the account a little if that brings it to its end."""
         most = min(wanted, most)
         if not decode_rows or most <= 0:
-            return max(most, 0)
+            return max(min(most, self._quiet_rows()), 0)
         alone = self._alone(decode_rows)
         if alone is None:
             return 0
@@ -61,6 +65,15 @@ class PrefillBudget:
             if self._cost(shortest, floor) <= min(spare, limit):
                 return max(self._affordable(chunk, cost, most, limit, floor), shortest)
         return self._affordable(chunk, cost, most, limit, floor)
+
+    def must_measure(self, decode_rows: int, prefill_rows: int, most: int) -> bool:
+        """Whether a step has to be timed before the next one, of up to `most` rows, is scheduled: the first that only reads a prompt."""
+        return most > _QUIET_ROWS <= prefill_rows and not decode_rows and not self.times.reading
+
+    def _quiet_rows(self) -> int:
+        """Rows of a step that no answer waits for."""
+        reading = self.times.reading
+        return max(int(_QUIET_S / reading), _LEAST_ROWS) if reading else _QUIET_ROWS
 
     def commit(self, decode_rows: int, prefill_rows: int) -> None:
         """Book what the next step will probably cost. Need not be called for one without prompts unless `saving`."""

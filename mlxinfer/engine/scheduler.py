@@ -171,6 +171,10 @@ class Scheduler:
             admitted.append(first)
         return admitted
 
+    def must_measure(self, submitted: Schedule) -> bool:
+        """Whether the number of rows to schedule next depends on how long this step takes."""
+        return self.budget.must_measure(submitted.decode_rows, submitted.prefill_rows, self.max_num_batched_tokens)
+
     def schedule(self) -> Schedule:
         """The next step, given that those before it were submitted. After a preemption, call it again."""
         decode: list[Sequence] = []

@@ -18,6 +18,10 @@ _SLOPE = 0.1
 """What a further row adds to a step, in proportion, as long as it is not known."""
 _PROMPT_MEMORY = 128
 """Measurements of prompts after which a size that was not among them is forgotten: reading becomes slower as prompts become longer."""
+_LONG = 128
+"""Rows of a step that tells how long a row takes: shorter ones take as long as the weights need to be read."""
+_SLOWER = 0.5
+"""Weight of a measurement that is slower than those before it: the first may have waited for a compiler. A faster one counts in full."""
 
 
 class Curve:
@@ -145,6 +149,8 @@ class StepTimes:
         """Seconds of the first size measured, as fast as the machine is now; 0 before."""
         self.prompts = Curve(through_zero=True, memory=_PROMPT_MEMORY)
         """Seconds that rows of prompts add to a step that answers take part in."""
+        self.reading = 0.0
+        """Seconds that a row takes in steps that do nothing but read prompts; 0 before one was measured."""
         self.turn = 0.0
         """Seconds of one turn of the draft model; 0 before one was measured."""
         self._ahead = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
@@ -155,14 +161,21 @@ class StepTimes:
     def observe(self, rows: int, prefill_rows: int, seconds: float, *, waited: bool = False, turns: int = 0) -> None:
         """Learn from a step with `rows` rows of answers and `prefill_rows` of prompts. `waited`: it was submitted after the one before it
         was collected. `turns`: how often the draft model ran for it."""
-        if prefill_rows:
-            alone = self.alone(rows) if rows else None
+        if prefill_rows and not rows:
+            self._read(prefill_rows, seconds)
+        elif prefill_rows:
+            alone = self.alone(rows)
             if alone is not None:
                 self.prompts.add(prefill_rows, max(seconds - alone, 0.0), scale=alone / 2)
         elif rows:
             if turns:
                 self.turn += 0.2 * (max(seconds - self.round(rows), 0.0) / turns - self.turn)
             self._learn(self._drafting if turns else self._waiting if waited else self._ahead, rows, seconds)
+
+    def _read(self, rows: int, seconds: float) -> None:
+        if rows >= _LONG:
+            change = seconds / rows - self.reading
+            self.reading += change * _SLOWER if self.reading and change > 0 else change
 
     def _learn(self, sizes: Curve, rows: int, seconds: float) -> None:
         self.unit = self.unit or seconds or 1.0

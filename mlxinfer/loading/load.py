@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
+from ..device import is_gpu
 from ..errors import UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, supports
@@ -26,6 +27,7 @@ from .checkpoint import Checkpoint
 from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
+from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .resolve import resolve
@@ -135,6 +137,8 @@ class PrepareOptions(TypedDict, total=False):
     """Weights that share a scale, with `bits`."""
     mode: str
     """How to quantize, "affine" unless another of MLX's modes is named, which then takes effect without `bits` too."""
+    gguf_exact: bool
+    """Unpack types of GGUF that a GPU would otherwise hold rounded."""
     kv: KVFormat | None
     """The format that the cache will have."""
     memory_gb: float | None
@@ -147,15 +151,17 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
     read by `PreparedModel.read`, inside the `with` block. Raises `MLXInferError`."""
     dtype, kv, memory_gb = options.get("dtype"), options.get("kv"), options.get("memory_gb")
     bits, group_size, mode = options.get("bits"), options.get("group_size"), options.get("mode", "affine")
+    gguf_exact = options.get("gguf_exact", False)
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
     copies = open_copies(found.path) if quantize is None else None
     fresh = quantize is None and not (copies and copies.found)
     with no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
-        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
+        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None and not is_gpu())
         try:
-            compute = compute_dtype(checkpoint, dtype)
-            own = supports(model_type(checkpoint))
+            compute, own = compute_dtype(checkpoint, dtype), supports(model_type(checkpoint))
+            if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
+                pack_for_gpu(checkpoint, compute, exact=gguf_exact, blocks=own)
             outline = _own_graph(checkpoint, compute, quantize, copies) if own else _borrowed(checkpoint, compute, quantize, kv)
             yield PreparedModel(
                 name=found.name,
@@ -208,12 +214,13 @@ def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None,
     meta.finish()
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
-        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress, index=meta.index)
-        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies))
+        scales = scale_dtype(checkpoint, dtype)
+        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, scales=scales, progress=progress, index=meta.index)
+        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies, dtype=dtype, measured=speeds_file()))
         weights.finish()
         return model, [*notes, *_notes(weights)]
 
-    notes = _quantized_before(checkpoint, meta, quantize) if quantize else []
+    notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
     return _Outline(outline, [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()], read)
 
 

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from ..errors import UnsupportedModelError, WeightsError
 from ..models import mlx_lm_fallback as zoo
 from ..models.decoder import Model
-from ..nn.weights import Dense, Quantized, RawBlocks, numbers
+from ..nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint
 from .formats import MODES
@@ -66,7 +66,7 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, mx.array]:
     tensors: dict[str, mx.array] = {}
     for name in checkpoint.names():
         matrix = checkpoint.read(name)
-        tensors |= _parts(name, Dense(numbers(matrix)) if isinstance(matrix, RawBlocks) else matrix)
+        tensors |= _parts(name, Dense(numbers(matrix)) if isinstance(matrix, (RawBlocks, Blocks)) else matrix)
     return tensors
 
 

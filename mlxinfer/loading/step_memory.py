@@ -20,9 +20,8 @@ from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
 from ..nn.weights import RawBlocks
+from ..sampling import SAMPLED_ROWS_AT_ONCE
 
-SAMPLED_ROWS_AT_ONCE = 16
-"""Rows that are sampled together: the stages of sampling have no more, whatever the step has."""
 _SLACK = 16 * 2**20
 """Bytes for indices, rotations, masks, and rounding by the allocator."""
 _ROW_COPIES = 6

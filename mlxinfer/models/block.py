@@ -12,6 +12,7 @@ from ..cache.base import AttentionSpec, Rotation, Step
 from ..nn.activations import Gate, fused
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
+from ..nn.residual import Stream
 from ..nn.weights import Weights
 from .common import Sizes
 from .config_reader import ConfigReader
@@ -109,6 +110,14 @@ class Block:
         onto = x if self.residual == 1.0 and norms.after_mlp is None else None
         y = self.mlp(x, norm=norms.before_mlp, onto=onto)
         return self._sum(x, y, norms.after_mlp)
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        """The same where adding to the stream and the next norm are one kernel: what the last part adds is left to the next block."""
+        rotation = None if self.rope is None else rotations[self.rope]
+        x, row = stream.normed(self.norms.before_mixer)
+        y = self.mixer(row, step, rotation)
+        x, row = Stream(x, y, self.norms.after_mixer, self.residual).normed(self.norms.before_mlp)
+        return Stream(x, self.mlp(row), self.norms.after_mlp, self.residual)
 
     def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
         """Add a part's result to the stream, unless the part has done so itself because nothing comes between."""

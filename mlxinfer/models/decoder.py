@@ -11,6 +11,7 @@ import mlx.core as mx
 from ..cache.base import LayerSpec, Step
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
+from ..nn.residual import Stream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from .block import Block
@@ -83,7 +84,6 @@ class Decoder:
         self.model_type = model_type
         self.vocab_size = sizes.vocab
         self.layers = plan.specs
-        self.notes = plan.notes
         self.ropes = dict(plan.ropes)
         self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
         self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
@@ -103,6 +103,8 @@ class Decoder:
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
         self.runs = runs(self.blocks, self.embedding.dtype)
+        kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
+        self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
 
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
@@ -113,9 +115,10 @@ class Decoder:
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
+        stream = Stream(x)
         for run in self.runs:
-            x = run(x, step, rotations)
-        return self.norm(x)
+            stream = run(stream, step, rotations)
+        return stream.normed(self.norm)[1]
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""

@@ -14,11 +14,12 @@ from ..errors import UnsupportedModelError
 Elementwise = Callable[..., mx.array]
 
 
-def fused(function: Elementwise) -> Elementwise:
-    """`mx.compile` on a GPU. On the CPU it would need a C++ compiler, which not every machine has."""
+def fused(function: Elementwise, *, shapeless: bool = True) -> Elementwise:
+    """`mx.compile` on a GPU; without `shapeless`, once for each shape. On the CPU it would need a C++ compiler, which not every machine
+    has."""
     if mx.default_device().type != mx.gpu:
         return function
-    return cast(Elementwise, mx.compile(function, shapeless=True))
+    return cast(Elementwise, mx.compile(function, shapeless=shapeless))
 
 
 Gate = Callable[[mx.array, mx.array], mx.array]

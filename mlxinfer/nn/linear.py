@@ -10,8 +10,10 @@ import mlx.core as mx
 
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
+from .half_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
-from .weights import Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
+from .row_products import block_product, block_rows, quantized_product
+from .weights import Blocks, Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
 
 
 def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
@@ -22,6 +24,13 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
         return x @ matrix.weight.T
     if isinstance(matrix, RawBlocks):
         return x @ matrix.dequantize(x.dtype).T
+    if isinstance(matrix, Blocks):
+        return block_product(x, matrix)
+    if is_mixed(x, matrix):
+        return restored(multiply(narrowed(x), matrix))
+    y = quantized_product(x, matrix)
+    if y is not None:
+        return y
     f = matrix.format
     return mx.quantized_matmul(
         x, matrix.weight, matrix.scales, matrix.biases, transpose=True, group_size=f.group_size, bits=f.bits, mode=f.mode
@@ -149,6 +158,8 @@ class Embedding:
     def __call__(self, tokens: mx.array) -> mx.array:
         if isinstance(self.matrix, Packed):
             return self.matrix.rows(tokens, self.dtype)
+        if isinstance(self.matrix, Blocks):
+            return block_rows(self.matrix.weight[tokens], self.matrix.format, self.dtype)
         rows = map_rows(self.matrix, lambda table: table[tokens])
         return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 

@@ -1,19 +1,23 @@
-"""Converts the matrices of a loaded model to the layout of the native CPU products, where those are available."""
+"""Converts the matrices of a loaded model to the layout that products on this device read: panels for the CPU, blocks on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import WeightsError
+from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
 from .linear import Embedding, Linear
-from .weights import Dense, Matrix, RawBlocks
+from .row_products import try_format
+from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
 
 def arrays(node: object) -> Iterator[mx.array]:
@@ -82,16 +86,50 @@ class Copies(Protocol):
         ...
 
 
-def settle(part: object, *, precision: str | None = None, copies: Copies | None = None) -> None:
-    """Evaluate a finished part of a model, packed where that makes products faster. Pass it as the `ready` of a model.
+def settle(
+    part: object,
+    *,
+    precision: str | None = None,
+    copies: Copies | None = None,
+    dtype: mx.Dtype | None = None,
+    measured: Path | None = None,
+) -> None:
+    """Evaluate a finished part of a model, in the form that its products are fastest in. Pass it as the `ready` of a model.
 
-    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`); None is the default.
+    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`); None is the default. On a GPU, blocks of GGUF
+    come into memory, and formats that are new are tried: `dtype` is that of the activations, `measured` the file that remembers speeds.
     """
-    if not is_gpu() and kernels_cpu.available():
+    if is_gpu():
+        for holder in _holders(part):
+            if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
+                holder.matrix = in_memory(holder.matrix)
+            matrix = holder.matrix
+            if dtype and isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
+                computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
+                try_format(matrix.format, computed, measured)
+    elif kernels_cpu.available():
         for holder in _holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
                 holder.matrix = _packed(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
+
+
+def in_memory(matrix: RawBlocks) -> Blocks:
+    """The blocks of a matrix, read from its file. Raises `WeightsError` for a scale that is not finite."""
+    form = BLOCKS[matrix.format.mode]
+    bytes_of_row = matrix.columns // form.numbers * form.bytes
+    weight = mx.zeros((*matrix.shape[:-1], bytes_of_row), mx.uint8)
+    mx.eval(weight)
+    target, row = np.array(weight, copy=False).reshape(-1, bytes_of_row), 0
+    for piece in matrix.pieces(max(_PIECE // bytes_of_row, 1)):
+        blocks = piece.reshape(-1, form.bytes)
+        for at in form.halves:
+            if not np.isfinite(np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")).all():
+                names = ", ".join(source.name for source in matrix.sources)
+                raise WeightsError(f"{names}: a scale is NaN or infinite; download or convert the model again")
+        target[row : row + len(piece)] = piece
+        row += len(piece)
+    return Blocks(weight, matrix.format)
 
 
 def _holders(part: object) -> Iterator[Linear | Embedding]:
@@ -108,6 +146,8 @@ def _packed(matrix: Matrix, precision: str | None, copies: Copies | None) -> Mat
         return packed
     if isinstance(matrix, Dense):
         return kernels_cpu.pack(matrix.weight)
+    if isinstance(matrix, Blocks):
+        return matrix
     f = matrix.format
     if matrix.shape[-1] % _BLOCK_COLUMNS:
         return matrix

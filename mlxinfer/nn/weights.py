@@ -18,6 +18,8 @@ from typing import Protocol, Union
 import mlx.core as mx
 import numpy as np
 
+from ..kernels_metal.quantized_matmul.reference import columns_of_bytes, dequantized
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -40,7 +42,7 @@ class Format:
     group_size: int
     """Numbers that share a scale, along the input axis."""
     mode: str = "affine"
-    """"affine", "mxfp4", "mxfp8" or "nvfp4"; for `RawBlocks` the name of the GGUF type."""
+    """"affine", "mxfp4", "mxfp8" or "nvfp4"; for `RawBlocks` and `Blocks` the name of the GGUF type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,11 @@ class Quantized:
         return (*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.format.bits)
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs."""
+        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs. Scales in float16 are
+        not rounded to bfloat16, only the numbers are."""
         f = self.format
         scales, biases = self.scales, self.biases
-        if biases is not None:
+        if biases is not None and (scales.dtype, dtype) != (mx.float16, mx.bfloat16):
             scales, biases = scales.astype(dtype), biases.astype(dtype)
         return mx.dequantize(self.weight, scales, biases, f.group_size, f.bits, f.mode).astype(dtype)
 
@@ -104,7 +107,8 @@ class FileRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawBlocks:
-    """A matrix that stays in its GGUF file until it is packed for the native CPU products, which support more formats than MLX."""
+    """A matrix that stays in its GGUF file until it is packed for the native CPU products, which support more formats than MLX, or becomes
+    `Blocks` on a GPU."""
 
     sources: tuple[FileRows, ...]
     """Stored matrices, whose rows are numbered consecutively across all of them."""
@@ -148,7 +152,30 @@ class RawBlocks:
                 yield self.sources[which[begin]], piece[begin:end] - starts[which[begin]]
 
 
-Matrix = Union[Dense, Quantized, RawBlocks]
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix of GGUF blocks in memory, byte for byte as in its file. Metal kernels multiply it; without them it is unpacked for each
+    product."""
+
+    weight: mx.array
+    """uint8 `[..., out, bytes of a row]`."""
+    format: Format
+    """As of the `RawBlocks` that it was."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.weight.shape[:-1], columns_of_bytes(self.format.mode, self.weight.shape[-1]))
+
+    def dequantize(self, dtype: mx.Dtype) -> mx.array:
+        """The numbers as `[..., out, in]`, computed in float32 and rounded once."""
+        return dequantized(self.weight, self.format.mode, dtype)
+
+    def each(self, operation: Callable[[mx.array], mx.array]) -> Blocks:
+        """Apply an operation on rows, as `Quantized.each` does."""
+        return replace(self, weight=operation(self.weight))
+
+
+Matrix = Union[Dense, Quantized, RawBlocks, Blocks]
 
 
 def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matrix:
@@ -172,6 +199,11 @@ def join(matrices: Sequence[Matrix], operation: Callable[[list[mx.array]], mx.ar
         return Dense(operation([m.weight for m in matrices if isinstance(m, Dense)]))
     if isinstance(first, RawBlocks):
         return _join_in_file([m for m in matrices if isinstance(m, RawBlocks) and m.format == first.format], len(matrices), operation)
+    if isinstance(first, Blocks):
+        blocks = [m.weight for m in matrices if isinstance(m, Blocks) and m.format == first.format]
+        if len(blocks) != len(matrices):
+            raise ValueError("matrices of different quantization cannot be joined")
+        return Blocks(operation(blocks), first.format)
     quantized = [m for m in matrices if isinstance(m, Quantized) and m.format == first.format]
     if len(quantized) != len(matrices):
         raise ValueError("matrices of different quantization cannot be joined")

@@ -73,7 +73,7 @@ def test_windows_experts_and_states_are_found(tmp_path: Path) -> None:
     assert windows is not None
     assert {layer.window is None for layer in windows.attention} == {True, False}
     config = config_of("qwen3_moe", mlp_only_layers=[])
-    loaded = load(random_checkpoint(tmp_path / "moe", config), bits=4, group_size=64)
+    loaded = load(random_checkpoint(tmp_path / "moe", config), dtype="float32", bits=4, group_size=64)
     mixture = footprint(loaded.model, loaded.config, loaded.dtype)
     assert mixture is not None
     experts, layers = config["num_local_experts"], config["num_hidden_layers"]

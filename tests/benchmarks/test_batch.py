@@ -275,6 +275,7 @@ def warm(seconds: float) -> Sample:
     return Sample("m", works.WARM, works.OURS, 1, 100, 1, 1, seconds, "s")
 
 
+@pytest.mark.long
 def test_a_picture_of_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     needs("matplotlib")
     from benchmarks.batch.picture import draw

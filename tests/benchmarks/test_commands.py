@@ -91,6 +91,7 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     assert "No such file" in done.output
 
 
+@pytest.mark.long
 def test_batch_writes_all_files_and_report_reads_them(tmp_path: Path, tiny: str) -> None:
     needs("matplotlib")
     stem = str(tmp_path / "batch")

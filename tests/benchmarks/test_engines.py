@@ -43,6 +43,7 @@ def test_our_costs_have_their_parts(ours: Engine) -> None:
     assert ours.cost(tokens=64, depth=0, streams=1)["operations"] > 50 * shallow["operations"]
 
 
+@pytest.mark.long
 def test_mlx_lm(tmp_path: Path) -> None:
     engine = create("mlx-lm")
     text = engine.load(str(tiny_directory(tmp_path / "tiny")), threads=1, context=200, prompt=PROMPT)

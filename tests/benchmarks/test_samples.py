@@ -111,7 +111,7 @@ def test_the_document_tells_what_went_wrong() -> None:
     assert "8 sequences together get 3.00" in text
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
+@pytest.mark.parametrize("kind", ["svg", pytest.param("png", marks=pytest.mark.long)])
 def test_the_picture(tmp_path: Path, kind: str) -> None:
     needs("matplotlib")
     from benchmarks.picture import draw

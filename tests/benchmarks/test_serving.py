@@ -26,8 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def live(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with live_server({"bench": lambda: AsyncLLM(model)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+def live(model: Path) -> Iterator[LiveServer]:
+    with live_server({"bench": lambda: AsyncLLM(model)}) as server:
         yield server
 
 
@@ -66,6 +66,7 @@ def test_the_server_and_the_engine_do_the_same_jobs(served: OurServer, model: Pa
         engine.close()
 
 
+@pytest.mark.long
 def test_both_of_a_pair_are_measured(model: Path) -> None:
     engine = Engine()
     engine.load(str(model), threads=1, context=4096)

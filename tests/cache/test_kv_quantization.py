@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import sealed, sealed_pages
+from support.examples import examples
 
 from mlxinfer.cache.base import PAGE, AttentionSpec
 from mlxinfer.cache.kv_format import KVFormat
@@ -38,7 +39,7 @@ def draw(seed: int, dim: int, kind: str) -> np.ndarray:
 KINDS = ("normal", "biased channels", "outliers", "tiny", "huge", "constant channels")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(DIMS), st.sampled_from(KINDS), st.sampled_from(QUANTIZED))
 def test_codes_and_scales_are_those_of_numpy(seed, dim, kind, bits):
     x = draw(seed, dim, kind)
@@ -51,7 +52,7 @@ def test_codes_and_scales_are_those_of_numpy(seed, dim, kind, bits):
         np.testing.assert_array_equal(np.array(got[1]), np.stack([scale, bias], axis=2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(DIMS), st.sampled_from(KINDS), st.sampled_from(QUANTIZED))
 def test_what_is_restored_is_that_of_numpy_and_near(seed, dim, kind, bits):
     x = draw(seed, dim, kind)
@@ -76,7 +77,7 @@ def test_the_stream_of_codes_is_that_of_mlx(bits, dim):
     assert theirs.shape == (3, dim * bits // 32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.floats(width=16, allow_nan=False, allow_infinity=False), st.sampled_from([mx.float16, mx.bfloat16]), st.sampled_from(QUANTIZED))
 @example(0.0, mx.bfloat16, 2)
 @example(-0.0, mx.float16, 8)
@@ -116,7 +117,7 @@ def test_a_bad_number_spoils_its_group_alone(bits, bad):
     np.testing.assert_array_equal(values[~group], np.array(clean[1])[~group])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=PAGE, max_size=PAGE), st.sampled_from(QUANTIZED))
 def test_finite_numbers_never_give_nan(numbers, bits):
     x = mx.array(np.array(numbers, np.float32).reshape(1, 1, PAGE, 1).repeat(8, axis=-1))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
+from support.examples import examples
 
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend
@@ -24,7 +25,7 @@ def new_cache(chunk: int = 512, kv: KVFormat = PLAIN, backend=attention_backend)
 
 
 @pytest.mark.parametrize("backend", [BACKENDS[0], pytest.param(BACKENDS[1], marks=pytest.mark.long)], ids=["default", "plain"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(st.tuples(st.integers(0, 2), st.integers(1, 150)), min_size=1, max_size=12), st.data())
 def test_any_cut_and_any_neighbours_give_the_same_rows(backend, kv, moves, data):
     cache = new_cache(kv=kv, backend=backend)
@@ -150,4 +151,4 @@ def test_recurrent_states_follow_their_sequences():
         np.testing.assert_allclose(got, want, atol=1e-5)
         done = [d + c for d, c in zip(done, counts, strict=True)]
     cache.release(slots[0])
-    assert np.array(cache._recurrent[0].states[0][cache.open()]).tolist() == [0, 0, 0]
+    assert np.array(cache._recurrent[0].of(cache.open())[0]).tolist() == [[0, 0, 0]]

@@ -6,6 +6,7 @@ import sys
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.examples import examples
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import PageDemand, PagePool
@@ -207,7 +208,7 @@ TestUseOfStates = UseOfStates.TestCase
 TestUseOfWindowsOnly = UseOfWindowsOnly.TestCase
 TestUseOfStatesOnly = UseOfStatesOnly.TestCase
 for _case in (TestUse, TestUseOfStates, TestUseOfWindowsOnly, TestUseOfStatesOnly):
-    _case.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    _case.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 
 
 def test_without_mlx():

@@ -19,19 +19,21 @@ STATES = (HYBRID, GATED)
 KINDS = [
     (FULL, KVFormat()),
     (FULL, KVFormat(4, 4, first16=True)),
-    (SLIDING, KVFormat()),
     (SLIDING, KVFormat(4, 4)),
-    (SINKS, KVFormat(8, 4)),
     (SINKS, KVFormat(4, 4, first16=True)),
+    (EXPERTS, KVFormat(8, 4)),
+    (HYBRID, KVFormat(4, 4, first16=True)),
+]
+MORE = [
+    (SLIDING, KVFormat()),
+    (SINKS, KVFormat(8, 4)),
     (SOFTCAP, KVFormat(8, 4, first16=True)),
     (EXPERTS, KVFormat()),
-    (EXPERTS, KVFormat(8, 4)),
     (HYBRID, KVFormat()),
-    (HYBRID, KVFormat(4, 4, first16=True)),
     (GATED, KVFormat(8, 4)),
 ]
-IDS = [f"{name}-{kv.name}{'-first16' * kv.first16}" for name, kv in KINDS]
-every_kind = pytest.mark.parametrize(("name", "kv"), KINDS, ids=IDS)
+IDS = [f"{name}-{kv.name}{'-first16' * kv.first16}" for name, kv in KINDS + MORE]
+every_kind = pytest.mark.parametrize(("name", "kv"), [*KINDS, *(pytest.param(*kind, marks=pytest.mark.long) for kind in MORE)], ids=IDS)
 
 
 class Reader:

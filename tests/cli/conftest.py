@@ -24,7 +24,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, rounded=True))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ QUICK = ("--prefill", "7,40", "--decode-depth", "0,70", "--batch", "1,2", "--rep
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny"))
+    return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny", rounded=True))
 
 
 def test_json(call, tiny):
@@ -100,7 +100,7 @@ def test_a_missing_model(call):
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_what_is_done_on_a_terminal(sent, code, tmp_path: Path):
-    path = str(tiny_directory(tmp_path / "long", context=100_000))
+    path = str(tiny_directory(tmp_path / "long", context=100_000, rounded=True))
     endless = ["-m", "mlxinfer", "bench", path, "--prefill", "16,90000", "--max-seconds", "0"]
     child = pexpect.spawn(sys.executable, endless, env=os.environ | {"TERM": "xterm"}, encoding="utf-8", dimensions=(24, 100), timeout=60)
     child.expect(r"prefill 16: [0-9.]+ tok/s")

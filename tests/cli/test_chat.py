@@ -71,7 +71,7 @@ def test_meter_grows(conversation):
 
 
 def test_without_a_template_there_is_no_chat(call, tmp_path):
-    result = call("chat", str(tiny_directory(tmp_path / "base", chat=False)))
+    result = call("chat", str(tiny_directory(tmp_path / "base", chat=False, rounded=True)))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "mlxinfer run" in result.err
 

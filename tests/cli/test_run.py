@@ -137,7 +137,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(call, chat_model, arguments):
 
 
 def test_a_model_without_template_is_continued(call, tmp_path):
-    path = str(tiny_directory(tmp_path / "base", chat=False))
+    path = str(tiny_directory(tmp_path / "base", chat=False, rounded=True))
     assert call("run", path, "hello", *GREEDY).out == call("run", path, "hello", "--raw", *GREEDY).out
     assert call("run", path, "hello", "--system", "be brief").code == 2
 
@@ -145,7 +145,7 @@ def test_a_model_without_template_is_continued(call, tmp_path):
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command that goes on answering for a long time."""
-    path = tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000)
+    path = tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000, rounded=True)
     return [sys.executable, "-m", "mlxinfer", "run", str(path), "hi", "--temperature", "0", "--max-tokens", "90000"]
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.examples import examples
 from support.peak_rss import peak_rss
 from support.tiny_directory import tiny_directory
 
@@ -134,7 +135,7 @@ def test_blocks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (tmp_path / "blocks" / "model.safetensors").read_bytes()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     bits=st.sampled_from([2, 3, 4, 5, 6, 8]),
     group_size=st.sampled_from([32, 64, 128]),
@@ -149,8 +150,9 @@ def test_to_convert_and_load_is_to_quantize_at_load(
                        **({"moe_intermediate_size": 128} if "moe" in name else {}), num_hidden_layers=1, head_dim=16)  # fmt: skip
     source = random_checkpoint(directory / "source", config)
     convert(source, directory / "out", bits=bits, group_size=group_size)
-    converted, quantized = load(directory / "out").model, load(source, bits=bits, group_size=group_size).model
-    for a, b in zip(arrays(converted), arrays(quantized), strict=True):
+    converted = load(directory / "out", dtype="float32")
+    quantized = load(source, dtype="float32", bits=bits, group_size=group_size)
+    for a, b in zip(arrays(converted.model), arrays(quantized.model), strict=True):
         assert mx.array_equal(a, b).item()
 
 

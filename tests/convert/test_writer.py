@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.convert.mapper import Part
 from mlxinfer.convert.writer import Writer
@@ -77,7 +78,7 @@ def test_what_was_planned_must_come(tmp_path: Path) -> None:
 ARRAYS = st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(sorted(NAMES, key=str)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ARRAYS, min_size=1, max_size=5), st.integers(1, 200))
 def test_any_tensors(tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[list[int], mx.Dtype]], shard_bytes: int) -> None:
     directory = tmp_path_factory.mktemp("any")

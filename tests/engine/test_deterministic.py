@@ -43,7 +43,7 @@ class Shaky:
         return self._embedding(tokens) * (1 + 1e-3 * tokens.shape[0])
 
 
-def requests(prompts: list[list[int]] = PROMPTS, limit: int = 80) -> list[Sequence]:
+def requests(prompts: list[list[int]] = PROMPTS, limit: int = 50) -> list[Sequence]:
     return [request(p, limit, temperature=0.8 * (i % 2), seed=i, logprobs=2) for i, p in enumerate(prompts)]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.tiny_engine import GOLDEN, all_logits, greedy, request, run, tiny_engine
 
 from mlxinfer.errors import MemoryPlanError
@@ -29,7 +30,7 @@ def test_batch_gives_each_what_it_has_alone():
     assert [len(a) for a in together] == limits
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     chunk=st.integers(1, 200),
     slots=st.integers(1, 4),
@@ -104,6 +105,26 @@ def test_aborting_frees_everything_and_harms_nobody(after):
     assert other.answer == greedy(PROMPTS[2], 20)
     assert engine.cache.usage().used == 0
     assert not engine.cache.pool.slots
+
+
+@pytest.mark.parametrize("which", ["leader", "sample"])
+@pytest.mark.parametrize("after", range(8))
+def test_aborting_at_any_step_around_the_fork_leaves_nothing_behind(after, which):
+    engine = tiny_engine(max_num_batched_tokens=40, max_draft=0)
+    leader, sample = (request(PROMPTS[4], 4, index=index, temperature=1.0) for index in range(2))
+    leader.lead([sample])
+    other = request(PROMPTS[1], 12)
+    for sequence in (other, leader):
+        engine.add(sequence)
+    for _ in range(after):
+        engine.step()
+    engine.abort(leader if which == "leader" else sample)
+    for _ in range(30):
+        engine.step()
+    assert engine.idle
+    assert not engine.cache.pool.slots
+    assert other.answer == greedy(PROMPTS[1], 12)
+    assert (leader.finish_reason, len(leader.answer)) == ("length", 4) or which == "leader"
 
 
 def test_an_interrupt_inside_a_step_leaves_a_fresh_engine(monkeypatch):

@@ -20,6 +20,7 @@ from mlxinfer.cache.attention.metal import MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.engine import engine_thread
 from mlxinfer.errors import EngineError
+from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 
@@ -57,6 +58,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(select, "_has_gpu_kernels", lambda: True)
     monkeypatch.setattr(metal, "paged_attention_decode", found)
+    monkeypatch.setattr(metal, "append_rows", appended)
     trial.forget()
     yield found
     trial.forget()
@@ -143,8 +145,8 @@ def test_prompts_are_read_to_their_end(folder: Path, kernels: Kernels) -> None:
         kernels.broken = lambda plan: True
         step, steps = llm.engine.runner.submit, []
 
-        def failing(schedule: Any) -> Any:
-            steps.append(step(schedule))
+        def failing(*arguments: Any) -> Any:
+            steps.append(step(*arguments))
             raise ValueError(ERROR)
 
         llm.engine.runner.submit = failing  # type: ignore[method-assign]
@@ -192,7 +194,7 @@ def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kerne
     assert kernels.failed == 1
     trial.forget()
     kernels.broken, kernels.failed = lambda plan: False, 0
-    with live_server({"tiny": lambda: AsyncLLM(folder, dtype="float32")}, tmp_path / "run" / "api.sock") as live:
+    with live_server({"tiny": lambda: AsyncLLM(folder, dtype="float32")}) as live:
         kernels.broken = after(120)
         body = json.dumps({"model": "tiny", "prompt": PROMPTS[1], "temperature": 0.9, "seed": 7, "max_tokens": 80}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

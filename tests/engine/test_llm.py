@@ -15,7 +15,7 @@ PROMPT = "The quick brown fox"
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    return LLM(tiny_directory(tmp_path_factory.mktemp("model"), eos=False))
+    return LLM(tiny_directory(tmp_path_factory.mktemp("model"), eos=False), dtype="float32")
 
 
 def test_text_and_ids_are_the_same_prompt(llm):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.engine.prefill_budget import PrefillBudget
 from mlxinfer.engine.step_times import StepTimes
@@ -71,7 +72,7 @@ def test_answers_keep_their_share_and_prompts_get_the_rest(name: str, n: int, sh
     assert read / seconds >= 0.7 * ideal(device, n, share, read // 2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(sorted(DEVICES)), st.integers(1, 15), st.integers(0, 2**16))
 def test_with_noise_and_hiccups(name: str, n: int, seed: int) -> None:
     rng = random.Random(seed)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.counting_engine import CountingEngine, sequence
+from support.examples import examples
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.engine.chunk_policy import ChunkPolicy, DeterministicChunks
@@ -33,7 +34,7 @@ REQUEST = st.fixed_dictionaries(
 
 
 @pytest.mark.smoke
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=10), st.booleans(), st.booleans())
 def test_whatever_comes_all_end_and_nothing_leaks(requests: list[dict], deterministic: bool, reuse: bool) -> None:
     engine = CountingEngine(pages=PAGES, max_num_batched_tokens=96, deterministic=deterministic, reuse=reuse)

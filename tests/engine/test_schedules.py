@@ -51,11 +51,11 @@ def check(name: str, kv: str, seed: int, schedules: int) -> int:
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
-    assert sum(check(FAMILIES[family], kv, seed, schedules=12) for seed in range(2)) > 0
+    assert sum(check(FAMILIES[family], kv, seed, schedules=8) for seed in range(2)) > 0
 
 
 @pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("family", ["full", "sliding", "experts", pytest.param("hybrid", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["full", *(pytest.param(name, marks=pytest.mark.long) for name in ("sliding", "experts", "hybrid"))])
 def test_who_gives_pages_back_gets_the_same_later(family, kv):
     """Five that grow together to more pages than there are."""
     name = FAMILIES[family]

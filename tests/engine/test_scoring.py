@@ -24,7 +24,7 @@ PROMPT = [(i * 7 + i // 5) % 90 + 3 for i in range(150)]
 
 
 def _expected(path: Path, top: int) -> list[TokenLogprob]:
-    with LLM(path) as llm:
+    with LLM(path, dtype="float32") as llm:
         logits = llm.logits(PROMPT)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         order = mx.argsort(-logprobs, axis=-1)[:, :top]
@@ -36,7 +36,7 @@ def _expected(path: Path, top: int) -> list[TokenLogprob]:
 
 
 async def _scores(path: Path, top: int, beside: int) -> list[list[TokenLogprob]]:
-    async with AsyncLLM(path, max_num_seqs=4) as llm:
+    async with AsyncLLM(path, dtype="float32", max_num_seqs=4) as llm:
         others = [asyncio.ensure_future(llm.generate([PROMPT[i:]], SamplingParams(max_tokens=30))) for i in range(beside)]
         found = await asyncio.gather(*(llm.score(PROMPT, top) for _ in range(3)))
         await asyncio.gather(*others)

@@ -51,7 +51,7 @@ def flat(samples: list[tuple[int, int, int, int]]) -> None:
 
 @pytest.mark.long
 def test_nothing_grows():
-    _, samples = soak(4_000)
+    _, samples = soak(2_000)
     flat(samples)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_pages import FORMS, TOLERANCE, Cache, History, Setting, check, rounded
+from support.examples import examples
 from support.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
@@ -30,7 +31,7 @@ settings_drawn = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=6), st.sampled_from(FORMS))
 def test_like_float64_for_any_setting_and_cut(setting, moves, form):
     length = 260

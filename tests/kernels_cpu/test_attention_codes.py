@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_pages import PAGE, Cache, History, Setting, check
+from support.examples import examples
 from support.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
@@ -32,7 +33,7 @@ settings_drawn = st.builds(
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=2, max_size=6))
 def test_like_float64_for_any_setting_and_cut(setting, moves):
     length = 260

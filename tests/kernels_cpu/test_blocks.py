@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.packed_matrices import DTYPES, draw, random
 
 from mlxinfer import kernels_cpu
@@ -84,7 +85,7 @@ def raw(a: mx.array) -> bytes:
     return np.array(a.view(mx.uint8)).tobytes()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     dtype=st.sampled_from(list(DTYPES)),
     after=st.booleans(),

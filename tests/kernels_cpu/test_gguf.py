@@ -12,6 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer import kernels_cpu
 
@@ -53,7 +54,7 @@ def test_every_type_is_tested():
     assert kernels_cpu.gguf_types().keys() == BITS.keys()
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(kind=KINDS, n=st.integers(1, 70), blocks=st.integers(1, 4), piece=st.integers(1, 80), seed=st.integers(0, 99))
 def test_rows_are_exact(kind, n, blocks, piece, seed):
     rows = random_blocks(kind, (n, blocks), seed)
@@ -61,7 +62,7 @@ def test_rows_are_exact(kind, n, blocks, piece, seed):
     np.testing.assert_array_equal(np.array(packed.rows(mx.arange(n), mx.float32)), numbers(kind, rows))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     kind=KINDS,
     n=st.integers(1, 70),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer import kernels_cpu
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.
 DTYPES = {mx.float32: 2e-6, mx.bfloat16: 1e-2, mx.float16: 2e-3}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=2).map(tuple),
     size=st.one_of(st.integers(1, 70), st.sampled_from([576, 2048, 16385])),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.packed_matrices import DTYPES, FORMATS, UNIT, assert_within, draw, normed, product, random, to_numpy
 
 from mlxinfer import kernels_cpu
@@ -35,7 +36,7 @@ def test_every_format(form, precision):
         assert_within(got, *product(to_numpy(x), m, used(packed)), "float32")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     form=st.sampled_from(FORMATS),
     n=st.integers(1, 50),
@@ -81,7 +82,7 @@ ACTIVATIONS = {
 """The activation in float64, and the exponent that it takes e to, whose rounding counts that many times."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     activation=st.sampled_from(list(ACTIVATIONS)),
     form=st.sampled_from(FORMATS),
@@ -109,7 +110,7 @@ def test_gates(activation, form, pairs, rows, bias, precision, seed):
     assert_within(got, act * up, act_error * (np.abs(up) + up_error) + np.abs(act) * up_error, "float32")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     form=st.sampled_from(FORMATS),
     experts=st.integers(1, 6),
@@ -209,7 +210,7 @@ def test_views_of_weights():
     assert same_bits(got, want)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     form=st.sampled_from(FORMATS),
     scales=st.sampled_from(list(DTYPES)),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.packed_matrices import DTYPES, UNIT, assert_within, random, to_numpy
 
 from mlxinfer import kernels_cpu
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.
 
 
 @pytest.mark.smoke
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     shape=st.lists(st.integers(0, 5), max_size=2).map(tuple),
     size=st.one_of(st.integers(0, 70), st.just(20000)),

@@ -11,12 +11,16 @@ import pytest
 from support import cuda_cpu, nvrtc, sealed_pages
 from support.append_scenes import AppendScene
 from support.decode_scenes import Scene
-from support.emulated import needs_emulator
+from support.emulated import emulated, needs_emulator
 from support.prefill_scenes import PrefillScene
+from support.quantized_products import matrix, rows_of_x
 from support.sealed_pages import to_float
 
+from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate
 from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal.quantized_matmul.launcher import block_dequantize
+from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compiler for CUDA: {nvrtc.wheels_missing()}")
@@ -25,6 +29,8 @@ F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
 """Of bits of keys and of values, each once."""
+PRODUCTS = ("4/64", "Q4_K", "3/32", "Q5_K", "8/128", "Q6_K", "mxfp4", "6/64", "Q8_0", "5/32", "2/32", "Q5_0", "Q4_0")
+"""Formats of quantized matrices."""
 GPU, PTX = "sm_90", "compute_90"
 """For a GPU, or, in a quarter of the time, only as far as NVIDIA's own assembly language."""
 
@@ -112,22 +118,29 @@ def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
     seal_values(pages, v_bits)
 
 
+@pytest.mark.long
 @needs_nvrtc
-@pytest.mark.parametrize(("pair", "dtype"), [((4, 3), F32), ((5, 4), F16), ((16, 8), BF16)], ids=str)
-def test_every_kernel_compiles_for_sm_90(pair: tuple[int, int], dtype: mx.Dtype) -> None:
+def test_every_kernel_compiles_for_sm_90() -> None:
     compiled = Compiled()
     with run_with(compiled.maker):
-        launch_everything(*pair, dtype)
-    assert len(compiled) == 7 - pair.count(16)
+        launch_everything(5, 4, F16)
+    assert len(compiled) == 7
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("pair", [(8, 6), (6, 5), (3, 2), (2, 16)], ids=str)
-def test_every_number_of_bits_compiles(pair: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pair", "dtype"),
+    [
+        ((8, 6), F16),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (((3, 2), F16), ((6, 5), F16), ((4, 3), F32), ((2, 16), BF16))),
+    ],
+    ids=str,
+)
+def test_every_number_of_bits_compiles(pair: tuple[int, int], dtype: mx.Dtype) -> None:
     compiled = Compiled(PTX)
     with run_with(compiled.maker):
-        launch_everything(*pair, F16)
+        launch_everything(*pair, dtype)
     assert len(compiled) == 7 - pair.count(16)
 
 
@@ -163,10 +176,57 @@ def test_prefill_keeps_its_matrices_in_registers() -> None:
 
 
 @needs_nvrtc
+def test_products_compile() -> None:
+    """Their pieces stay in registers too."""
+    compiled = Compiled(PTX)
+    with run_with(compiled.maker):
+        for index, kind in enumerate(PRODUCTS):
+            weights = matrix(kind, 16, 512, BF16)
+            weights.times(rows_of_x((1, 2, 4, 8, 16)[index % 5], 512, BF16))
+        block_dequantize(weights.arrays[0], kind, F16)
+    assert len(compiled) == len(PRODUCTS) + 1
+    assert not any("ld.local" in ptx for ptx in compiled)
+
+
+@needs_nvrtc
 def test_an_error_names_the_line() -> None:
     code = nvrtc.cuda_source("bad", [("x", mx.zeros(9))], [("out", F32)], "out[0] = x[0];\nout[1] = nowhere;", "")
     with pytest.raises(nvrtc.CompileError, match=r"bad\.metal\(\d+\): error: identifier \"nowhere\""):
         nvrtc.compile_cuda(code)
+
+
+def between_layers(dtype: mx.Dtype = BF16, rows: int = 3, dim: int = 641) -> list[mx.array]:
+    """Sums and normed sums."""
+    random = np.random.default_rng(dim)
+    result, stream = (mx.array(random.normal(size=(rows, dim)).astype(np.float32)).astype(dtype) for _ in range(2))
+    weight = mx.array(random.normal(size=dim).astype(np.float32)).astype(dtype)
+    return list(add_norm(result, stream, (weight, 1e-5), (weight, 1e-6)))
+
+
+def cut(vocabulary: int = 1500) -> mx.array:
+    """The lowest logits that stay, by top-p, by top-k and by both."""
+    logits = (np.random.default_rng(5).normal(size=(4, vocabulary)) * 3).astype(np.float32)
+    return threshold(mx.array(logits), mx.array([[vocabulary, 0.9], [20, 1], [40, 0.8], [vocabulary, 0.3]], mx.float32))
+
+
+@needs_nvrtc
+def test_what_runs_between_layers_and_after_them_compiles() -> None:
+    compiled = Compiled()
+    with run_with(compiled.maker):
+        between_layers(F16, dim=4096)
+        cut(151936)
+    assert len(compiled) == 3
+    assert all(".target sm_90" in ptx for ptx in compiled)
+
+
+@needs_emulator
+def test_what_runs_between_layers_and_after_them_is_that_of_the_emulator() -> None:
+    with emulated():
+        expected = [*between_layers(), cut()]
+    with run_with(cuda_cpu.maker):
+        found = [*between_layers(), cut()]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.array_equal(to_float(ours), to_float(theirs))
 
 
 def assert_close(scene: Scene | PrefillScene) -> None:
@@ -221,6 +281,14 @@ def test_unpacking_as_translated_is_right_to_the_bit() -> None:
         found = scene.unseal()
     for got, expected in zip(found, scene.unsealed(), strict=True):
         assert np.array_equal(to_float(got), to_float(expected), equal_nan=True)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("kind", "rows"), [("4/64", 3), ("3/32", 8), ("mxfp4", 2), ("Q5_K", 1), ("Q6_K", 12)])
+def test_products_as_translated_are_right(kind: str, rows: int) -> None:
+    weights, x = matrix(kind, 19, 512, F16), rows_of_x(rows, 512, F16)
+    with run_with(cuda_cpu.maker):
+        weights.check(x, weights.times(x))
 
 
 @needs_emulator

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.emulated import emulated, needs_emulator
+from support.examples import examples
 from support.prefill_scenes import PrefillScene
 from support.sealed_pages import to_float
 
@@ -68,7 +69,7 @@ def test_steps_of_any_kind() -> None:
     """One compiled kernel, many steps: nothing about them is compiled in."""
     chance = random.Random(5)
     pasts, counts = (0, 1, 5, 63, 64, 65, 127, 128, 200, 301), (0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 100)
-    for seed in range(30):
+    for seed in range(examples(30)):
         sequences = tuple((chance.choice(pasts), chance.choice(counts)) for _ in range(chance.randint(1, 4)))
         scene = PrefillScene(
             ((chance.choice(pasts), 1), *sequences),

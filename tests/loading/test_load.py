@@ -16,6 +16,7 @@ from support.tiny_gguf import write_tiny_gguf
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.convert import convert
+from mlxinfer.device import default_dtype
 from mlxinfer.errors import (
     CheckpointError,
     MemoryPlanError,
@@ -47,7 +48,7 @@ def test_what_is_loaded(tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path / "tiny")
     (directory / "generation_config.json").write_text('{"temperature": 0.5}')
     told: list[tuple[int, int]] = []
-    loaded = load(str(directory), progress=lambda done, total: told.append((done, total)))
+    loaded = load(str(directory), dtype="float32", progress=lambda done, total: told.append((done, total)))
     assert (loaded.name, loaded.path) == ("tiny", directory)
     assert loaded.config["model_type"] == "llama"
     assert loaded.generation_config == {"temperature": 0.5}
@@ -68,7 +69,7 @@ def test_the_compute_dtype(asked: str | mx.Dtype, dtype: mx.Dtype) -> None:
 
 def test_quantized_while_loading(tmp_path: Path) -> None:
     directory = random_checkpoint(tmp_path / "m", config_of("llama"))
-    plain, packed = load(directory), load(directory, bits=8, group_size=32)
+    plain, packed = load(directory, dtype="float32"), load(directory, dtype="float32", bits=8, group_size=32)
     assert packed.weight_bytes < plain.weight_bytes / 2
     assert isinstance(packed.model.embedding.matrix, (Quantized, Packed))  # type: ignore[attr-defined]
     ids = np.arange(3, 40)
@@ -119,7 +120,7 @@ def zoo_checkpoint(directory: Path, name: str) -> Any:
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_architectures_of_mlx_lm(tmp_path: Path, name: str) -> None:
     model = zoo_checkpoint(tmp_path / "m", name)
-    loaded = load(tmp_path / "m")
+    loaded = load(tmp_path / "m", dtype="float32")
     assert any("mlx-lm" in note for note in loaded.notes)
     ids = np.arange(3, 30)
     assert np.abs(logits(loaded, ids) - np.array(model(mx.array(ids)[None])[0])).max() < 1e-5
@@ -207,7 +208,7 @@ class TestRefusals:
         grow(file, "model.embed_tokens.weight", (rows, 128))
         (directory / "config.json").write_text(json.dumps(config))
         message = self.refused(directory, MemoryPlanError)
-        assert "weights take 550 GB" in message
+        assert f"weights take {275 * default_dtype().size // 2} GB" in message
         assert file.stat().st_blocks * 512 < 1 << 24
 
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
 from support.tiny_gguf import write_tiny_gguf
@@ -59,7 +60,7 @@ def device(size: int, buffers: int | None = None) -> DeviceMemory:
     st.booleans(),
     st.none() | st.integers(10_000, 10**6),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache, buffers):
     try:
         plan = plan_memory(
@@ -97,7 +98,7 @@ def test_fewer_bits_make_room_for_more_tokens(tmp_path):
 
 
 def test_a_cap_and_a_draft_model_leave_less(tmp_path):
-    loaded = load(tiny_directory(tmp_path, context=1 << 20))
+    loaded = load(tiny_directory(tmp_path, context=1 << 20), dtype="float32")
     whole = plan_memory(loaded, memory=device(200 * MB))
     capped = plan_memory(loaded, memory=device(200 * MB), memory_gb=0.1)
     drafted = plan_memory(loaded, memory=device(200 * MB), draft=Tiny(tiny_model("llama"), weight_bytes=20 * MB))

@@ -1,14 +1,22 @@
 """The sampler against numpy, and the independence of its rows."""
 
+import re
+import shutil
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.emulated import emulated, needs_emulator
+from support.examples import examples
 
 from mlxinfer import SamplingParams
-from mlxinfer.sampling import Row, SamplingBatch, sample_seed
-from mlxinfer.sampling.sampler import Cuts
+from mlxinfer.cache.attention.select import SWITCH
+from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.nn import kernel_trial
+from mlxinfer.sampling import Drafts, Row, SamplingBatch, cuts, sample_seed, sampler
+from mlxinfer.sampling.cuts import Cuts
 
 VOCAB = 61
 
@@ -61,7 +69,7 @@ def reference_cut(row: np.ndarray, p: SamplingParams) -> set[int]:
     return {int(t) for t in kept if row[t] >= row.max() + np.log(p.min_p)} if p.min_p > 0 else {int(t) for t in kept}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.builds(
@@ -77,8 +85,8 @@ def reference_cut(row: np.ndarray, p: SamplingParams) -> set[int]:
 )
 def test_cuts_keep_what_numpy_keeps(params, seed):
     logits = logits_of(len(params), seed)
-    cuts = Cuts.of(params, VOCAB)
-    kept = np.isfinite(np.array(logits if cuts is None else cuts.apply(logits)))
+    made = Cuts.of(params, VOCAB)
+    kept = np.array(mx.full(logits.shape, True) if made is None else logits >= made.threshold(logits))
     for row, p in enumerate(params):
         wanted = reference_cut(np.array(logits[row], dtype=np.float64), p)
         difference = set(np.flatnonzero(kept[row]).tolist()) ^ wanted
@@ -152,3 +160,83 @@ def test_logprobs_are_those_of_the_plain_logits(k):
     np.testing.assert_allclose(np.array(sampled.logprobs.chosen), exact[np.arange(3), chosen], atol=1e-5)
     np.testing.assert_array_equal(np.array(sampled.logprobs.top_ids), np.argsort(-exact, axis=-1)[:, :k])
     np.testing.assert_allclose(np.array(sampled.logprobs.top), -np.sort(-exact, axis=-1)[:, :k], atol=1e-5)
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_rows_in_slices_get_what_they_get_together(drafted, monkeypatch):
+    """More rows than are sampled at once, with every stage, with and without drafts."""
+    ways = [
+        {"temperature": 0.9, "top_k": 7},
+        {"temperature": 0},
+        {"top_p": 0.8, "frequency_penalty": 0.4, "temperature": 1.1},
+        {"min_p": 0.1, "logit_bias": {3: 4.0}, "temperature": 0.7},
+        {"repetition_penalty": 1.3, "temperature": 1.3, "logprobs": 2},
+    ]
+    rows = [Row(SamplingParams(**ways[i % 5]), 100 + i, [1, i], [2, i + 1]) for i in range(11)]
+    counts = [i % 4 if drafted else 0 for i in range(11)]
+    drafts = Drafts(counts, mx.array(np.random.default_rng(1).integers(0, VOCAB, sum(counts)).astype(np.uint32))) if drafted else None
+    logits = logits_of(11 + sum(counts))
+    found = []
+    for at_once in (3, 100):
+        monkeypatch.setattr(sampler, "SAMPLED_ROWS_AT_ONCE", at_once)
+        batch = SamplingBatch(rows, VOCAB)
+        steps = [batch.sample(logits, list(range(5, 16)), drafts), batch.sample(logits[:11], list(range(6, 17)))]
+        found.append([(step.tokens.tolist(), step.logprobs.read()) for step in steps])
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """The choice of kernels as it is made there; they run in the emulator."""
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(cuts.kernels_cpu, "in_use", lambda: False)
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    cuts.TRIAL.forget()
+    yield
+    cuts.TRIAL.forget()
+
+
+@needs_emulator
+def test_a_gpu_searches_instead_of_sorting(on_a_gpu, monkeypatch):
+    """The same tokens, and no sort in the graph."""
+    logits = mx.array((np.random.default_rng(2).standard_normal((3, 2000)) * 3).astype(np.float32))
+    params = [SamplingParams(temperature=0.9, top_k=20, top_p=0.9), SamplingParams(top_p=0.7, temperature=1.2), SamplingParams(min_p=0.05)]
+    with emulated():
+        assert cuts.TRIAL.obstacle(2000) is None
+        monkeypatch.setattr(mx, "sort", None)
+        searched = [choose(params, logits, [1, 2, 3], position) for position in range(8)]
+        drafts = Drafts([1, 0, 2], mx.array([3, 4, 5], mx.uint32))
+        rows = [Row(p, s, [1, 2], []) for p, s in zip(params, (1, 2, 3), strict=True)]
+        drafted = SamplingBatch(rows, 2000).sample(logits[mx.array([0, 0, 1, 2, 2, 2])], [5] * 3, drafts).tokens.tolist()
+    monkeypatch.undo()
+    assert searched == [choose(params, logits, [1, 2, 3], position) for position in range(8)]
+    assert drafted == SamplingBatch(rows, 2000).sample(logits[mx.array([0, 0, 1, 2, 2, 2])], [5] * 3, drafts).tokens.tolist()
+
+
+@pytest.mark.parametrize("wrong", ["crash", "answers"])
+def test_a_search_that_fails_its_trial_is_not_used(wrong, on_a_gpu):
+    def broken(**_):
+        def call(*, output_shapes, output_dtypes, **_):
+            if wrong == "crash":
+                raise RuntimeError("Unable to build metal library from source")
+            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+
+        return call
+
+    with run_with(broken):
+        assert "failed its trial" in cuts.TRIAL.obstacle(2000)
+        assert choose([SamplingParams(top_k=1)], mx.arange(2000).astype(mx.float32)[None], [4]) == [1999]
+    assert "61 logits" in cuts.TRIAL.obstacle(VOCAB)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on a CPU")
+def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path):
+    """Next to the random bits themselves, and the width of a range, one number that nothing waits for; and the noise is the same."""
+    logits, lowest, keys = logits_of(3), mx.array([[0.5], [-mx.inf], [-1.0]]), sampler.row_keys([1, 2, 3], [4, 5, 6])
+    mx.eval(logits, lowest, keys)
+    plain, compiled = sampler.cut_and_noisy, mx.compile(sampler.cut_and_noisy)
+    np.testing.assert_allclose(np.array(compiled(logits, lowest, keys)), np.array(plain(logits, lowest, keys)), rtol=1e-5, atol=1e-5)
+    mx.export_to_dot(str(tmp_path / "graph.dot"), compiled(logits, lowest, keys))
+    found = re.findall(r'label ?="(\w+)"', (tmp_path / "graph.dot").read_text())
+    launched = sorted(name[:8] for name in found if name not in ("Broadcast", "Reshape", "Full"))
+    assert launched == ["Compiled", "RandomBi", "Subtract"], found

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without an end token, so that answers run to their length."""
-    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=4096)
+    return tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=4096, rounded=True)
 
 
 @pytest.fixture(scope="package")
-def live(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def live(tiny_path: Path) -> Iterator[LiveServer]:
     """The tiny model as `tiny`, on a Unix socket and on TCP."""
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as server:
         yield server
 
 

@@ -67,10 +67,10 @@ DIALECT = Dialect("toy", ("/toy/",), routes, lambda error: JSONResponse(error_ob
 
 
 @pytest.fixture(scope="module")
-def toy(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def toy(tiny_path: Path) -> Iterator[LiveServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "DIALECTS", (DIALECT, *app.DIALECTS))
-        with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+        with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as server:
             yield server
 
 

@@ -282,9 +282,9 @@ def test_a_prompt_beyond_the_context(unix_claude: Anthropic) -> None:
     assert message.startswith("prompt is too long: ")
 
 
-def test_the_key_is_asked_for_on_tcp(tiny_path: Path, tmp_path: Path) -> None:
+def test_the_key_is_asked_for_on_tcp(tiny_path: Path) -> None:
     key = "a-key-of-some-length"
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path / "run" / "api.sock", api_key=key) as strict:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, api_key=key) as strict:
         with connected(strict, unix=False) as client, pytest.raises(anthropic.AuthenticationError) as found:
             create(client)
         assert found.value.body == {"type": "error", "error": {"type": "authentication_error", "message": "Incorrect API key provided."}}
@@ -338,6 +338,7 @@ def test_answers_are_as_the_document_says(unix_claude: Anthropic) -> None:
     assert TypeAdapter(TokenCount).validate_python(counted) == counted
 
 
+@pytest.mark.long
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")

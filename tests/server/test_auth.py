@@ -20,9 +20,8 @@ LIMITS = Limits(body_bytes=2000, header_bytes=4000, header_s=0.4, body_s=0.4, co
 
 
 @pytest.fixture(scope="module")
-def strict(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    path = tmp_path_factory.mktemp("strict") / "api.sock"
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, path, api_key=KEY, limits=LIMITS, allowed_hosts=("box.local",)) as server:
+def strict(tiny_path: Path) -> Iterator[LiveServer]:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, api_key=KEY, limits=LIMITS, allowed_hosts=("box.local",)) as server:
         yield server
 
 

@@ -55,6 +55,7 @@ def test_openai_with_many_requests_at_once(live: LiveServer, unix_client: OpenAI
         assert alone.choices[0].message.content == together[number]
 
 
+@pytest.mark.long
 def test_langchain(live: LiveServer, expected: str) -> None:
     from langchain_core.messages import HumanMessage
     from langchain_openai import ChatOpenAI
@@ -79,6 +80,7 @@ def test_langchain(live: LiveServer, expected: str) -> None:
             ChatOpenAI(**{**settings, "model": "other"}, http_client=http).invoke("Hello")
 
 
+@pytest.mark.long
 def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")

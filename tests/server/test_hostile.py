@@ -38,7 +38,7 @@ GROWTH = 96 * 2**20
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     path = tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=CONTEXT)
-    with live_server({"tiny": lambda: AsyncLLM(path)}, tmp_path_factory.mktemp("run") / "api.sock", limits=Limits(**LIMITS)) as server:  # type: ignore[arg-type]
+    with live_server({"tiny": lambda: AsyncLLM(path)}, limits=Limits(**LIMITS)) as server:  # type: ignore[arg-type]
         yield server
 
 

@@ -48,7 +48,7 @@ def test_it_finds_capitals(tmp_path: Path, kind: str, more: str, metric: str) ->
     data.write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "capitals.yaml").write_text(TASK.format(data=data, kind=kind, more=more))
-    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}, tmp_path / "run" / "api.sock") as server:
+    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}) as server:
         server.models["smollm2"].tokenizer.save(tmp_path)
         settings = f"model=smollm2,base_url={server.url}/v1/completions,num_concurrent=4,max_retries=1,tokenizer={tmp_path}"
         command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", settings]

@@ -20,9 +20,9 @@ ABANDONED = 0.2
 
 
 @pytest.fixture(scope="module")
-def steady(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def steady(tiny_path: Path) -> Iterator[LiveServer]:
     """Its answers do not depend on what runs beside them."""
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path, deterministic=True)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path, deterministic=True)}) as server:
         yield server
 
 

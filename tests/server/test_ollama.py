@@ -332,6 +332,7 @@ def test_answers_are_as_the_document_says(live: LiveServer) -> None:
             assert TypeAdapter(kind).validate_python(answer) == answer
 
 
+@pytest.mark.long
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")

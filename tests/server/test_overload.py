@@ -27,9 +27,9 @@ def one_at_a_time(path: Path) -> AsyncLLM:
 
 
 @pytest.fixture
-def narrow(tiny_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
+def narrow(tiny_path: Path) -> Iterator[LiveServer]:
     limits = Limits(keep_alive_s=0.05, patience_s=0.05)
-    with live_server({"tiny": lambda: one_at_a_time(tiny_path)}, tmp_path / "run" / "api.sock", limits=limits) as server:
+    with live_server({"tiny": lambda: one_at_a_time(tiny_path)}, limits=limits) as server:
         yield server
 
 
@@ -82,10 +82,10 @@ def test_a_stream_that_waits_is_kept_awake(narrow: LiveServer, client: OpenAI) -
     assert [choice.finish_reason for chunk in waiting for choice in chunk.choices if choice.finish_reason] == ["length"]
 
 
-def test_a_request_that_takes_too_long(tiny_path: Path, tmp_path: Path) -> None:
+def test_a_request_that_takes_too_long(tiny_path: Path) -> None:
     limits = Limits(request_s=0.001)
     with (
-        live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path / "api.sock", limits=limits) as server,
+        live_server({"tiny": lambda: AsyncLLM(tiny_path)}, limits=limits) as server,
         openai_client(server, unix=True) as client,
     ):
         with pytest.raises(openai.APIStatusError) as found:

@@ -24,8 +24,8 @@ QUESTION: Any = [{"role": "user", "content": "What is the capital of France? Ans
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+def smollm2() -> Iterator[LiveServer]:
+    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}) as server:
         yield server
 
 

@@ -39,7 +39,7 @@ PACE = {
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A context so short that no answer takes long."""
     path = tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=128)
-    with live_server({"tiny": lambda: AsyncLLM(path)}, tmp_path_factory.mktemp("run") / "api.sock") as server:
+    with live_server({"tiny": lambda: AsyncLLM(path)}) as server:
         yield server
 
 

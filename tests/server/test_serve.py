@@ -70,11 +70,11 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(tiny_path: Path, tmp_path: Path) -> Iterator[Start]:
+def start(tiny_path: Path, short_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def run(*arguments: str, **limits: Any) -> Process:
-        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=tmp_path, **limits))
+        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=short_path, **limits))
         return started[-1]
 
     yield run
@@ -148,7 +148,7 @@ def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path
 
 def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
     server = start()
-    while not server.path.exists():
+    while not _listens(server.path):
         assert server.process.poll() is None
     answers: list[bytes] = []
     waiting = threading.Thread(target=lambda: answers.append(_first_bytes(server)))
@@ -156,6 +156,11 @@ def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
     server.ready()
     waiting.join(60)
     assert answers[0].startswith(b"HTTP/1.1 200")
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(path)) == 0
 
 
 def _first_bytes(server: Process) -> bytes:
@@ -187,7 +192,7 @@ def test_mistakes_end_in_one_line(start: Start, tiny_path: Path, arguments: list
     assert len(errors.splitlines()) == 1
 
 
-def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, tmp_path: Path) -> None:
+def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_path: Path, short_path: Path) -> None:
     server = start(
         "--install", f"chat={tiny_path}", "--kv", "8", "--no-speculate", "--alias", "x=chat", "--port", "8081", "--request-timeout", "30"
     )
@@ -207,26 +212,28 @@ def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_pa
         "30",
     ]
     unix, tcp = found["Sockets"]["Listeners"]
-    assert unix == {"SockPathName": str(tmp_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
+    assert unix == {"SockPathName": str(short_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
     assert (tcp["SockNodeName"], tcp["SockServiceName"]) == ("127.0.0.1", "8081")
     assert found["SoftResourceLimits"] == {"NumberOfFiles": 4096}
     assert "launchctl bootstrap" in errors
 
 
-def test_install_makes_the_directory_that_launchd_does_not(start: Start, tiny_path: Path, tmp_path: Path) -> None:
-    assert not (tmp_path / ".mlxinfer").exists()
+def test_install_makes_the_directory_that_launchd_does_not(start: Start, tiny_path: Path, short_path: Path) -> None:
+    assert not (short_path / ".mlxinfer").exists()
     server = start("--install", str(tiny_path))
     out, errors = server.process.communicate(timeout=60)
     found = plistlib.loads(out.encode())
     for path in (found["Sockets"]["Listeners"][0]["SockPathName"], found["StandardErrorPath"]):
-        assert Path(path).parent == tmp_path / ".mlxinfer"
-    assert stat.S_IMODE((tmp_path / ".mlxinfer").stat().st_mode) == 0o700
-    assert f"will be in {tmp_path / '.mlxinfer'}, which only you can enter" in errors
+        assert Path(path).parent == short_path / ".mlxinfer"
+    assert stat.S_IMODE((short_path / ".mlxinfer").stat().st_mode) == 0o700
+    assert f"will be in {short_path / '.mlxinfer'}, which only you can enter" in errors
 
 
 @pytest.mark.parametrize("arguments", [["--install"], []], ids=["install", "serve"])
-def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(start: Start, tiny_path: Path, tmp_path: Path, arguments: list[str]) -> None:
-    path = tmp_path / ("d" * 100) / "s"
+def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(
+    start: Start, tiny_path: Path, short_path: Path, arguments: list[str]
+) -> None:
+    path = short_path / ("d" * 100) / "s"
     server = start("--socket", str(path), *arguments, str(tiny_path))
     out, errors = server.process.communicate(timeout=60)
     assert (server.process.returncode, out) == (2, "")
@@ -273,9 +280,9 @@ def test_connections_are_refused_before_files_run_out(start: Start) -> None:
     assert any("192 connections at a time" in entry["message"] for entry in log)
 
 
-def test_two_models_share_the_memory(start: Start, tiny_path: Path, tmp_path: Path) -> None:
+def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: Path) -> None:
     """Neither takes what the other needs, and both answer."""
-    long = tiny_directory(tmp_path / "long", context=1 << 20)
+    long = tiny_directory(short_path / "long", context=1 << 20)
     server = start("--socket", "run/api.sock", f"tiny={long}", f"other={long}", limit_gb=1.0)
     server.ready()
     for name in ("tiny", "other"):

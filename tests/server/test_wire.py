@@ -108,10 +108,10 @@ def test_ollamas_lines(live: LiveServer) -> None:
 
 
 @pytest.fixture
-def one_at_a_time(tiny_path: Path, tmp_path: Path) -> Iterator[LiveServer]:
+def one_at_a_time(tiny_path: Path) -> Iterator[LiveServer]:
     """Whoever comes second waits, and is told so soon."""
     limits = Limits(patience_s=0.02, keep_alive_s=0.02)
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path, max_sequences=1)}, tmp_path / "run" / "api.sock", limits=limits) as server:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path, max_sequences=1)}, limits=limits) as server:
         yield server
 
 
@@ -148,9 +148,9 @@ def test_empty_lines_of_ollamas_while_its_client_waits(one_at_a_time: LiveServer
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_ends(tiny_path: Path, tmp_path: Path, stream: bool) -> None:
+def test_an_engine_that_ends(tiny_path: Path, stream: bool) -> None:
     """In the middle of a stream it is an event of its own and a line; before, a status."""
-    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, tmp_path / "run" / "api.sock") as live:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as live:
         asked = [messages(max_tokens=LONG, stream=stream), request("/api/chat", stream=stream)]
         connections = [live.connect(unix=True) for _ in asked]
         for connection, raw in zip(connections, asked, strict=True):

@@ -25,7 +25,7 @@ _ON_DEVICE: Any = object()
 
 
 class CountingEngine:
-    """One step is submitted before the one before it is collected, unless that filled pages. Every row takes `row_s` seconds."""
+    """One step is submitted before the one before it is collected; the pages that this one fills have got their places by then."""
 
     def __init__(
         self, *, pages: int, max_num_batched_tokens: int = 96, max_num_seqs: int = 4, deterministic: bool = False, reuse: bool = True
@@ -58,8 +58,8 @@ class CountingEngine:
         return Allocation.DONE
 
     def step(self) -> Schedule:
-        if self.pending and any(w.sequence.num_computed_tokens % PAGE < w.count for w in self.pending.work):
-            self.collect()
+        for w in self.pending.work if self.pending else ():
+            self.seal(w)
         for s in self.scheduler.expired(self.now):
             self.end(s, "timeout")
         self.scheduler.admit(self.allocate)
@@ -107,12 +107,19 @@ class CountingEngine:
                 s.append([1000 * s.arrival + len(s.tokens)], self.now)
                 if s.finish_reason:
                     self.scheduler.remove(s)
-            count, past = w.count - w.drafts, self.pasts.pop(id(w))
-            if past // PAGE < (past + count) // PAGE:
-                self.pool.seal(s.slot, past, count, s.tokens)
-                self.pool.leave_behind(s.slot, past + count)
+            self.seal(w)
             if s.finish_reason:
                 self.end(s, s.finish_reason)
+
+    def seal(self, w: Work) -> None:
+        s, past = w.sequence, self.pasts.pop(id(w), None)
+        if s.slot is None or past is None:
+            return
+        count = w.count - w.drafts
+        if past // PAGE < (past + count) // PAGE:
+            assert len(s.tokens) >= (past + count) // PAGE * PAGE, "all tokens of a full page are known"
+            self.pool.seal(s.slot, past, count, s.tokens)
+            self.pool.leave_behind(s.slot, past + count)
 
     def preempt(self, s: Sequence) -> None:
         assert s.slot is not None

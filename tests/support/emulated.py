@@ -1,19 +1,34 @@
-"""Kernels in the emulator."""
+"""Metal kernels where a test wants them to run: on the GPU if there is one, else in the emulator, under a sanitizer in any case there."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import mlx.core as mx
 import pytest
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
 
 needs_emulator = pytest.mark.emulator
+"""For tests that run kernels; those that need no more than answers run on a GPU as well."""
+
+
+def on_gpu() -> bool:
+    """Whether kernels run here without being asked to: on a GPU, or as `make mac-like` has it."""
+    return mx.metal.is_available() or os.environ.get("MLXINFER_KERNELS") == "emulator"
 
 
 @contextmanager
 def emulated(mode: str | None = None, order: str | None = None, seed: int | None = None) -> Iterator[None]:
+    """Launches run in the emulator; with no mode and no order to be in, on the GPU where there is one. Raises `emulator.Unavailable`,
+    which skips the test, where a mode or an order is asked for that cannot be had."""
+    if on_gpu() and mode is order is seed is None:
+        yield
+        return
+    if lack := emulator.why_not(mode or "fast"):
+        raise emulator.Unavailable(lack)
     with run_with(emulator.metal_kernel), emulator.settings(mode=mode, order=order, seed=seed):
         yield

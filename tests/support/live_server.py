@@ -21,6 +21,7 @@ from mlxinfer.server.settings import ServerSettings
 from mlxinfer.server.sockets import listening
 from mlxinfer.types import EngineStats
 from support.optional import needs
+from support.short_paths import short_directory
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -64,13 +65,11 @@ class LiveServer:
 
 
 @contextmanager
-def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **settings: Any) -> Iterator[LiveServer]:
-    """Serve until the end of the block; then everything is drained and closed."""
-    path.parent.mkdir(exist_ok=True)
-    path.parent.chmod(0o700)
-    config = ServerSettings(**{"socket": path, "host": "127.0.0.1", "port": 0, **settings})
+def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], **settings: Any) -> Iterator[LiveServer]:
+    """Serve on a Unix socket and on TCP until the end of the block; then everything is drained and closed."""
     started: Future[LiveServer] = Future()
-    with listening(config) as sockets:
+    with short_directory() as folder, listening(config := _settings(folder / "api.sock", settings)) as sockets:
+        path = folder / "api.sock"
         port = sockets[1].getsockname()[1]
 
         async def main() -> None:
@@ -101,6 +100,10 @@ def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], path: Path, **setti
         finally:
             thread.join(60)
             assert not thread.is_alive()
+
+
+def _settings(socket: Path, more: Mapping[str, Any]) -> ServerSettings:
+    return ServerSettings(**{"socket": socket, "host": "127.0.0.1", "port": 0, **more})
 
 
 def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:

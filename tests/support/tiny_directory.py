@@ -7,6 +7,7 @@ import shutil
 import string
 from pathlib import Path
 
+import mlx.core as mx
 from tokenizers import Tokenizer, decoders, models
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
@@ -16,12 +17,18 @@ CHARACTERS = ["<pad>", "<s>", "</s>", *sorted(set(string.printable) - set("\t\r\
 CHAT_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
-def tiny_directory(target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True, context: int | None = None) -> Path:
+def tiny_directory(
+    target: Path, architecture: str = "llama", *, chat: bool = True, eos: bool = True, context: int | None = None, rounded: bool = False
+) -> Path:
     """Write the directory and return it. `eos=False` leaves the model without an end token, so that answers run to their length.
-    `context` overrides the length that the config allows."""
+    `context` overrides the length that the config allows. `rounded`: the weights are in bfloat16, so that they are loaded without a note
+    on every device; otherwise in float32."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(GOLDEN / architecture / name, target / name)
+    if rounded:
+        weights = mx.load(str(GOLDEN / architecture / "model.safetensors"))
+        mx.save_safetensors(str(target / "model.safetensors"), {name: array.astype(mx.bfloat16) for name, array in weights.items()})
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(CHARACTERS)}, merges=[], unk_token="<pad>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])

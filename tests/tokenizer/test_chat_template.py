@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import TemplateError
 from mlxinfer.tokenizer.chat_template import ChatTemplates
@@ -137,7 +138,7 @@ def test_a_template_that_fails_is_told_in_one_line(source: str, message: str) ->
 @given(
     source=st.lists(st.sampled_from(["{{", "}}", "{%", "%}", " if ", " for ", " in ", "messages", "'", "1", "|join", "(", ")", "[", ".x"]))
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_template_renders_or_fails_in_one_line(source: list[str]) -> None:
     try:
         message = render("".join(source)) and ""

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.golden_tokenizers import golden, golden_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
@@ -23,7 +24,7 @@ def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(ids=IDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_pieces_joined_are_the_decoding_of_the_whole(name: str, ids: list[int]) -> None:
     tokenizer = golden_tokenizer(name)
     assert "".join(stream(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
@@ -31,7 +32,7 @@ def test_pieces_joined_are_the_decoding_of_the_whole(name: str, ids: list[int]) 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text(st.sampled_from("aé日🦙\u0301 \n1▁"), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_never_half_a_character(name: str, text: str) -> None:
     tokenizer = golden_tokenizer(name)
     pieces = stream(tokenizer.detokenizer(), tokenizer.encode(text))
@@ -50,7 +51,7 @@ def test_decoding_undoes_encoding(name: str) -> None:
 
 @given(ids=IDS)
 @example([3, 4])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_byte_level_decoding_is_that_of_the_library(ids: list[int]) -> None:
     tokenizer = golden_tokenizer("smollm2")
     assert isinstance(tokenizer._backend, TokenizersBackend)
@@ -86,7 +87,7 @@ SPACES = decoders.Replace("▁", " ")
     ],
 )
 @given(ids=st.lists(st.integers(0, 12), max_size=6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_decoders_taken_apart_give_the_library_s_text(decoder: decoders.Decoder | None, ids: list[int]) -> None:
     tokenizer = word_tokenizer(decoder)
     for skip in (True, False):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import MLXInferError, TokenizerError
@@ -186,7 +187,7 @@ def complaint(metadata: dict[str, Any]) -> str:
 
 
 @given(base=st.sampled_from([byte_level("<s>"), sentencepiece()]), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_metadata_makes_a_tokenizer_or_a_one_line_error(base: dict[str, Any], data: st.DataObject) -> None:
     keys = [*base, "tokenizer.ggml.bos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"]
     changed = data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3))
@@ -204,7 +205,7 @@ def gemma_in_both_libraries() -> tuple[SentencePieceBackend, TokenizersBackend]:
     text=st.text(st.sampled_from("aehlnot  \n\t1é日🦙▁<>"), max_size=20).map(lambda text: text.replace("<", "<unk>").replace(">", "<eos>"))
 )
 @example("<eos>  <bos>a\n\n\n\t\t b<unk><unk>")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_both_libraries_cut_texts_alike(text: str) -> None:
     ours, other = gemma_in_both_libraries()
     for special in (True, False):
@@ -228,7 +229,7 @@ def test_what_sentencepiece_does_not_take_goes_to_the_other_library() -> None:
 @example(["a b", "b"])
 @example(["ab", "c d e"])
 @example([" a b", "a  b"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_merges_are_split_alike_one_by_one_and_all_at_once(merges: list[str]) -> None:
     try:
         expected = list(map(_split_merge, merges))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mlxinfer.errors import MLXInferError, PromptError, TokenizerError
@@ -198,7 +199,7 @@ VALUES = [None, 0, -1, 2**40, "", "x", "a b", "(?", [], {}, [1], {"a": 1}, True]
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_tokenizer_json_works_or_is_told_in_one_line(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     contents = json.loads(backend().to_str())
     contents["post_processor"] = None

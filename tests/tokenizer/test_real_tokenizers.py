@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.golden_tokenizers import golden
 
 from mlxinfer.loading.load import load_tokenizer, open_checkpoint
@@ -56,7 +57,7 @@ def test_decoding_undoes_encoding(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKAGES)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_tokens_stream_as_they_decode(name: str, data: st.DataObject) -> None:
     tokenizer = real(name)
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
@@ -66,7 +67,7 @@ def test_any_tokens_stream_as_they_decode(name: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("name", PACKAGES)
 @given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs", "Cc"]), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_text_streams_in_whole_characters(name: str, text: str) -> None:
     """Neither control characters nor planes that nobody uses: SmolLM2's vocabulary lacks some of their bytes."""
     tokenizer = real(name)

@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.golden_tokenizers import golden
 
 from mlxinfer.errors import TokenizerError
@@ -66,7 +67,7 @@ def test_ids_are_those_of_the_library(kind: str, folder: Path) -> None:
     @example("aaaaaaa bababab")
     @example("  the  hello\n\n tab ")
     @example("héllo ﬁ 日本 <t>the<t>")
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     def same(text: str) -> None:
         if kind.startswith("unigram") and tied(text):
             return

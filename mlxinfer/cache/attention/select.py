@@ -89,10 +89,15 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
     return obstacle(kind_of(spec, dtype, form))
 
 
+def may_be_kernels(error: BaseException) -> bool:
+    """Whether a step with this error may have failed because of a GPU kernel."""
+    return isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, MLXInferError) and not _NO_MEMORY.search(str(error))
+
+
 def give_up_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
     """A step of layers with these backends has failed. If GPU kernels may be to blame, `attention_backend` does not choose them again for
     such layers, and the step can be tried once more; otherwise False."""
-    if not isinstance(error, (RuntimeError, ValueError)) or isinstance(error, MLXInferError) or _NO_MEMORY.search(str(error)):
+    if not may_be_kernels(error):
         return False
     stores = [store for store, backend in backends if not isinstance(backend, (NativeAttention, PlainAttention))]
     if not stores:

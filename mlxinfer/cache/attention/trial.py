@@ -51,7 +51,7 @@ def obstacle(kind: Kind) -> str | None:
     return _obstacles.get(kind) or _tried(kind)
 
 
-def blame(kinds: Sequence[Kind], error: Exception) -> None:
+def blame(kinds: Sequence[Kind], error: BaseException) -> None:
     """A step that used the kernels for these kinds of layers has failed. Those that fail their trial now are not used any more; if all of
     them pass it, none is, as nobody knows which it was."""
     _tried.cache_clear()

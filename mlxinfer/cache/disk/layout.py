@@ -100,7 +100,7 @@ class CacheLayout:
     def _state_layout(self, count: int) -> Layout:
         if count not in self._states:
             rows = {i: [mx.zeros((a.shape[1], count, a.shape[3]), a.dtype) for a in store.open] for i, store in self._stores.items()}
-            states = {i: [mx.zeros((1, *a.shape[1:]), a.dtype) for a in store.states] for i, store in self._recurrent.items()}
+            states = {i: [mx.zeros((1, *shape), mx.float32) for shape in store.shapes] for i, store in self._recurrent.items()}
             self._states[count] = arrays_layout(_named(Rows(rows if count else {}, states)))
         return self._states[count]
 

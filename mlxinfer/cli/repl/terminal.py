@@ -252,11 +252,16 @@ class TerminalReader:
         )
 
     def read(self, draft: str = "") -> str:
-        rows = max(min(7, shutil.get_terminal_size().lines - 4), 0)
+        rows = max(min(7, self._rows - 4), 0)
         return unquoted(self._session.prompt(default=draft, reserve_space_for_menu=rows))
 
     def _suggests(self) -> bool:
-        return self._session.default_buffer.text.startswith("/") and shutil.get_terminal_size().lines >= _ROWS_FOR_MENU
+        return self._session.default_buffer.text.startswith("/") and self._rows >= _ROWS_FOR_MENU
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the terminal as the line editor counts them: LINES may be that of another terminal, from which this one was opened."""
+        return self._session.output.get_size().rows
 
 
 def unquoted(text: str) -> str:

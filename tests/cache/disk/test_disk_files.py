@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk_entries import LAYOUT, content, digest, entry, path_of
+from support.examples import examples
 
 from mlxinfer.cache.disk.page_dir import PageDir
 from mlxinfer.cache.disk.pagefile import Layout, Tensor, parsed
@@ -65,7 +66,7 @@ def test_only_the_user_can_read_it(folder, written):
     assert folder.directory.stat().st_mode & 0o777 == 0o700
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_a_changed_byte_anywhere(folder, data):
     folder.write(ONE, content(ONE))
@@ -92,7 +93,7 @@ def test_every_truncation(folder, written):
     assert believed(folder) is not None
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=600))
 def test_foreign_bytes(folder, foreign):
     folder.write(ONE, content(ONE))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk_cache import TOKENS, Reader
+from support.examples import examples
 
 from mlxinfer.cache.kv_format import KVFormat
 
@@ -29,7 +30,7 @@ MOVES = st.lists(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", pytest.param("qwen3_next", marks=pytest.mark.long)])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(moves=MOVES, pages=st.integers(8, 20), files=st.integers(10, 60))
 def test_any_history(name, moves, pages, files):
     with tempfile.TemporaryDirectory() as directory:

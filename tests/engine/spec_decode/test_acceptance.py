@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.engine.spec_decode.acceptance import Acceptance, Candidate, best_lengths
 from mlxinfer.engine.spec_decode.ngram import MatchStats
@@ -59,7 +60,7 @@ def fixed(device, chance, count):
     return expected / device.seconds(1 + count, drained=count > 0, turns=count)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     chance=st.floats(0, 1),
     slope=st.floats(0.01, 1),

@@ -64,6 +64,7 @@ def test_a_draft_model_changes_nothing(amount, kv):
     assert usage.used == 0
 
 
+@pytest.mark.long
 def test_a_draft_model_for_a_hybrid():
     expected, sequences = plain("qwen3_next"), requests()
     assert run(eager_engine("qwen3_next", draft=noisy_model(0.5)), sequences) == expected
@@ -121,6 +122,7 @@ def test_cancelling_between_drafts_harms_nobody(after, model):
     assert engine.cache.usage().used == 0
 
 
+@pytest.mark.long
 def test_under_drafts_tokens_are_distributed_as_without():
     """Chi-square over many seeds: the second and third token, where the first is whatever came."""
     count = 1000

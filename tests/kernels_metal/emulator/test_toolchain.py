@@ -19,7 +19,10 @@ from mlxinfer.kernels_metal.emulator import build, toolchain, trial
 ELSEWHERE = sys.platform != "linux" or platform.machine() != "x86_64"
 elsewhere_that_is_the_reason = pytest.mark.skipif(ELSEWHERE, reason="elsewhere that is the reason")
 INSTALL = "apt-get install clang-19 libclang-rt-19-dev llvm-19"
-CACHES = (toolchain.find, toolchain._common, toolchain._version, toolchain._cpu_features, build.toolchain, trial.fixed_addresses)
+CACHES = (
+    *(toolchain.find, toolchain._common, toolchain._version, toolchain._cpu_features, trial.fixed_addresses),
+    *(build.toolchain, build.library, build.program),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +68,8 @@ def test_without_a_usable_clang(version: str | None, reason: str, programs: Path
     assert not emulator.available()
     assert emulator.why_not() == f"no compiler for Metal kernels: {reason} ({INSTALL})"
     kernel = emulator.metal_kernel("k", ["x"], ["out"], "out[0] = x[0];")
+    with pytest.raises(emulator.Unavailable, match="no compiler"), emulator.count_bytes():
+        pass
     with pytest.raises(emulator.Unavailable, match="no compiler"):
         kernel(inputs=[mx.zeros((1,))], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)], output_dtypes=[mx.float32])
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
 from mlxinfer.loading.gguf.arch_configs import rebuild_config
@@ -277,7 +278,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
         rebuild_config(GGUFFiles(write(tmp_path / "z.gguf", metadata, [*TENSORS[1:], array_tensor("a", np.zeros(1))])))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_value_of_any_key_is_taken_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CASES)))

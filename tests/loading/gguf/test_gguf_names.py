@@ -12,9 +12,11 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
+from mlxinfer.loading.gguf.packings import PACKINGS
 from mlxinfer.nn.linear import Embedding
 from mlxinfer.nn.packing import settle
 from mlxinfer.nn.weights import Dense, Format, Quantized, RawBlocks, numbers
@@ -68,8 +70,12 @@ def checkpoint(path: Path, architecture: str, tensors: list[Tensor], hyper: dict
 
 
 def read(opened: GGUFCheckpoint, name: str) -> np.ndarray:
-    """Read, and see that all was foretold; then again from a checkpoint that leaves matrices in the file, which must be the same."""
+    """Read, and see that all was foretold; then again from checkpoints that pack matrices for a GPU, or leave them in the file, which must
+    be the same."""
     values = read_once(opened, name)
+    packed = GGUFCheckpoint(opened.path)
+    packed.pack(PACKINGS.keys())
+    assert np.array_equal(read_once(packed, name), values, equal_nan=True)
     again = GGUFCheckpoint(opened.path, raw_blocks=True)
     assert np.array_equal(read_once(again, name), values, equal_nan=True)
     matrix = again.read(name)
@@ -319,7 +325,7 @@ STEMS += ("ssm_a", "ssm_dt", "ssm_conv1d", "ssm_norm", "ssm_out", "ssm_ba", "ssm
 SHAPES = st.lists(st.sampled_from([1, 2, 6, 8, 32, 64, 96]), max_size=3).map(tuple)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([("llama", {}), ("llama", EXPERTS), ("gemma3", {}), ("qwen3next", NEXT), ("qwen35", DELTA)]),
     st.dictionaries(st.tuples(st.sampled_from(STEMS), st.sampled_from([".weight", ".bias", ".scale", ""])), SHAPES, max_size=6),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
 from mlxinfer.loading.gguf.reader import GGUFFile
@@ -31,7 +32,7 @@ TENSORS = [
     array_tensor("second", np.arange(5.0)),
     array_tensor("point", np.array(7.0)),
 ]
-fuzz = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=examples(300), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def opened(path: Path) -> GGUFFile:

@@ -11,6 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.loading.gguf import tensors
@@ -159,7 +160,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert same(values(decode(info, data)), whole)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(st.sampled_from(["Q4_0", "Q4_1", "Q8_0"]), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32))
 def test_packed_matrices_multiply_as_their_numbers(name: str, rows: int, blocks: int, seed: int) -> None:
     kind = next(k for k in KINDS if k.name == name)

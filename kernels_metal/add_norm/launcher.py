@@ -1,0 +1,51 @@
+"""Adds a part's result to the residual stream and norms the sum, in one kernel."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+
+from ...errors import UnsupportedShapeError
+from ..executors import get_kernel
+from .reference import Norm
+
+MOST_CHANNELS = 16384
+"""More would not fit in the registers of a threadgroup."""
+_SIMDGROUPS = 8
+_DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def add_norm(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float = 1.0) -> tuple[mx.array, mx.array]:
+    """See `reference.add_norm`: `[T, n]` to sums and normed sums, all of one dtype, n at most 16384. Raises ValueError for shapes that do
+    not agree, and `UnsupportedShapeError`."""
+    rows, dim = _check(result, stream, after, before)
+    simdgroups = min(_SIMDGROUPS, -(-dim // 128))
+    sums, normed = get_kernel("add_norm/add_norm.metal", "add_norm")(
+        inputs=[result, stream, (after or before)[0], before[0], _settings(after[1] if after else 0.0, before[1], scale)],
+        template=[("T", stream.dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)],
+        output_shapes=[(rows, dim), (rows, dim)],
+        output_dtypes=[stream.dtype, stream.dtype],
+        grid=(32 * simdgroups, rows, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+    )
+    return sums, normed
+
+
+@cache
+def _settings(after: float, before: float, scale: float) -> mx.array:
+    made = mx.array([after, before, scale], mx.float32)
+    mx.eval(made)  # it outlives the thread that made it
+    return made
+
+
+def _check(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> tuple[int, int]:
+    shape, dtype = stream.shape, stream.dtype
+    weights = [before[0]] if after is None else [before[0], after[0]]
+    if len(shape) != 2 or 0 in shape or result.shape != shape or [w.shape for w in weights] != [shape[1:]] * len(weights):
+        found = [list(a.shape) for a in (result, stream, *weights)]
+        raise ValueError(f"result, stream and weights are {found}; expected two of [rows, n], and [n]")
+    if dtype not in _DTYPES or shape[1] > MOST_CHANNELS or [w.dtype for w in weights] != [dtype] * len(weights) or result.dtype != dtype:
+        names = ", ".join(sorted({str(a.dtype).removeprefix("mlx.core.") for a in (result, stream, *weights)}))
+        raise UnsupportedShapeError(f"no sum with norm of {names} and {shape[1]} channels; there are one float dtype, {MOST_CHANNELS}")
+    return shape[0], shape[1]

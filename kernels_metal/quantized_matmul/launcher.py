@@ -1,0 +1,177 @@
+"""Calls the product kernels: checks arrays, and chooses template arguments and thread counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mlx.core as mx
+
+from ...errors import UnsupportedShapeError
+from ..executors import get_kernel
+from .block_formats import BLOCKS
+
+ROWS = (1, 2, 4, 8, 16)
+"""Rows of x for which there are variants; a product takes the smallest that holds its rows, or as many tiles of the largest as it needs."""
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+
+_CODES_FILE, _BLOCKS_FILE = "quantized_matmul/quantized_matmul.metal", "quantized_matmul/block_matmul.metal"
+_KNOWN_SHAPES = 4096
+"""A step asks for the same few products again and again: how they are launched is worked out once."""
+_COLUMNS, _PIECE, _PIECES = 16, 32, 8
+"""Columns of a threadgroup's tile; numbers of a row that a lane takes at a time; pieces that a simdgroup takes at a time."""
+_MANY_TILES = 512
+"""Tiles from which on four simdgroups each keep a GPU busy; fewer tiles have up to eight."""
+_MOST_SIMDGROUPS, _FEWER_SIMDGROUPS = 8, 4
+_THREADS = 256
+_PADDED = 8
+"""Smaller arrays are passed in another address space."""
+
+
+def rows_of_variant(rows: int) -> int:
+    """Which of `ROWS` computes this many rows."""
+    return next((most for most in ROWS if rows <= most), ROWS[-1])
+
+
+def quantized_matmul(
+    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str = "affine"
+) -> mx.array:
+    """x `[rows, K]` times MLX's quantized matrix `[N, K]`, transposed: `[rows, N]` in the dtype of x.
+
+    `weight` is uint32 `[N, K * bits / 32]`; `scales` and `biases` are `[N, K / group_size]`: in the dtype of x for mode "affine", uint8 and
+    None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
+    `UnsupportedShapeError` for a format without a kernel.
+    """
+    parts = [weight, scales] if biases is None else [weight, scales, biases]
+    shapes = tuple((a.shape, a.dtype) for a in parts)
+    launch = _of_codes(x.shape, x.dtype, shapes, bits, group_size, mode)
+    if scales.size < _PADDED:
+        parts[1:] = [mx.pad(a.reshape(-1), (0, _PADDED - a.size)) for a in parts[1:]]
+    return launch.run([x, *parts])
+
+
+def why_unsupported(dtype: mx.Dtype, bits: int, group_size: int, mode: str, scales: mx.Dtype) -> str | None:
+    """Why there is no kernel for such products; None where there is one."""
+    if dtype not in FLOATS:
+        return f"no products of {dtype}; there are float32, float16 and bfloat16"
+    if mode == "mxfp4":
+        return None if (bits, group_size, scales) == (4, 32, mx.uint8) else f"no mxfp4 of {bits} bits in groups of {group_size}"
+    if mode != "affine" or bits not in BITS or group_size not in GROUPS:
+        return f"no products with {mode} codes of {bits} bits in groups of {group_size}; there are affine {BITS} in {GROUPS}, and mxfp4"
+    return None if scales == dtype else f"no products of {dtype} with scales of {scales}, which MLX would compute in float32"
+
+
+def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
+    """x `[rows, K]` times a matrix `[N, K]` of GGUF blocks, transposed: `[rows, N]` in the dtype of x.
+
+    `weight` is uint8 `[N, bytes of a row]`, as in the file; `kind` is a name in `BLOCKS`. The matrix is read once per 16 rows; its numbers
+    are not rounded, sums are float32. Raises ValueError and `UnsupportedShapeError`.
+    """
+    return _of_blocks(x.shape, x.dtype, weight.shape, weight.dtype, kind).run([x, weight])
+
+
+def block_dequantize(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
+    """A matrix of GGUF blocks, uint8 `[N, bytes of a row]`, as numbers `[N, K]`, each rounded once. Raises ValueError and
+    `UnsupportedShapeError`."""
+    return _of_unpacking(weight.shape, weight.dtype, kind, dtype).run([weight])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all that its launch needs besides inputs."""
+
+    file: str
+    """Its Metal file."""
+    name: str
+    """Its name in the file."""
+    template: list[tuple[str, int | mx.Dtype]]
+    """Template arguments."""
+    shape: tuple[int, int]
+    """The shape of its output."""
+    dtype: mx.Dtype
+    """The dtype of its output."""
+    grid: tuple[int, int, int]
+    """Threads in all."""
+    threads: int
+    """Threads of a threadgroup."""
+
+    def run(self, inputs: Sequence[mx.array]) -> mx.array:
+        """Launch it, and return its output."""
+        return get_kernel(self.file, self.name)(
+            inputs=inputs,
+            template=self.template,
+            output_shapes=[self.shape],
+            output_dtypes=[self.dtype],
+            grid=self.grid,
+            threadgroup=(self.threads, 1, 1),
+        )[0]
+
+
+Shape = tuple[int, ...]
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_codes(x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ...], bits: int, group_size: int, mode: str) -> Launch:
+    rows, k = _rows_of(x)
+    if problem := why_unsupported(dtype, bits, group_size, mode, parts[1][1]):
+        raise UnsupportedShapeError(problem)
+    n = parts[0][0][0]
+    groups = [(n, k // group_size)] * (2 if mode == "affine" else 1)
+    expected = [(n, k * bits // 32), *groups]
+    if [shape for shape, _ in parts] != expected or k % group_size or parts[0][1] != mx.uint32:
+        raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows))]
+    if mode == "affine":
+        template += [("BITS", bits), ("GROUP", group_size)]
+    return _product(_CODES_FILE, f"{mode}_matmul", template, rows, n, k, dtype)
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_blocks(x: Shape, dtype: mx.Dtype, weight: Shape, stored: mx.Dtype, kind: str) -> Launch:
+    rows, k = _rows_of(x)
+    n, columns = _numbers_of(weight, stored, kind)
+    if columns != k or dtype not in FLOATS:
+        raise ValueError(f"rows of {k} numbers in {dtype} cannot be multiplied with rows of {columns}, in {kind}")
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows)), ("TYPE", BLOCKS[kind].id)]
+    return _product(_BLOCKS_FILE, "block_matmul", template, rows, n, k, dtype)
+
+
+@lru_cache(_KNOWN_SHAPES)
+def _of_unpacking(weight: Shape, stored: mx.Dtype, kind: str, dtype: mx.Dtype) -> Launch:
+    n, k = _numbers_of(weight, stored, kind)
+    threads = -(-n * k // _PIECE // _THREADS) * _THREADS
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("TYPE", BLOCKS[kind].id)]
+    return Launch(_BLOCKS_FILE, "block_dequantize", template, (n, k), dtype, (threads, 1, 1), _THREADS)
+
+
+def _product(file: str, name: str, template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
+    threads = 32 * simdgroups_of(n, k)
+    grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
+    return Launch(file, name, template, (rows, n), dtype, grid, threads)
+
+
+def simdgroups_of(n: int, k: int) -> int:
+    """How many simdgroups share the K of a tile: as few as finish at the same time, at most 8, or 4 where there are many tiles."""
+    steps = -(-k // (_PIECE * _PIECES))
+    most = _FEWER_SIMDGROUPS if -(-n // _COLUMNS) >= _MANY_TILES else _MOST_SIMDGROUPS
+    rounds = -(-steps // most)
+    return -(-steps // rounds)
+
+
+def _rows_of(x: Shape) -> tuple[int, int]:
+    if len(x) != 2 or not all(x) or x[1] % _PIECE:
+        raise ValueError(f"rows to multiply are {list(x)}; expected [rows, K] with a K that {_PIECE} divides")
+    return x[0], x[1]
+
+
+def _numbers_of(weight: Shape, stored: mx.Dtype, kind: str) -> tuple[int, int]:
+    """N and K."""
+    if kind not in BLOCKS:
+        raise UnsupportedShapeError(f"no products with {kind}; there are {', '.join(BLOCKS)}")
+    form = BLOCKS[kind]
+    if len(weight) != 2 or stored != mx.uint8 or not all(weight) or weight[1] % form.bytes:
+        raise ValueError(f"a matrix of {kind} is {stored}{list(weight)}; expected uint8 [N, a multiple of {form.bytes}]")
+    return weight[0], weight[1] // form.bytes * form.numbers

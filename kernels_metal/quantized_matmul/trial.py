@@ -1,0 +1,189 @@
+"""Whether the product kernels compute what MLX computes on this machine, and whether they are faster for as long as they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from . import reference
+from .block_formats import BLOCKS
+from .launcher import ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
+
+Clock = Callable[[], float]
+Product = Callable[[mx.array, int], mx.array]
+"""Rows of x times the matrix with this number."""
+
+_N, _K = 40, 768
+"""The small case: a tile that is not full, and three steps of 256 numbers."""
+_MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
+"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose: rounding to bfloat16
+costs 0.004 at most."""
+WIDTH, _BYTES = 4096, 64 << 20
+"""Width of the matrices that are timed, and how much of them: more than a cache holds."""
+_ROUNDS = 4
+_STALL = 2.0
+"""How many times slower than its first round a kernel may get, while MLX's does not."""
+_AFFINE_BITS = {4: 4, 5: 5, 6: 8, 8: 8}
+"""Bits of the affine codes that a GGUF type would be loaded as, instead of staying in its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A format of matrices, and the dtype that they are multiplied in."""
+
+    mode: str
+    """"affine", "mxfp4", or the name of a GGUF type."""
+    bits: int
+    """Bits per code."""
+    group_size: int
+    """Numbers that share a scale."""
+    dtype: mx.Dtype
+    """The dtype of x, of the result, and of affine scales."""
+
+    @property
+    def name(self) -> str:
+        form = self.mode if self.mode in BLOCKS else f"{self.mode} {self.bits}/{self.group_size}"
+        return f"{form} {str(self.dtype).rpartition('.')[2]}"
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The variants that are of use: MLX reads its own formats once for one row."""
+        return ROWS if self.mode in BLOCKS else ROWS[1:]
+
+    def nbytes(self, numbers: int) -> int:
+        """Bytes of a matrix of so many numbers, with its scales."""
+        if self.mode in BLOCKS:
+            return numbers // BLOCKS[self.mode].numbers * BLOCKS[self.mode].bytes
+        return numbers * self.bits // 8 + numbers // self.group_size * (1 if self.mode == "mxfp4" else 2 * self.dtype.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a variant is, next to MLX's products."""
+
+    times_mlx: float
+    """How many times as fast it is."""
+    stalled: bool = False
+    """Whether it became much slower while it ran."""
+    seconds: float = 0.0
+    """What one product took, on average; 0 where only the ratio is known."""
+
+
+def is_supported(subject: Subject) -> bool:
+    """Whether there are kernels for this format."""
+    scales = mx.uint8 if subject.mode == "mxfp4" else subject.dtype
+    return subject.mode in BLOCKS or not why_unsupported(subject.dtype, subject.bits, subject.group_size, subject.mode, scales)
+
+
+def why_untrusted(subject: Subject) -> str | None:
+    """What the kernels got wrong in a small case of each variant; None where they can be used."""
+    try:
+        return _wrong_block(subject) if subject.mode in BLOCKS else _wrong_codes(subject)
+    except (RuntimeError, ValueError) as error:
+        return f"the kernel failed its trial: {' '.join(str(error).split())[:200]}"
+
+
+def _wrong_codes(subject: Subject) -> str | None:
+    bits, group, mode = subject.bits, subject.group_size, subject.mode
+    words, scales, biases = _codes(bits, group, mode, subject.dtype, _N, _K)
+    if biases is None:
+        numbers = mx.dequantize(words, scales, None, group, bits, mode).astype(mx.float32)
+    else:
+        numbers = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
+    return _first_difference(subject, numbers, lambda x: quantized_matmul(x, words, scales, biases, bits=bits, group_size=group, mode=mode))
+
+
+def _wrong_block(subject: Subject) -> str | None:
+    weight = _blocks(subject, _N, _K)
+    rounded = reference.dequantized(weight, subject.mode, subject.dtype)
+    if not mx.array_equal(block_dequantize(weight, subject.mode, subject.dtype), rounded).item():
+        return "the kernel failed its trial: unpacked numbers differ from plain MLX"
+    numbers = reference.dequantized(weight, subject.mode, mx.float32)
+    return _first_difference(subject, numbers, lambda x: block_matmul(x, weight, subject.mode))
+
+
+def _first_difference(subject: Subject, numbers: mx.array, product: Callable[[mx.array], mx.array]) -> str | None:
+    """From products in float32."""
+    for rows in subject.rows:
+        x = mx.random.normal((rows, _K), key=mx.random.key(rows)).astype(subject.dtype)
+        got, expected = product(x).astype(mx.float32), x.astype(mx.float32) @ numbers.T
+        errors = mx.abs(got - expected) / mx.abs(expected).max()
+        most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
+        if not (most < _MOST_ERROR and mean < _MEAN_ERROR):
+            return f"the kernel failed its trial: products of {rows} rows differ from plain MLX by {most:.2g} of the largest"
+    return None
+
+
+def speeds(
+    subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int = WIDTH, most_bytes: int = _BYTES
+) -> dict[int, Speed]:
+    """The speed of each variant next to MLX's product of as many rows, measured for about `seconds` in all.
+
+    Products follow one another through several matrices, as in a model, more of them than a cache holds. GGUF types are compared with
+    the affine codes that they would be otherwise.
+    """
+    count = max(most_bytes * 8 // (width * width * subject.bits), 1)
+    ours, theirs = _products(subject, count, width, width)
+    share = seconds / len(subject.rows)
+    return {rows: _speed(ours, theirs, mx.ones((rows, width), subject.dtype), count, share, clock) for rows in subject.rows}
+
+
+def _speed(ours: Product, theirs: Product, x: mx.array, count: int, seconds: float, clock: Clock) -> Speed:
+    for product in (ours, theirs):
+        _time(product, x, count, 1, clock)  # compiles, and brings the clock of the GPU up
+    once = _time(theirs, x, count, 1, clock)
+    passes = max(int(seconds / (2 * _ROUNDS) / max(once, 1e-6)), 1)
+    times = [(_time(ours, x, count, passes, clock), _time(theirs, x, count, passes, clock)) for _ in range(_ROUNDS)]
+    own, other = [t[0] for t in times], [t[1] for t in times]
+    stalled = own[-1] > _STALL * own[0] and other[-1] <= _STALL * other[0]
+    return Speed(sum(other) / max(sum(own), 1e-9), stalled, sum(own) / (_ROUNDS * passes * count))
+
+
+def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) -> float:
+    """Seconds for `passes` through all matrices, each product after the one before."""
+    start = clock()
+    for _ in range(passes):
+        for number in range(count):
+            x = product(x, number)
+    mx.eval(x)
+    return clock() - start
+
+
+def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Product]:
+    """Ours and MLX's, of `count` random matrices `[n, k]`."""
+    if subject.mode in BLOCKS:
+        blocks = [_blocks(subject, n, k) for _ in range(count)]
+        affine = Subject("affine", _AFFINE_BITS[subject.bits], 32, subject.dtype)
+        mx.eval(blocks)
+        return lambda x, number: block_matmul(x, blocks[number], subject.mode), _products(affine, count, n, k)[1]
+    bits, group, mode = subject.bits, subject.group_size, subject.mode
+    codes = [_codes(bits, group, mode, subject.dtype, n, k) for _ in range(count)]
+    mx.eval(codes)
+    return (
+        lambda x, number: quantized_matmul(x, *codes[number], bits=bits, group_size=group, mode=mode),
+        lambda x, number: mx.quantized_matmul(x, *codes[number], transpose=True, group_size=group, bits=bits, mode=mode),
+    )
+
+
+def _codes(bits: int, group: int, mode: str, dtype: mx.Dtype, n: int, k: int) -> tuple[mx.array, mx.array, mx.array | None]:
+    words = _random_words((n, k * bits // 32))
+    if mode == "mxfp4":
+        return words, mx.full((n, k // group), 121, mx.uint8), None
+    scales = mx.full((n, k // group), 2.0**-bits / 16, dtype)
+    return words, scales, mx.full((n, k // group), -1 / 32, dtype)
+
+
+def _blocks(subject: Subject, n: int, k: int) -> mx.array:
+    form = BLOCKS[subject.mode]
+    count = n * k // form.numbers * form.bytes
+    weight = _random_words((count // 4 + 1,)).view(mx.uint8)[:count].reshape(n, k // form.numbers, form.bytes)
+    for at in form.halves:
+        weight[..., at], weight[..., at + 1] = 0, 0x10  # 2^-11
+    return weight.reshape(n, -1)
+
+
+def _random_words(shape: tuple[int, ...]) -> mx.array:
+    return mx.random.randint(-(2**31), 2**31 - 1, shape, mx.int32).view(mx.uint32)

@@ -1,0 +1,90 @@
+"""Kernels that plain MLX can stand in for: each passes a trial on this machine before it is used, and is given up if a step fails because
+of it. Attention has its own (`cache/attention/trial.py`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..cache.attention.select import SWITCH
+from ..device import is_gpu
+from ..errors import UnsupportedShapeError, one_line
+
+Kind = tuple[Any, ...]
+"""What a variant of a kernel is compiled for."""
+
+
+class KernelTrial:
+    """One kernel. Its kinds are tried when they are first asked for."""
+
+    def __init__(self, what: str, run: Callable[..., str | None]) -> None:
+        """`what` it computes, for messages. `run(*kind)` computes a small case both ways: it returns what is wrong, or None. RuntimeError
+        and ValueError count as failures."""
+        self.what = what
+        self._run = run
+        self._obstacles: dict[Kind, str | None] = {}
+        _TRIALS.append(self)
+
+    def obstacle(self, *kind: Any) -> str | None:
+        """Why the kernel is not used for this kind, in one line; None where it is."""
+        if kind not in self._obstacles:
+            self._obstacles[kind] = self._tried(kind)
+        return self._obstacles[kind]
+
+    def lines(self, kinds: Iterable[Kind]) -> list[str]:
+        """For people: why plain MLX computes these kinds, if it does."""
+        reasons = dict.fromkeys(self.obstacle(*kind) for kind in kinds)
+        return [f"{self.what}: plain MLX instead: {reason}" for reason in reasons if reason]
+
+    def lost(self) -> list[str]:
+        """The same for all kinds that were tried."""
+        return self.lines(list(self._obstacles))
+
+    def give_up(self, error: BaseException, *, guilty: bool) -> bool:
+        """Do without the kernel for the kinds that have passed their trial; with `guilty`, only for those that fail it now. Returns whether
+        there are any."""
+        used = [kind for kind, obstacle in self._obstacles.items() if obstacle is None]
+        used = [kind for kind in used if self._tried(kind)] if guilty else used
+        self._obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in used)
+        return bool(used)
+
+    def forget(self) -> None:
+        """Begin anew, as if nothing had been tried."""
+        self._obstacles.clear()
+
+    def _tried(self, kind: Kind) -> str | None:
+        try:
+            wrong = self._run(*kind)
+        except UnsupportedShapeError as error:
+            return one_line(error)
+        except (RuntimeError, ValueError) as error:
+            wrong = one_line(error)
+        return f"a Metal kernel failed its trial: {wrong}" if wrong else None
+
+
+_TRIALS: list[KernelTrial] = []
+
+
+def kernels_in_use() -> bool:
+    """Whether MLX computes on a GPU that runs the kernels, and they are not switched off."""
+    if not is_gpu() or os.environ.get(SWITCH) == "0":
+        return False
+    from ..kernels_metal import executors
+
+    return executors.available()
+
+
+def give_up_guilty(error: BaseException) -> bool:
+    """A step has failed. Do without the kernels that fail their trial now; whether there are any."""
+    return sum(trial.give_up(error, guilty=True) for trial in _TRIALS) > 0
+
+
+def give_up_all(error: BaseException) -> bool:
+    """A step has failed, and nobody knows why. Do without all kernels of this module; whether any was in use."""
+    return sum(trial.give_up(error, guilty=False) for trial in _TRIALS) > 0
+
+
+def lost_lines() -> list[str]:
+    """Which kernels are not used, and why."""
+    return [line for trial in _TRIALS for line in trial.lost()]

@@ -1,0 +1,213 @@
+"""Products of few rows with quantized matrices on an Apple GPU: by this project's kernels, where a trial on this machine speaks for them.
+
+MLX reads an affine matrix once per row, or once per five rows; the kernels read it once per sixteen. A format is tried when the first
+matrix of it is loaded: every variant on a small case, and its speed, which is remembered on disk. What is not chosen is multiplied by MLX.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from ..cache.attention.select import SWITCH
+from ..device import is_gpu
+from ..errors import one_line
+from .product_speeds import remember, remembered
+from .weights import Blocks, Format, Quantized
+
+if TYPE_CHECKING:
+    from ..kernels_metal.quantized_matmul.trial import Speed, Subject
+
+_MOST_ROWS = 16
+"""Rows up to which a product reads a matrix in MLX's form once."""
+_MOST_BLOCK_ROWS = 48
+"""Rows up to which reading blocks once per 16 rows costs less than unpacking them into memory and back."""
+_UNPACKED_BYTES = 64 << 20
+"""Bytes of a matrix that are unpacked at a time, for products of many rows."""
+_SECONDS = 0.2
+"""How long the speed of a format is measured, once on a machine."""
+_USUAL, _LONG_SECONDS = Format(4, 64), 2.0
+"""What `mlxinfer doctor` measures, and for how long: some kernels slow down only after a while."""
+_WORTH = 0.8
+"""Blocks stay blocks if one row is not slower than this against the larger affine codes, which also lose a little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How products in one format and dtype are computed."""
+
+    variants: frozenset[int] = frozenset()
+    """The variants that are used, as in `launcher.ROWS`."""
+    instead: str = ""
+    """Why MLX's products are used for all numbers of rows."""
+    failed: bool = False
+    """Whether that is because a kernel did not work."""
+    speeds: dict[int, Speed] = field(default_factory=dict)
+    """The speed of each variant that was measured."""
+
+
+_lock = threading.Lock()
+_choices: dict[tuple[Format, mx.Dtype], Choice] = {}
+
+
+def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
+    """x `[..., in]` times a matrix `[out, in]`, transposed; None where MLX's own product is used."""
+    choice = _choices.get((matrix.format, x.dtype)) if _choices else None
+    if not choice or not choice.variants or matrix.weight.ndim != 2 or not is_gpu():
+        return None
+    rows = x.size // x.shape[-1]
+    if not 2 <= rows <= _MOST_ROWS or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
+        return None
+    from ..kernels_metal.quantized_matmul.launcher import quantized_matmul, rows_of_variant
+
+    if rows_of_variant(rows) not in choice.variants:
+        return None
+    f = matrix.format
+    arrays = matrix.weight, matrix.scales, matrix.biases
+    if x.ndim == 2:
+        return quantized_matmul(x, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
+    y = quantized_matmul(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def block_product(x: mx.array, matrix: Blocks) -> mx.array:
+    """x `[..., in]` times a matrix `[out, in]`, transposed. For many rows, or where the kernels are not used, the matrix is unpacked in
+    slices."""
+    rows, weight, form = x.size // x.shape[-1], matrix.weight, matrix.format
+    flat = x.reshape(rows, -1)
+    if rows <= _MOST_BLOCK_ROWS and _variants(form, x.dtype) and is_gpu():
+        from ..kernels_metal.quantized_matmul.launcher import block_matmul
+
+        y = block_matmul(flat, weight, form.mode)
+    else:
+        step = max(_UNPACKED_BYTES // (x.shape[-1] * x.dtype.size) // 16 * 16, 16)
+        slices = [weight[at : at + step] for at in range(0, weight.shape[0], step)]
+        y = mx.concatenate([flat @ block_rows(piece, form, x.dtype).T for piece in slices], axis=-1)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def block_rows(rows: mx.array, form: Format, dtype: mx.Dtype) -> mx.array:
+    """Rows of blocks, `[..., bytes of a row]`, as numbers `[..., columns]`."""
+    matrix = Blocks(rows, form)
+    if not _variants(form, dtype) or not is_gpu():
+        return matrix.dequantize(dtype)
+    from ..kernels_metal.quantized_matmul.launcher import block_dequantize
+
+    return block_dequantize(rows.reshape(-1, rows.shape[-1]), form.mode, dtype).reshape(matrix.shape)
+
+
+def block_kinds(dtype: mx.Dtype, kinds: Iterable[str], measured: Path | None = None) -> frozenset[str]:
+    """Which of these GGUF types this machine multiplies in their blocks, in this dtype. Types that were not tried before are tried now;
+    `measured` is the file that remembers speeds."""
+    if not in_use():
+        return frozenset()
+    from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+
+    forms = {kind: Format(BLOCKS[kind].bits, BLOCKS[kind].group, kind) for kind in kinds if kind in BLOCKS}
+    for form in forms.values():
+        try_format(form, dtype, measured)
+    return frozenset(kind for kind, form in forms.items() if _variants(form, dtype))
+
+
+def in_use() -> bool:
+    """Whether MLX computes on an Apple GPU (tests: the emulator), and the kernels are not switched off."""
+    if not is_gpu() or mx.cuda.is_available() or os.environ.get(SWITCH) == "0":
+        return False
+    from ..kernels_metal import executors
+
+    return executors.available()
+
+
+def try_format(
+    form: Format, dtype: mx.Dtype, measured: Path | None = None, *, seconds: float = _SECONDS, again: bool = False
+) -> Choice | None:
+    """Decide how products in this format and dtype are computed, unless that is decided, or `again` asks for a new measurement. None where
+    there are no kernels."""
+    if not in_use():
+        return None
+    with _lock:
+        if again or (form, dtype) not in _choices:
+            _choices[form, dtype] = _choice(form, dtype, measured, seconds, again)
+        return _choices[form, dtype]
+
+
+def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float, again: bool) -> Choice:
+    from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+    from ..kernels_metal.quantized_matmul.trial import is_supported, speeds, why_untrusted
+
+    subject = _subject(form, dtype)
+    if not is_supported(subject):
+        return Choice(instead="there is no kernel for them")
+    if problem := why_untrusted(subject):
+        return Choice(instead=problem, failed=True)
+    found = None if again else remembered(measured, subject)
+    if found is None:
+        found = speeds(subject, seconds)
+        remember(measured, subject, found)
+    if form.mode in BLOCKS:
+        fast = found if not found[1].stalled and found[1].times_mlx >= _WORTH else {}
+    else:
+        fast = {rows: speed for rows, speed in found.items() if not speed.stalled and speed.times_mlx > 1}
+    stalled = any(speed.stalled for speed in found.values())
+    instead = "" if fast else "the kernel became slower while it ran" if stalled else "MLX's products are faster"
+    return Choice(frozenset(fast), instead, stalled and not fast, found)
+
+
+def _subject(form: Format, dtype: mx.Dtype) -> Subject:
+    from ..kernels_metal.quantized_matmul.trial import Subject
+
+    return Subject(form.mode, form.bits, form.group_size, dtype)
+
+
+def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
+    choice = _choices.get((form, dtype))
+    return choice.variants if choice else frozenset()
+
+
+def give_up(error: BaseException, *, guilty: bool) -> bool:
+    """A step has failed: use MLX's products from now on; with `guilty`, only for formats whose trial fails now. Returns whether that
+    changes anything."""
+    from ..kernels_metal.quantized_matmul.trial import why_untrusted
+
+    with _lock:
+        used = [key for key, choice in _choices.items() if choice.variants]
+        used = [key for key in used if why_untrusted(_subject(*key))] if guilty else used
+        _choices.update((key, Choice(instead=f"a Metal kernel failed: {one_line(error)}", failed=True)) for key in used)
+    return bool(used)
+
+
+def product_status(dtype: mx.Dtype, measured: Path | None) -> list[str]:
+    """How products in the usual format are computed on this machine, measured for longer than at load, and in formats that were tried;
+    empty where there is no GPU."""
+    try_format(_USUAL, dtype, measured, seconds=_LONG_SECONDS, again=True)
+    return [f"products of few rows, {line}" for line in product_lines()]
+
+
+def product_lines() -> list[str]:
+    """How each format that was tried is multiplied, for people."""
+    with _lock:
+        return sorted(f"{_name(*key)}: {_described(choice)}" for key, choice in _choices.items())
+
+
+def fallback_lines() -> list[str]:
+    """Which formats do not use this device's kernels, as these do not work."""
+    with _lock:
+        return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
+
+
+def _name(form: Format, dtype: mx.Dtype) -> str:
+    kind = form.mode if form.mode not in ("affine", "mxfp4") else f"{form.bits}-bit {form.mode} in groups of {form.group_size}"
+    return f"{kind}, {str(dtype).rpartition('.')[2]}"
+
+
+def _described(choice: Choice) -> str:
+    if choice.instead:
+        return f"MLX's products, as {choice.instead}"
+    speeds = ", ".join(f"{choice.speeds[rows].times_mlx:.2g}x at {rows}" for rows in sorted(choice.variants) if rows in choice.speeds)
+    return f"this project's kernels; next to MLX's products {speeds} rows"
