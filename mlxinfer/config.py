@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_DRAFT = 8
 """Tokens drafted for a sequence in one step, at most."""
+MAX_NUM_SEQS = 16
+"""Sequences that run together, unless something else is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ class EngineArgs:
         default=None,
         metadata=about("Longest sequence, prompt and answer together", unit="tokens", automatic="what the model and the memory allow"),
     )
-    max_num_seqs: int = field(default=16, metadata=about("Sequences that run together; others wait", unit="sequences", least=1))
+    max_num_seqs: int = field(default=MAX_NUM_SEQS, metadata=about("Sequences that run together; others wait", unit="sequences", least=1))
     memory_gb: float | None = field(
         default=None,
         metadata=about(
@@ -239,6 +241,8 @@ class EngineConfig:
     """Tokens that the page pool holds: all running sequences, and what is kept for reuse."""
     max_num_batched_tokens: int = 512
     """Rows of a step, which is also the longest chunk of a prompt."""
+    max_scored_rows: int = 2**31
+    """Rows of prompts whose logits one step computes at most, where they are asked for."""
     max_num_seqs: int = _DEFAULTS["max_num_seqs"]
     """Sequences that run together."""
     max_waiting: int = _DEFAULTS["max_waiting"]

@@ -18,6 +18,9 @@ import mlx.core as mx
 _WIRED_SHARE = 0.6
 """Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""
 
+_USUAL_BUFFER = 50
+"""What MLX has for `MLX_MAX_MB_PER_BUFFER` where that is not set."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -31,6 +34,8 @@ class DeviceMemory:
     """Which limit `total` is."""
     buffers: int | None = None
     """How many arrays can be alive at once (Metal's limit); None where there is no limit."""
+    reserved: int = 0
+    """Bytes of `usable` that are not to be had: what other models of the process were promised, and what else MLX holds."""
 
 
 def is_gpu() -> bool:
@@ -51,12 +56,33 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
 
 
-def limit_memory(wanted: int, spare: int) -> None:
-    """Set MLX's limits for the whole process: `wanted` bytes are in use at most, and at most `spare` bytes of freed buffers are kept for
-    reuse. On a Mac, what is in use is wired, up to three fifths of the memory."""
-    mx.set_cache_limit(spare)
+_before: dict[str, int] = {}
+"""MLX's limits before the first of ours."""
+
+
+def limit_memory(*, wired: int, spare: int, most: int) -> None:
+    """Set MLX's limits for the whole process, in bytes: `spare` of freed buffers are kept for reuse at most. On a Mac, `wired` are kept in
+    memory, up to three fifths of it, and where `most` are in use, MLX waits for the operations under way before it begins further ones:
+    otherwise it runs ten layers ahead, with the copies that each of them makes."""
+    _before.setdefault("cache", mx.set_cache_limit(spare))
     if mx.metal.is_available():
-        mx.set_wired_limit(min(wanted, wired_limit()))
+        mx.set_wired_limit(min(wired, wired_limit()))
+        _before.setdefault("memory", mx.set_memory_limit(most))
+
+
+def lift_limits() -> None:
+    """Undo `limit_memory`."""
+    if "cache" in _before:
+        mx.set_cache_limit(_before.pop("cache"))
+    if "memory" in _before:
+        mx.set_wired_limit(0)
+        mx.set_memory_limit(_before.pop("memory"))
+
+
+def command_buffer_numbers() -> int:
+    """Numbers in the arrays of one of Metal's command buffers, about. What is in them is only freed when the whole buffer is done."""
+    text = os.environ.get("MLX_MAX_MB_PER_BUFFER", "")  # MLX compares it with a count of numbers, not of bytes
+    return (int(text) if text.isascii() and text.isdigit() else _USUAL_BUFFER) * 2**20
 
 
 def wired_limit() -> int:

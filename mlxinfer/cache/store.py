@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..device import is_gpu
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
@@ -15,6 +16,13 @@ from .recent import RecentRows
 
 Pages = tuple[mx.array, mx.array]
 """Keys and values of consecutive pages, `[Hkv, n, 64, D]` in the compute dtype."""
+
+ALL = slice(None)
+"""All KV heads."""
+
+
+_LARGE_POOL = 2**19
+"""Bytes of a layer's pool from which on it matters that it is there twice while it grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,20 @@ class LayerStore:
         return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
-        """Grow the pools to at least these sizes; never shrinks."""
+        """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
+        twice meanwhile."""
+        if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
+            self._open = [_padded(a, 0, slots) for a in self._open]
+            return
+        if is_gpu():
+            # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
+            # a pool would be copied for every page that is sealed.
+            mx.clear_cache()
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self._open = [_padded(a, 0, slots) for a in self._open]
+        if sum(a.nbytes for a in self.sealed) > _LARGE_POOL:
+            mx.eval(self.sealed, self.first)
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
         """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full
@@ -122,21 +140,23 @@ class LayerStore:
         by = sealing if keys.shape[1] else PLAIN
         return Filled(by.keys(keys, self.format.k_bits) + by.values(values, self.format.v_bits), first)
 
-    def past(self, pages: list[int], since: mx.array) -> list[Pages]:
-        """The keys and values of these sealed pages in order, in pieces. They are dequantized only after `since` is computed: otherwise the
-        16-bit past of many layers could be in memory at once."""
+    def past(self, pages: list[int], since: mx.array | None = None, heads: slice = ALL) -> list[Pages]:
+        """The keys and values of these sealed pages in order, in pieces, for these KV heads. They are copied and dequantized only after
+        `since` is computed, if given: otherwise the 16-bit past of many layers could be in memory at once."""
         pieces = []
         if pages and pages[0] < 0:
-            pieces.append(self._from_first([_chosen(a, [~pages[0]]) for a in self.first]))
+            pieces.append(self._from_first([_chosen(part_of(a, heads), [~pages[0]]) for a in self.first]))
             pages = pages[1:]
         if pages:
-            chosen = [_chosen(a, pages) for a in self.sealed]
-            pieces.append(self._from_sealed(mx.depends(chosen, [since]) if self.format.quantized else chosen))
+            pools = [part_of(a, heads) for a in self.sealed]
+            chosen = [_chosen(a, pages) for a in (pools if since is None else mx.depends(pools, [since]))]
+            pieces.append(self._from_sealed(chosen))
         return pieces
 
-    def unsealed(self, full: Filled) -> list[Pages]:
+    def unsealed(self, full: Filled, heads: slice = ALL) -> list[Pages]:
         """The same for pages that have just become full."""
-        return [*([self._from_first(full.first)] if full.first else []), self._from_sealed(full.pages)]
+        first = [self._from_first([part_of(a, heads) for a in full.first])] if full.first else []
+        return [*first, self._from_sealed([part_of(a, heads) for a in full.pages])]
 
     def seal(self, pages: Sequence[int | None], full: Filled) -> None:
         """Store full pages under these ids, skipping those whose id is None."""
@@ -170,6 +190,11 @@ class LayerStore:
     def copy_open(self, source: int, target: int) -> None:
         """Copy the open page of one slot to another."""
         self.open = [_write(a, target, 0, a[source]) for a in self.open]
+
+
+def part_of(array: mx.array, heads: slice) -> mx.array:
+    """Some KV heads of an array that has them first."""
+    return array if heads is ALL else array[heads]
 
 
 def _pool(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[mx.array]:

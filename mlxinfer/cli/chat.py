@@ -11,7 +11,7 @@ import click
 
 from ..errors import ModelNotFoundError
 from .console import fitted, opened, tell
-from .options import complete_model, engine_options, model_options, sampling, sampling_options, split
+from .options import complete_model, engine_options, one_sequence_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ _USUAL_MODEL = "smollm2"
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
 @click.option("--quiet", "-q", is_flag=True, help="No line about speed after every answer.")
 @sampling_options
-@model_options
+@one_sequence_options
 @engine_options
 def chat(model: str | None, listed: bool, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.

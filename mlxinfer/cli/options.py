@@ -73,11 +73,16 @@ _SAMPLING = [
 ]
 
 
-def _engine_option(one: Field[Any], how: Setting) -> Callable[[Any], Any]:
+def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
+    """`default` replaces the setting's own."""
     kind, flags = kind_of(one), flags_of(one, how)
-    shown = "" if kind == "bool" else f"  [default: {default_text(one, how)}]"
+    shown = "" if kind == "bool" else f"  [default: {default_text(one, how) if default is None else default}]"
     unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
-    details: dict[str, Any] = {"default": one.default, "help": f"{how.meaning}{unit}.{shown}", "callback": _checked(EngineArgs, "")}
+    details: dict[str, Any] = {
+        "default": one.default if default is None else default,
+        "help": f"{how.meaning}{unit}.{shown}",
+        "callback": _checked(EngineArgs, ""),
+    }
     if kind == "bool":
         name = one.name.replace("_", "-")
         flags = [f"--{name}/--no-{name}"] if one.default else flags
@@ -89,7 +94,8 @@ def _engine_option(one: Field[Any], how: Setting) -> Callable[[Any], Any]:
     return click.option(*flags, one.name, **details)
 
 
-_ENGINE = [(how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"]
+_ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}
+_ONE_SEQUENCE = {one.name: (how.command, _engine_option(one, how, 1)) for one, how in settings() if one.name == "max_num_seqs"}
 _NAMES = frozenset(one.name for one, _ in settings())
 
 
@@ -105,12 +111,17 @@ def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:
 
 def model_options(command: Command) -> Command:
     """How to load a model and run it: the settings of `EngineArgs` that every command has."""
-    return _all([option for commands, option in _ENGINE if commands == "all"], command)
+    return _all([option for commands, option in _ENGINE.values() if commands == "all"], command)
+
+
+def one_sequence_options(command: Command) -> Command:
+    """`model_options` for commands that answer one request at a time: memory is planned for one sequence, unless the user says more."""
+    return _all([option for commands, option in (_ENGINE | _ONE_SEQUENCE).values() if commands == "all"], command)
 
 
 def engine_options(command: Command) -> Command:
     """The settings that only commands which answer requests have."""
-    return _all([option for commands, option in _ENGINE if commands == "answering"], command)
+    return _all([option for commands, option in _ENGINE.values() if commands == "answering"], command)
 
 
 def sampling_options(command: Command) -> Command:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from ..config import MAX_NUM_SEQS
 from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
-from .options import engine_options, model_argument, model_options, sampling, sampling_options, split
+from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -46,7 +48,7 @@ def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Sch
 @sampling_options
 @click.option("--n", type=int, help="Answers to the same prompt.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
-@model_options
+@one_sequence_options
 @engine_options
 def run(
     model: str, prompt: str | None, system: str | None, raw: bool, schema: Schema | None, as_json: bool, quiet: bool, **options: Any
@@ -57,7 +59,9 @@ def run(
     """
     text = _read_prompt(prompt)
     model_settings, given = split({**options, "structure": schema})
-    sampling(given)
+    params = sampling(given)
+    if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
+        model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
     with opened(model, model_settings) as llm:
         ids, params = _token_ids(llm, text, system, raw), sampling(given, llm.default_params)
         if as_json:

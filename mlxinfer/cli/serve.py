@@ -79,23 +79,30 @@ def _pair(alias: str) -> tuple[str, str]:
 
 
 def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSettings, options: dict[str, Any]) -> None:
+    from ..config import EngineArgs
     from ..engine.async_llm import AsyncLLM
+    from ..engine.open_model import with_shares
     from ..server.models import public_name
     from ..server.serve import run
 
-    loads = {}
+    found: dict[str, EngineArgs] = {}
     for name, target in map(public_name, models):
-        if name in loads:
+        if name in found:
             raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
-        loads[name] = partial(AsyncLLM, target, **options)
+        found[name] = EngineArgs(target, **options)
+    planned = zip(found, with_shares(list(found.values())), strict=True)
+    loads = {name: partial(AsyncLLM, args.path_or_id, **options | {"memory_gb": args.memory_gb}) for name, args in planned}
     run(loads, settings, aliases=aliases, tell=click.echo)
 
 
 def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: ServerSettings, options: dict[str, Any]) -> None:
-    from ..server.sockets import LABEL, property_list
+    from ..server.launchd import LABEL, make_directory, property_list
 
     arguments = [*map(_absolute, models), *(part for alias in aliases for part in ("--alias", alias)), *_spelled(options)]
-    click.echo(property_list(arguments, settings), nl=False)
+    text = property_list(arguments, settings)
+    directory = make_directory(settings)
+    click.echo(text, nl=False)
+    click.secho(f"The socket and the log will be in {directory}, which only you can enter.", err=True, dim=True)
     place = f"~/Library/LaunchAgents/{LABEL}.plist"
     click.secho(f"Save this as {place}, then: launchctl bootstrap gui/$(id -u) {place}", err=True, dim=True)
 

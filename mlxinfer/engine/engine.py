@@ -93,6 +93,7 @@ class Engine:
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
             max_num_seqs=config.max_num_seqs,
+            max_scored_rows=config.max_scored_rows,
             pages=self.cache,
             budget=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
             waiting=RequestQueue(config.max_waiting),

@@ -194,6 +194,7 @@ class EngineThread:
         self._thread.join(_EXIT_PATIENCE_S)
 
     def _run(self) -> None:
+        opened: OpenModel | None = None
         try:
             opened = self._open()
             if opened is not None:
@@ -201,6 +202,8 @@ class EngineThread:
         finally:
             if self._outputs is not None:
                 self._outputs.engine.close()
+            if opened is not None:
+                opened.close()
             opened = self._outputs = None
             self._end()
 

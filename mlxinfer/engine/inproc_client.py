@@ -208,6 +208,8 @@ class InprocClient:
             if self._outputs is not None:
                 self._outputs.cancel(list(self._outputs.answers.values()))
                 self._outputs.engine.close()
+                if self._opened is not None:
+                    self._opened.close()
                 self._outputs = self._opened = None
                 mx.clear_cache()
         self._give_stream_back()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ import mlx.core as mx
 from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..config import EngineArgs, EngineConfig, default_params
+from ..device import DeviceMemory
 from ..errors import SettingError
 from ..loading.fingerprint import fingerprint
-from ..loading.load import LoadedModel, prepare
+from ..loading.load import LoadedModel, PreparedModel, prepare
+from ..loading.memory_budget import BUDGET, Reservation, shares
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
@@ -27,7 +30,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
 from .engine import Engine
 from .input_processor import InputProcessor
-from .spec_decode.draft_model import Drafter
+from .spec_decode.draft_model import Drafter, check_draft
 
 if TYPE_CHECKING:
     from ..cache.disk.storage import DiskStorage
@@ -71,8 +74,8 @@ class OpenModel:
     """The model, its tokenizer and its weights."""
     config: EngineConfig
     """What the engine runs with, after memory was planned."""
-    plan: MemoryPlan
-    """What the memory is used for."""
+    reservation: Reservation
+    """The memory that it may use."""
     kv: KVFormat
     """The format of cached keys and values."""
     drafter: Drafter | None
@@ -85,30 +88,30 @@ class OpenModel:
     @classmethod
     def open(cls, args: EngineArgs, progress: Progress | None = None) -> OpenModel:
         """Plan the memory for the model, its draft model and the cache, then read the weights. Raises `MLXInferError`s."""
-        kv, memory_gb = KVFormat.parse(args.kv, first16=args.kv_first16), args.memory_gb
-        with ExitStack() as opened:
-            prepared = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
-            target = opened.enter_context(prepared(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
-            draft = opened.enter_context(prepared(args.draft)) if args.draft is not None else None
-            plan = plan_memory(
-                target,
-                draft=draft,
-                max_context=args.max_context,
-                max_sequences=args.max_num_seqs,
-                kv=kv,
-                memory_gb=memory_gb,
-                prefix_cache=args.prefix_cache,
-                max_draft=args.max_draft,
-            )
-            config = engine_config(args, plan)
-            loaded = target.read(progress)
-            drafter = Drafter.of(loaded, draft.read()) if draft else None
-        plan.apply()
-        return cls._of(args, loaded, config, plan, kv, drafter)
+        with prepared(args) as found:
+            reservation = BUDGET.reserve(found.plan)
+            try:
+                config = engine_config(args, reservation.plan)
+                tokenizer = found.target.load_tokenizer()
+                if found.draft is None:
+                    return cls._of(args, found.target.read(tokenizer, progress), config, reservation, found.kv, None)
+                drafting = found.draft.load_tokenizer()
+                check_draft(found.draft.model, drafting, tokenizer)
+                loaded, draft = found.target.read(tokenizer, progress), found.draft.read(drafting)
+                return cls._of(args, loaded, config, reservation, found.kv, Drafter.of(loaded, draft))
+            except BaseException:
+                reservation.release()
+                raise
 
     @classmethod
     def _of(
-        cls, args: EngineArgs, loaded: LoadedModel, config: EngineConfig, plan: MemoryPlan, kv: KVFormat, drafter: Drafter | None
+        cls,
+        args: EngineArgs,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        reservation: Reservation,
+        kv: KVFormat,
+        drafter: Drafter | None,
     ) -> OpenModel:
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
@@ -122,10 +125,14 @@ class OpenModel:
             weight_bytes=loaded.weight_bytes,
             max_context=config.max_context,
             default_params=inputs.default_params,
-            plan=plan,
+            plan=reservation.plan,
             notes=_notes(loaded, kv),
         )
-        return cls(args=args, loaded=loaded, config=config, plan=plan, kv=kv, drafter=drafter, inputs=inputs, info=info)
+        return cls(args=args, loaded=loaded, config=config, reservation=reservation, kv=kv, drafter=drafter, inputs=inputs, info=info)
+
+    def close(self) -> None:
+        """Let other models of this process have the memory."""
+        self.reservation.release()
 
     def engine(self) -> Engine:
         """A new engine, with an empty cache."""
@@ -142,19 +149,79 @@ class OpenModel:
         return DiskStorage(Path(args.prefix_dir or prefix_dir()), int(args.prefix_disk_gb * 2**30), note=_log.warning)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What `EngineArgs` name, before a weight is read."""
+
+    args: EngineArgs
+    """What was asked for."""
+    target: PreparedModel
+    """The model."""
+    draft: PreparedModel | None
+    """The draft model; None without one."""
+    kv: KVFormat
+    """The format of cached keys and values."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.target.weight_bytes + (self.draft.weight_bytes if self.draft else 0)
+
+    def plan(self, memory: DeviceMemory) -> MemoryPlan:
+        """What this memory is used for. Raises `MemoryPlanError`."""
+        args = self.args
+        return plan_memory(
+            self.target,
+            draft=self.draft,
+            max_context=args.max_context,
+            max_num_seqs=args.max_num_seqs,
+            kv=self.kv,
+            memory_gb=args.memory_gb,
+            prefix_cache=args.prefix_cache,
+            max_draft=args.max_draft,
+            deterministic=args.deterministic,
+            memory=memory,
+        )
+
+
+@contextmanager
+def prepared(args: EngineArgs) -> Iterator[Prepared]:
+    """Read the headers of a model and its draft model. Raises `MLXInferError`s."""
+    kv, memory_gb = KVFormat.parse(args.kv, first16=args.kv_first16), args.memory_gb
+    with ExitStack() as opened:
+        opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
+        target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
+        draft = opened.enter_context(opening(args.draft)) if args.draft is not None else None
+        yield Prepared(args=args, target=target, draft=draft, kv=kv)
+
+
+def with_shares(models: Sequence[EngineArgs]) -> list[EngineArgs]:
+    """The same for models that are to be loaded together: where no `memory_gb` is set, each gets its share of the memory. Raises
+    `MLXInferError`s."""
+    if len(models) < 2 or any(args.memory_gb is not None for args in models):
+        return list(models)
+    found: list[Prepared] = []
+    for args in models:
+        with prepared(args) as each:
+            found.append(each)  # its files are closed, which a plan does not need
+    sizes = shares([each.weight_bytes for each in found], [each.plan for each in found], BUDGET.left())
+    return [replace(args, memory_gb=size / 1e9) for args, size in zip(models, sizes, strict=True)]
+
+
 def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
     """What was set, as far as the memory allows it. Raises `SettingError`."""
-    if plan.max_sequences > plan.rows:
+    if plan.max_num_seqs > plan.rows:
         raise SettingError(f"max_num_seqs must be at most {plan.rows} on this device, the rows of one step, not {args.max_num_seqs}")
     return EngineConfig(
         max_context=plan.context,
         kv_cache_tokens=plan.pool_tokens,
         max_num_batched_tokens=plan.rows,
-        max_num_seqs=plan.max_sequences,
+        max_scored_rows=plan.scored_rows,
+        max_num_seqs=plan.max_num_seqs,
         max_waiting=args.max_waiting,
         prefix_cache=args.prefix_cache,
         prefix_cache_tokens=plan.prefix_cache_tokens,
-        snapshot_bytes=plan.snapshots,
+        snapshot_bytes=plan.snapshots * 4 // 5 if args.draft is not None else plan.snapshots,  # the draft model's cache has a quarter more
         decode_share=args.decode_share,
         max_step_s=args.max_step_s,
         max_draft=args.max_draft,

@@ -88,15 +88,17 @@ class Scheduler:
         budget: PrefillBudget,
         waiting: RequestQueue,
         chunks: ChunkPolicy | None = None,
+        max_scored_rows: int = 2**31,
     ) -> None:
-        """`max_num_batched_tokens`: rows of a step; `max_num_seqs`: sequences that run at once. Raises `ValueError` where the rows are too
-        few for them."""
+        """`max_num_batched_tokens`: rows of a step; `max_num_seqs`: sequences that run at once; `max_scored_rows`: rows of prompts whose
+        logits are asked for. Raises `ValueError` where the rows are too few for the sequences."""
         chunks = chunks or ChunkPolicy()
         least = chunks.least_rows(max_num_seqs)
         if not 1 <= max_num_seqs <= least <= max_num_batched_tokens:
             raise ValueError(f"{max_num_seqs} sequences need max_num_batched_tokens of at least {least}, not {max_num_batched_tokens}")
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self.max_scored_rows = max_scored_rows
         self.pages = pages
         self.budget = budget
         self.waiting = waiting
@@ -226,18 +228,19 @@ class Scheduler:
         wanted = sum([s.remaining for s in line])
         most = self.max_num_batched_tokens - decode_rows
         rows = self.chunks.prefill_rows(self.budget.allowance(decode_rows, wanted, most, line[0].remaining), most)
-        head = min(self.running, key=_rank)
+        head, scored = min(self.running, key=_rank), self.max_scored_rows
         work: list[Work] = []
         for s in line:
             if rows <= 0:
                 break
-            whole = self.chunks.length(s, rows)
+            whole = self.chunks.length(s, min(rows, scored) if s.wants_logits else rows)
             count = self._fitting(s, whole, growth)
             if count:
                 ends = s.num_computed_tokens + count == s.num_tokens
                 work.append(Work(s, count, 0, ends and not s.wants_logits))
                 growth.append(PageDemand(s.slot, s.num_computed_tokens, count))
                 rows -= count
+                scored -= count if s.wants_logits else 0
             elif whole and s is head:
                 return None
         return work

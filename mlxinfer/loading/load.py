@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import mlx.core as mx
 
@@ -33,6 +33,9 @@ from .repack_cache import RepackCache, open_copies
 from .resolve import resolve
 from .summary import Summary, summarize
 from .weights import CheckpointWeights, MetaWeights, Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,13 @@ class PreparedModel:
     read_weights: ReadWeights
     """Reads them."""
 
-    def read(self, progress: Progress | None = None) -> LoadedModel:
-        """Read the weights. Raises `WeightsError` for values that are NaN or infinite, and `TokenizerError`, before a weight is read."""
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer, which `read` needs. Raises `TokenizerError`."""
+        return load_tokenizer(self.checkpoint)
+
+    def read(self, tokenizer: Tokenizer, progress: Progress | None = None) -> LoadedModel:
+        """Read the weights. Raises `WeightsError` for values that are NaN or infinite."""
         checkpoint = self.checkpoint
-        tokenizer = load_tokenizer(checkpoint)
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
         model, notes = self.read_weights(progress)
@@ -120,25 +126,32 @@ class PreparedModel:
         )
 
 
-@contextmanager
-def prepare(
-    path_or_id: str | Path,
-    *,
-    dtype: str | mx.Dtype | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    mode: str = "affine",
-    gguf_exact: bool = False,
-    kv: KVFormat | None = None,
-    memory_gb: float | None = None,
-) -> Iterator[PreparedModel]:
-    """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check all that its headers say. Weights are
-    read by `PreparedModel.read`, inside the `with` block.
+class PrepareOptions(TypedDict, total=False):
+    """How a model is to be loaded."""
 
-    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `gguf_exact` unpacks types of GGUF that a GPU would
-    otherwise hold rounded; `kv` is the format the cache will have; `memory_gb` is the caller's limit, in GB of 10^9 bytes. Raises
-    `MLXInferError`.
-    """
+    dtype: str | mx.Dtype | None
+    """Dtype of the activations; None: what suits the device."""
+    bits: int | None
+    """Quantize matrices that are stored plain; None leaves them."""
+    group_size: int | None
+    """Weights that share a scale, with `bits`."""
+    mode: str
+    """How to quantize, "affine" unless another of MLX's modes is named, which then takes effect without `bits` too."""
+    gguf_exact: bool
+    """Unpack types of GGUF that a GPU would otherwise hold rounded."""
+    kv: KVFormat | None
+    """The format that the cache will have."""
+    memory_gb: float | None
+    """The caller's limit, in GB of 10^9 bytes."""
+
+
+@contextmanager
+def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterator[PreparedModel]:
+    """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check all that its headers say. Weights are
+    read by `PreparedModel.read`, inside the `with` block. Raises `MLXInferError`."""
+    dtype, kv, memory_gb = options.get("dtype"), options.get("kv"), options.get("memory_gb")
+    bits, group_size, mode = options.get("bits"), options.get("group_size"), options.get("mode", "affine")
+    gguf_exact = options.get("gguf_exact", False)
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
     copies = open_copies(found.path) if quantize is None else None
@@ -167,21 +180,11 @@ def prepare(
             checkpoint.close()
 
 
-def load(
-    path_or_id: str | Path,
-    *,
-    dtype: str | mx.Dtype | None = None,
-    bits: int | None = None,
-    group_size: int | None = None,
-    mode: str = "affine",
-    gguf_exact: bool = False,
-    kv: KVFormat | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
+def load(path_or_id: str | Path, progress: Progress | None = None, **options: Unpack[PrepareOptions]) -> LoadedModel:
     """`prepare`, a plan of the memory with the engine's defaults, and `read` in one. Raises `MLXInferError`."""
-    with prepare(path_or_id, dtype=dtype, bits=bits, group_size=group_size, mode=mode, gguf_exact=gguf_exact, kv=kv) as prepared:
-        plan_memory(prepared, kv=kv)
-        return prepared.read(progress)
+    with prepare(path_or_id, **options) as prepared:
+        plan_memory(prepared, kv=options.get("kv"), memory_gb=options.get("memory_gb"))
+        return prepared.read(prepared.load_tokenizer(), progress)
 
 
 def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> PreparedModel:

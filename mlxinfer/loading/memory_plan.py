@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import PAGE, AttentionSpec, RecurrentSpec
+from ..cache.base import PAGE, AttentionSpec
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pages import pages_for
-from ..cache.state import LEAST_BYTES
 from ..cache.store import LayerStore
-from ..config import MAX_DRAFT
-from ..device import DeviceMemory, device_memory, is_gpu, limit_memory
+from ..config import MAX_DRAFT, MAX_NUM_SEQS
+from ..device import DeviceMemory, device_memory, is_gpu
 from ..errors import MemoryPlanError, PromptError
 from ..models.decoder import Model
-from .step_memory import StepSize, kept_arrays, step_size, weight_arrays
+from .memory_shares import Demands, Shares, divide, within_buffers
+from .step_memory import StepRows, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
 
-_GPU_CHUNK = 512
+_USUAL_CHUNK = 512
+"""Rows of a step on a GPU."""
+_LONG_CHUNKS = (2048, 1024)
+"""More rows, the first of them that takes little memory."""
+_SHORT_CHUNK = 256
+"""Fewer rows, where memory is short."""
+_LONG_STEP_SHARE = 0.125
+"""Share of the memory besides the weights that may go to a step of more rows than usual, and to what windows then keep."""
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
-
-_MOST_REUSE = 2 * 2**30
-_REUSE_SHARE = 0.25
-"""Share of the room besides the weights for what is only kept in case a later prompt begins alike."""
-_SNAPSHOT_SHARE = {False: 0.125, True: 0.5}
-"""Share of what is kept for reuse, by whether layers are recurrent: their states are large and cannot be found in the pool."""
-_SEQUENCES_SHARE = 0.5
-"""Share of the room, at most, for what running sequences take whatever their length: fewer run together where it would be more."""
+_OPEN_PAGES_IN_FLIGHT = 1.5
+"""Open pages of a sequence that a step on a GPU writes anew: a copy where MLX cannot write in place, and 16 recent rows, old and new."""
+_SCORED_SHARE = 1 / 16
+"""Share of the memory besides the weights for the logits of prompts, where they are asked for."""
+_LEAST_SCORED = 16
+_GOOD_CONTEXT = 8192
+"""Tokens of context that come before long chunks and before further sequences."""
 _LEAST_TOKENS = 4 * PAGE
-_MOST_BUFFERS_SHARE = 0.75
-MAX_SEQUENCES = 16
-_ENDLESS = 2**40
-"""Stands for "unlimited": with only windows and recurrent states, further tokens cost no memory."""
 
 
 class Planned(Protocol):
@@ -70,7 +71,9 @@ class MemoryPlan:
     """Weights of the draft model; 0 without one."""
     step: int
     """Peak of one step's activations, in addition to everything that stays."""
-    max_sequences: int
+    growth: int
+    """What the page pool takes beyond that while it grows, between two steps: parts of it are there twice."""
+    max_num_seqs: int
     """Sequences that run together, a count."""
     sequence: int
     """Bytes each running sequence takes whatever its length: open pages, windows, recurrent states."""
@@ -94,6 +97,8 @@ class MemoryPlan:
     """The device's limit of `buffers`; None where it has none."""
     rows: int
     """Tokens of the largest step."""
+    scored_rows: int
+    """Rows of prompts whose logits one step computes at most, where they are asked for."""
 
     @property
     def pool(self) -> int:
@@ -103,168 +108,168 @@ class MemoryPlan:
     @property
     def sequences(self) -> int:
         """Bytes that all running sequences take whatever their length."""
-        return self.max_sequences * self.sequence
+        return self.max_num_seqs * self.sequence
 
     @property
     def used(self) -> int:
-        return self.weights + self.draft_weights + self.step + self.sequences + self.pool + self.reuse + self.snapshots
+        return self.weights + self.draft_weights + self.step + self.growth + self.sequences + self.pool + self.reuse + self.snapshots
 
     @property
     def left(self) -> int:
         return self.limit - self.used
 
-    def apply(self) -> None:
-        """Set MLX's limits accordingly, for the whole process."""
-        limit_memory(self.used, self.step)
-
 
 def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:
-    """Bytes that a model and all that belongs to it may take: the device's, or the caller's limit in GB if that is lower."""
-    usable = (memory or device_memory()).usable
-    return usable if memory_gb is None else min(usable, int(memory_gb * 1e9))
+    """Bytes that a model and all that belongs to it may take: the device's, less what is reserved, or the caller's limit in GB if that is
+    lower."""
+    memory = memory or device_memory()
+    free = max(memory.usable - memory.reserved, 0)
+    return free if memory_gb is None else min(free, int(memory_gb * 1e9))
 
 
 def plan_memory(
     planned: Planned,
     *,
     max_context: int | None = None,
-    max_sequences: int = MAX_SEQUENCES,
+    max_num_seqs: int = MAX_NUM_SEQS,
     kv: KVFormat | None = None,
     draft: Planned | None = None,
     memory_gb: float | None = None,
     prefix_cache: bool = True,
     max_draft: int = MAX_DRAFT,
+    deterministic: bool = False,
     memory: DeviceMemory | None = None,
 ) -> MemoryPlan:
     """The longest context and the largest cache that fit, for a model and its draft model together.
 
-    `max_context` and `max_sequences` are upper bounds, `memory_gb` is the caller's limit (GB of 10^9 bytes), `memory` replaces the
-    device's. Needs no weights: a `PreparedModel` does. Raises `MemoryPlanError` where the weights and a context of 256 tokens do not
-    fit, and `PromptError` for a context that the model does not have.
+    `max_context` and `max_num_seqs` are upper bounds: where memory is short, fewer sequences come before a shorter context. `memory_gb` is
+    the caller's limit (GB of 10^9 bytes), `memory` replaces the device's. Needs no weights: a `PreparedModel` does. Raises
+    `MemoryPlanError` where the weights and a context of 256 tokens do not fit, `PromptError` for a context that the model does not have.
     """
     memory = memory or device_memory()
-    wanted, rows = _context(planned.model, max_context), _GPU_CHUNK if is_gpu() else _CPU_CHUNK
-    sampled = min(max_sequences * (1 + max_draft), rows)
-    demands = _demands(planned, kv or KVFormat(), rows, sampled)
-    total = demands + _demands(draft, KVFormat(), rows, sampled) if draft else demands
     limit = usable_memory(memory_gb, memory)
-    shares = _divide(total, limit, wanted, max_sequences, prefix_cache)
-    least = min(wanted, _LEAST_TOKENS)
-    if shares.context < least or total.weights + total.load > limit:
-        raise MemoryPlanError(_does_not_fit(total, least, limit, "memory_gb" if limit < memory.usable else memory.source))
-    snapshots, buffers = _within_buffers(total, shares.snapshots, memory.buffers)
+    request = _Request(
+        planned=planned,
+        draft=draft,
+        kv=kv or KVFormat(),
+        limit=limit,
+        wanted=_context(planned.model, max_context),
+        drafts=max_draft,
+        prefix_cache=prefix_cache,
+        least_scored=PAGE if deterministic else _LEAST_SCORED,
+    )
+    chosen = request.best(max_num_seqs)
+    demands, shares = chosen.demands, chosen.shares
+    least = min(request.wanted, _LEAST_TOKENS)
+    if shares.context < least or demands.weights + demands.load > limit:
+        raise MemoryPlanError(_does_not_fit(demands, least, limit, "memory_gb" if limit < memory.usable - memory.reserved else memory))
+    snapshots, buffers = within_buffers(demands, shares.snapshots, memory.buffers)
     return MemoryPlan(
         total=memory.total,
         source=memory.source,
         limit=limit,
-        weights=demands.weights,
-        draft_weights=total.weights - demands.weights,
-        step=total.step.fixed + int(total.step.per_token * shares.context),
-        max_sequences=shares.max_sequences,
-        sequence=total.sequence,
-        token=total.token,
+        weights=planned.weight_bytes,
+        draft_weights=demands.weights - planned.weight_bytes,
+        step=shares.step,
+        growth=shares.growth,
+        max_num_seqs=shares.sequences,
+        sequence=demands.sequence,
+        token=demands.token,
         pool_tokens=shares.pool_tokens,
         context=shares.context,
         room_tokens=shares.room_tokens,
         prefix_cache_tokens=shares.prefix_cache_tokens,
-        reuse=int(shares.prefix_cache_tokens * total.window_token),
+        reuse=int(shares.prefix_cache_tokens * demands.window_token),
         snapshots=snapshots,
         buffers=buffers,
         buffer_limit=memory.buffers,
-        rows=rows,
+        rows=chosen.step.rows,
+        scored_rows=chosen.step.scored,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Demands:
-    """What a model, or a model and its draft model, need: bytes, unless a field says otherwise."""
+class _Option:
+    """One way to divide the memory."""
 
-    weights: int
-    load: int
-    """Needed besides the weights while they are read."""
-    step: StepSize
-    token: float
-    """For each token of context, in layers without a window."""
-    window_token: float
-    """For each token that is kept for reuse, in layers with a window."""
-    sequence: int
-    """For each running sequence, whatever its length."""
-    recurrent: bool
-    """Whether a layer keeps a state that changes with every token."""
-    weight_arrays: int
-    """Arrays of weights, a count."""
-    layer_arrays: int
-    """Arrays of the cache, a count."""
-
-    def __add__(self, other: _Demands) -> _Demands:
-        return _Demands(
-            self.weights + other.weights,
-            max(self.load, other.load),
-            self.step + other.step,
-            self.token + other.token,
-            self.window_token + other.window_token,
-            self.sequence + other.sequence,
-            self.recurrent or other.recurrent,
-            self.weight_arrays + other.weight_arrays,
-            self.layer_arrays + other.layer_arrays,
-        )
+    step: StepRows
+    demands: Demands
+    shares: Shares
+    good: bool
+    """Whether the context is long enough to think of anything else."""
 
 
-def _demands(planned: Planned, kv: KVFormat, rows: int, sampled: int) -> _Demands:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What is planned for."""
+
+    planned: Planned
+    draft: Planned | None
+    kv: KVFormat
+    limit: int
+    """Bytes."""
+    wanted: int
+    """Tokens of context."""
+    drafts: int
+    """Tokens drafted for a sequence, at most."""
+    prefix_cache: bool
+    least_scored: int
+    """Rows of a prompt, at least, whose logits can be computed in one step."""
+
+    def best(self, max_num_seqs: int) -> _Option:
+        """The most sequences and the longest steps that leave room for a good context; or else the longest context."""
+        found: list[_Option] = []
+        sequences = max_num_seqs
+        while sequences:
+            found.append(self._with_sequences(sequences))
+            if found[-1].good:
+                return found[-1]
+            sequences //= 2
+        return max(found, key=lambda option: option.shares.context)
+
+    def _with_sequences(self, sequences: int) -> _Option:
+        if not is_gpu():
+            return self._option(_CPU_CHUNK, sequences)
+        usual = self._option(_USUAL_CHUNK, sequences)
+        if not usual.good:
+            return self._option(_SHORT_CHUNK, sequences) if sequences <= _SHORT_CHUNK else usual
+        longer = (self._option(rows, sequences) for rows in _LONG_CHUNKS)
+        return next((option for option in longer if option.good and self._takes_little(option, usual)), usual)
+
+    def _takes_little(self, option: _Option, usual: _Option) -> bool:
+        windows = option.shares.sequences * (option.demands.sequence - usual.demands.sequence)
+        return option.demands.step.at(0) + windows <= _LONG_STEP_SHARE * (self.limit - usual.demands.weights)
+
+    def _option(self, rows: int, sequences: int) -> _Option:
+        step = StepRows(rows=rows, sequences=sequences, drafts=self.drafts)
+        room = int((self.limit - self.planned.weight_bytes) * _SCORED_SHARE)
+        step = with_scored(self.planned.model, step, room, self.least_scored)
+        demands = _demands(self.planned, self.kv, step)
+        if self.draft is not None:
+            demands += _demands(self.draft, KVFormat(), step)
+        shares = divide(demands, self.limit, self.wanted, sequences, prefix_cache=self.prefix_cache)
+        return _Option(step, demands, shares, shares.context >= min(self.wanted, _GOOD_CONTEXT))
+
+
+def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:
     layers, dtype = planned.model.layers, planned.dtype
-    token = PagedCache.token_bytes(layers, dtype, kv)
     windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
-    states = sum(prod(shape) for s in layers if isinstance(s, RecurrentSpec) for shape in s.shapes) * mx.float32.size
-    held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, rows) for s in windows)
-    return _Demands(
+    states = sum(map(state_bytes, layers))
+    opened = PagedCache.sequence_bytes(layers, dtype, kv)
+    if is_gpu():  # while a step is in flight, open pages and their recent rows are there twice
+        opened += int(_OPEN_PAGES_IN_FLIGHT * PagedCache.sequence_bytes(layers, dtype))
+    held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, step.rows) for s in windows)
+    return Demands(
         weights=planned.weight_bytes,
         load=planned.load_bytes,
-        step=step_size(planned.model, dtype, kv, rows, sampled),
-        token=token,
-        window_token=sum(LayerStore.page_bytes(s, dtype, kv) for s in windows) / PAGE,
-        sequence=PagedCache.sequence_bytes(layers, dtype, kv) + states + held,
+        step=step_size(planned.model, dtype, kv, step),
+        token=PagedCache.token_bytes(layers, dtype, kv),
+        window_token=PagedCache.reuse_bytes(layers, dtype, kv),
+        sequence=opened + states + held,
         recurrent=bool(states),
         weight_arrays=weight_arrays(planned.model),
         layer_arrays=sum(kept_arrays(planned.model)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """How the memory is divided."""
-
-    context: int
-    room_tokens: int
-    pool_tokens: int
-    max_sequences: int
-    prefix_cache_tokens: int
-    snapshots: int
-
-
-def _divide(demands: _Demands, limit: int, wanted: int, max_sequences: int, prefix_cache: bool) -> _Shares:
-    room = limit - demands.weights - demands.step.fixed
-    if demands.sequence:
-        max_sequences = max(min(max_sequences, int(room * _SEQUENCES_SHARE / demands.sequence)), 1)
-    room = max(room - max_sequences * demands.sequence, 0)
-    kept = min(_MOST_REUSE, int(room * _REUSE_SHARE)) if prefix_cache else 0
-    snapshots = int(kept * _SNAPSHOT_SHARE[demands.recurrent])
-    token = demands.token + demands.window_token
-    prefix_cache_tokens = int((kept - snapshots) / token) if token else 0
-    room -= snapshots + int(prefix_cache_tokens * demands.window_token)
-    most = int(room / (demands.token + demands.step.per_token)) if demands.token else _ENDLESS if room else 0
-    context, pool = min(wanted, most), wanted * max_sequences + prefix_cache_tokens
-    if demands.token:
-        pool = min(pool, int((room - demands.step.per_token * context) / demands.token))
-        prefix_cache_tokens = min(prefix_cache_tokens, pool)
-    return _Shares(context, most, pool, max_sequences, prefix_cache_tokens, snapshots)
-
-
-def _within_buffers(demands: _Demands, snapshots: int, limit: int | None) -> tuple[int, int]:
-    """Bytes of snapshots, reduced where they could be too many arrays, and the most arrays that can be alive then."""
-    fixed = demands.weight_arrays + demands.layer_arrays + demands.step.arrays
-    if limit is not None:
-        snapshots = min(snapshots, max(int(limit * _MOST_BUFFERS_SHARE) - fixed, 0) * LEAST_BYTES)
-    return snapshots, fixed + snapshots // LEAST_BYTES
 
 
 def _context(model: Model, wanted: int | None) -> int:
@@ -273,14 +278,21 @@ def _context(model: Model, wanted: int | None) -> int:
     return model.max_context if wanted is None else wanted
 
 
-def _does_not_fit(demands: _Demands, least: int, limit: int, source: str) -> str:
-    running = demands.step.fixed + demands.sequence + int(least * (demands.token + demands.step.per_token))
+def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str) -> str:
+    running = demands.sequence + int(least * demands.token) + demands.step.at(least)
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
+    allowed, advice = (source, "") if isinstance(source, str) else (source.source, _others(source))
     return (
-        f"not enough memory: the model needs {_gb(demands.weights + extra)} GB, and {_gb(limit)} GB may be used ({source}). "
-        f"Its weights take {_gb(demands.weights)} GB, {what} takes {_gb(extra)} GB more. "
+        f"not enough memory: the model needs {_gb(demands.weights + extra)} GB, and {_gb(limit)} GB may be used ({allowed}). "
+        f"Its weights take {_gb(demands.weights)} GB, {what} takes {_gb(extra)} GB more. {advice}"
         "Use a smaller or more quantized model, fewer bits for the cache, or allow more memory"
     )
+
+
+def _others(memory: DeviceMemory) -> str:
+    if not memory.reserved:
+        return ""
+    return f"Other models of this process hold {_gb(memory.reserved)} GB: close them, or give each of them its memory_gb. "
 
 
 def _gb(count: float) -> str:

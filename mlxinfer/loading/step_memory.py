@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.attention.reference import PlainAttention
+from ..cache.attention.plain_parts import PlainSize
 from ..cache.attention.select import attention_backend
-from ..cache.base import AttentionSpec, RecurrentSpec
+from ..cache.base import PAGE, AttentionParams, AttentionSpec, LayerSpec, RecurrentSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
-from ..device import is_gpu
+from ..device import command_buffer_numbers, is_gpu
 from ..models.decoder import Model
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
 from ..nn.weights import RawBlocks
+from ..sampling import SAMPLED_ROWS_AT_ONCE
 
 _SLACK = 16 * 2**20
 """Bytes for indices, rotations, masks, and rounding by the allocator."""
-_GPU_SLACK = 128 * 2**20
-"""Bytes more on a GPU: Metal keeps what two command buffers use until they are done, about 50 MB each."""
 _ROW_COPIES = 6
 """Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one that waits to
 be freed."""
+_LOGIT_COPIES = 3
+"""Logits `[rows, vocab]` in float32 that are alive at once: those of the step, what they were made of, and those of the step before."""
 _SAMPLING_STAGES = 16
 """float32 arrays `[rows, vocab]` that are alive at once when every sampling stage is used: 13 were measured, and sorting takes more."""
-_PLAIN_COPIES = 3
-"""Copies of a layer's keys, values and scores where MLX's own operations attend."""
+_BATCH_ARRAYS = 4
+"""float32 arrays `[sequences, vocab]` of a batch's penalties and biases."""
+_SCORING_COPIES = 5
+"""The same for rows of a prompt whose logits are asked for: of this step, and of the one before, whose log-probabilities are computed."""
+_STATE_COPIES = 3
+"""States of a recurrent layer that are alive at once: as they were, gathered for the step, and updated."""
 _LAYER_ARRAYS = 64
 """Arrays that a layer creates in a step, at most."""
 _MOST_EXPERTS = 16
@@ -45,37 +50,87 @@ class StepSize:
 
     fixed: int
     """Bytes whatever the context."""
-    per_token: float
-    """Bytes for each token of the longest sequence of the step."""
+    attention: tuple[tuple[PlainSize, ...], ...]
+    """For each model, what grows with the context: one layer at a time is computed."""
+    grown: float
+    """Bytes for each token of the page pool, while that grows between two steps."""
     arrays: int
     """Arrays alive at once, those of all steps in flight; a count."""
 
     def __add__(self, other: StepSize) -> StepSize:
-        return StepSize(self.fixed + other.fixed, self.per_token + other.per_token, self.arrays + other.arrays)
+        return StepSize(self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays)
+
+    def at(self, context: int, sequences: int = 1) -> int:
+        """Bytes for so many sequences of `context` tokens."""
+        return self.fixed + sum(max((size.bytes(context, sequences) for size in sizes), default=0) for sizes in self.attention)
+
+    def growth(self, context: int, sequences: int, pool_tokens: int) -> int:
+        """Bytes beyond those of a step while the pool grows to this size."""
+        return max(int(self.grown * pool_tokens) - self.at(context, sequences), 0)
 
 
-def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, rows: int, sampled: int) -> StepSize:
-    """The largest step: `rows` tokens, of which `sampled` at most are followed by a sampled one."""
-    nodes = [node for node in objects(model) if isinstance(node, (Linear, Embedding, Experts))]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """The rows of the largest step."""
+
+    rows: int
+    """All of them."""
+    sequences: int
+    """Sequences that run together."""
+    drafts: int
+    """Tokens drafted for each, at most."""
+    scored: int = 0
+    """Rows of prompts whose logits are asked for, at most."""
+
+    @property
+    def sampled(self) -> int:
+        """Rows that are followed by a sampled token, at most."""
+        return min(self.sequences * (1 + self.drafts), self.rows)
+
+
+def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> StepSize:
+    """The largest step of a model."""
+    nodes = list(objects(model))
     linears = [node for node in nodes if isinstance(node, (Linear, Embedding))]
-    in_experts = {id(node) for experts in nodes if isinstance(experts, Experts) for node in objects(experts)}
-    wide = max((_width(n) * (_MOST_EXPERTS if id(n) in in_experts else 1) for n in linears if _is_inner(n, model)), default=0)
+    softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
-    windows = max((_attention(s, dtype, kv, rows) * (s.window + rows) for s in attention if s.window is not None), default=0.0)
-    states = sum(_state(spec) for spec in model.layers if isinstance(spec, RecurrentSpec))
-    activations = _ROW_COPIES * rows * wide * mx.float32.size
+    stores = [LayerStore(spec, dtype, kv) for spec in attention]
+    plain = [size for store in stores for size in _plain(store, step.rows, softcap=softcap)]
+    unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
+    windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
+    windows = max((size.bytes(window + step.rows, step.sequences) for size, window in windowed), default=0)
+    activations = _ROW_COPIES * step.rows * _widest(model, nodes, linears) * mx.float32.size
     unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
-    logits = _SAMPLING_STAGES * sampled * model.vocab_size * mx.float32.size
     layers = max(len(model.layers), 1)
     return StepSize(
-        _SLACK + (_GPU_SLACK if is_gpu() else 0) + activations + int(windows) + unpacked + logits + states,
-        max((_attention(s, dtype, kv, rows) for s in attention if s.window is None), default=0.0),
+        _slack(dtype) + activations + windows + unsealed + unpacked + _logits(model, step) + _states(model, step),
+        (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
+        max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
     )
 
 
+def with_scored(model: Model, step: StepRows, room: int, least: int) -> StepRows:
+    """The step with as many scored rows as `room` bytes are for, or as what sampling takes anyway has room for, `least` at least."""
+    row = _SCORING_COPIES * model.vocab_size * mx.float32.size
+    return replace(step, scored=min(max(max(_logits(model, step), room) // row, least), step.rows))
+
+
+def _slack(dtype: mx.Dtype) -> int:
+    """On a GPU, memory is freed when a command buffer is done. MLX waits for those before where memory is short (`MemoryBudget`), but not
+    for the one that it fills."""
+    return _SLACK + (command_buffer_numbers() * dtype.size if is_gpu() else 0)
+
+
 def weight_arrays(model: Model) -> int:
     return sum(1 for _ in arrays(model))
+
+
+def _widest(model: Model, nodes: list[object], linears: list[Linear | Embedding]) -> int:
+    """Numbers in the widest row of a step's activations."""
+    in_experts = {id(node) for experts in nodes if isinstance(experts, Experts) for node in objects(experts)}
+    wide = [_width(n) * (_MOST_EXPERTS if id(n) in in_experts else 1) for n in linears if _is_inner(n, model)]
+    return max(wide, default=0)
 
 
 def _is_inner(node: Linear | Embedding, model: Model) -> bool:
@@ -88,8 +143,21 @@ def _width(node: Linear | Embedding) -> int:
     return int(max(node.matrix.shape[-2:]))
 
 
-def _state(spec: RecurrentSpec) -> int:
-    return sum(prod(shape) for shape in spec.shapes) * mx.float32.size
+def _logits(model: Model, step: StepRows) -> int:
+    """The logits of all sampled rows, the stages of sampling of a slice of them, and what a batch keeps; or those of scored rows."""
+    rows = _LOGIT_COPIES * step.sampled + _SAMPLING_STAGES * min(step.sampled, SAMPLED_ROWS_AT_ONCE) + _BATCH_ARRAYS * step.sequences
+    return max(rows, _SCORING_COPIES * step.scored) * model.vocab_size * mx.float32.size
+
+
+def _states(model: Model, step: StepRows) -> int:
+    """States of recurrent layers: those of one layer while it is computed, and copies of all for sequences whose drafts may not hold."""
+    sizes = [state_bytes(spec) for spec in model.layers]
+    return step.sequences * (_STATE_COPIES * max(sizes, default=0) + (sum(sizes) if step.drafts else 0))
+
+
+def state_bytes(spec: LayerSpec) -> int:
+    """Bytes of a layer's recurrent states for one sequence."""
+    return sum(prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
@@ -99,14 +167,16 @@ def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     return 0
 
 
-def _attention(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat, rows: int) -> float:
-    """Bytes per token of context in one layer; layers are computed one after another."""
-    if not isinstance(attention_backend(LayerStore(spec, dtype, kv)), PlainAttention):
-        return 0.0
-    size = mx.float32.size if kv.quantized else dtype.size
-    pairs = spec.kv_heads * (spec.key_dim + spec.value_dim) * size
-    scores = max(spec.query_heads, spec.kv_heads) * rows * mx.float32.size
-    return float(_PLAIN_COPIES * (pairs + scores))
+def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
+    """What plain MLX takes for the attention of a layer, if it is what computes it, for some segments at least."""
+    if attention_backend(store).joins_past(store.format):
+        yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
+
+
+def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
+    """Bytes for each token of the pool of one layer while that grows: the old pool and the rows that are new are there besides, and one
+    layer grows after another."""
+    return LayerStore.page_bytes(spec, dtype, kv) / PAGE
 
 
 def kept_arrays(model: Model) -> Iterator[int]:

@@ -16,6 +16,7 @@ from .app import create_app
 from .connection import connection_class
 from .log import notice, start_logging
 from .models import Registry
+from .open_files import with_files
 from .settings import ServerSettings
 from .sockets import address, listening
 
@@ -79,6 +80,7 @@ def run(
     start_logging()
     # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    settings = with_files(settings)
     with listening(settings) as sockets:
         asyncio.run(_run(loads, settings, sockets, aliases or {}, tell))
 

@@ -6,25 +6,21 @@ import ctypes
 import errno
 import fcntl
 import os
-import plistlib
 import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import ServerError
-from .settings import LOOPBACK, ServerSettings, default_socket
+from .settings import ServerSettings
 
-LABEL = "mlxinfer.serve"
-"""Name of the launchd service."""
 LAUNCHD_NAME = "Listeners"
 """Name of the sockets in its property list."""
 _MAX_PATH_BYTES = 103
-"""`sun_path` has 104 bytes on macOS, the last of them zero, and 108 on Linux."""
+"""`sun_path` has 104 bytes on macOS, the last of them zero, and 108 on Linux: what is set on one system works on the other."""
 _BACKLOG = 512
 """Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
@@ -63,13 +59,8 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
 
     The socket of a server that died is replaced. Raises `ServerError` if another server still listens there.
     """
-    path = path.absolute()
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        size = len(os.fsencode(path))
-        raise ServerError(
-            f"the path of the socket has {size} bytes, and the system allows {_MAX_PATH_BYTES}: choose a shorter one ({path})"
-        )
-    _private_directory(path.parent)
+    path = checked_path(path)
+    private_directory(path.parent)
     with _locked(path):
         _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -87,7 +78,20 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
                 path.unlink()
 
 
-def _private_directory(directory: Path) -> None:
+def checked_path(path: Path) -> Path:
+    """The absolute path of a Unix socket. Raises `ServerError` where a Mac could not have one there."""
+    path = path.absolute()
+    size = len(os.fsencode(path))
+    if size > _MAX_PATH_BYTES:
+        raise ServerError(
+            f"the path of a socket can have {_MAX_PATH_BYTES} bytes, and this one has {size}: give a shorter one with --socket or "
+            f"MLXINFER_SOCKET ({path})"
+        )
+    return path
+
+
+def private_directory(directory: Path) -> None:
+    """Make a directory that only this user can enter, if it is missing. Raises `ServerError` where it is another."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
@@ -197,25 +201,6 @@ def address(listener: socket.socket) -> str:
         return f"unix:{name}"
     host = f"[{name[0]}]" if ":" in name[0] else name[0]
     return f"http://{host}:{name[1]}"
-
-
-def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
-    """A property list for `~/Library/LaunchAgents`. `arguments` are the models and their options; the API key is not written."""
-    path = (settings.socket or default_socket()).absolute()
-    sockets: list[dict[str, Any]] = [{"SockPathName": str(path), "SockPathMode": 0o600}]
-    if settings.host is not None:
-        sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
-    hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
-    limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
-    value = {
-        "Label": LABEL,
-        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
-        "Sockets": {LAUNCHD_NAME: sockets},
-        "ProcessType": "Interactive",
-        "StandardErrorPath": str(path.with_name("serve.log")),
-        "Umask": 0o077,
-    }
-    return plistlib.dumps(value, sort_keys=False).decode()
 
 
 def peer_uid(connection: socket.socket) -> int | None:

@@ -13,6 +13,7 @@ from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.store import LayerStore
+from mlxinfer.loading.step_memory import growth
 
 LAYERS, TOKENS, CHUNK = 8, 3000, 256
 SPECS = [AttentionSpec(2, 64, 64)] * LAYERS
@@ -116,3 +117,58 @@ def test_what_a_decode_step_allocates_does_not_depend_on_the_context(kv):
         found.append(mx.get_peak_memory() - before)
     # The codes of one layer's past alone are 400 kB.
     assert max(found) - min(found) <= 8192, found
+
+
+def test_a_page_is_sealed_without_a_copy_of_the_pool():
+    """Between two steps nothing else refers to the pools."""
+    cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, backend=lambda store: PLAIN)
+    slot, past, found = cache.open(), 0, []
+    for _ in range(TOKENS // CHUNK):
+        feed(cache, slot, past, CHUNK - 1, answers=False)
+        past += CHUNK - 1
+        pools = held(cache)
+        rows = mx.random.normal((1, 2, 64)).astype(mx.bfloat16)
+        step = cache.begin([Segment(slot, 0, 1, past, TOKENS)])
+        for layer in range(LAYERS):
+            step.attend(layer, rows, rows, rows, AttentionParams(0.1))
+        mx.eval(step.state)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        cache.commit(step)
+        past += 1
+        if held(cache) == pools:
+            found.append((mx.get_peak_memory() - before) / pools)
+    assert found
+    assert max(found) < 1 / LAYERS
+
+
+def test_growing_a_pool_takes_what_is_planned():
+    """Parts of it are there twice."""
+    spec, pages = AttentionSpec(4, 64, 64), 300
+    stores = [LayerStore(spec, mx.bfloat16) for _ in range(LAYERS)]
+    for store in stores:
+        store.grow(pages=pages * 2 // 3)
+    mx.eval([store.arrays for store in stores])
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    old = mx.get_active_memory()
+    for store in stores:
+        store.grow(pages=pages)
+    mx.eval([store.arrays for store in stores])
+    counted = growth(spec, mx.bfloat16, KVFormat()) * pages * PAGE
+    assert 0 < mx.get_peak_memory() - mx.get_active_memory() <= counted + PAGE
+    assert mx.get_active_memory() > old
+
+
+def test_a_pool_grows_into_buffers_of_its_own_size(monkeypatch):
+    """On a GPU, where MLX would copy a pool in a larger one for each page."""
+    cleared = []
+    monkeypatch.setattr("mlxinfer.cache.store.is_gpu", lambda: True)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    store = LayerStore(SPECS[0], mx.bfloat16)
+    store.grow(pages=4, slots=1)
+    assert cleared == [1]
+    store.grow(pages=4, slots=9)
+    assert cleared == [1]
+    store.grow(pages=6)
+    assert cleared == [1, 1]

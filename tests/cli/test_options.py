@@ -9,6 +9,7 @@ from mlxinfer.cli.chat import chat
 from mlxinfer.cli.run import run
 from mlxinfer.cli.serve import serve
 from mlxinfer.config import settings
+from mlxinfer.engine.llm import LLM
 
 NAMES = {one.name for one, _ in settings()} - {"path_or_id"}
 
@@ -19,7 +20,8 @@ def test_every_setting_has_an_option(command):
     assert set(options) >= NAMES
     for one, _ in settings():
         if one.name in NAMES:
-            assert options[one.name].default == one.default
+            alone = one.name == "max_num_seqs" and command is not serve
+            assert options[one.name].default == (1 if alone else one.default)
 
 
 def test_bench_has_what_is_not_for_answering():
@@ -52,6 +54,38 @@ def test_an_error_names_the_option(call, arguments, option):
     assert result.code == 2
     assert result.err.startswith(f"mlxinfer: {option} must be")
     assert result.err.count("\n") == 1
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[LLM]:
+    """The models that commands load."""
+    found: list[LLM] = []
+
+    class Seen(LLM):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            found.append(self)
+            self.sequences = self.plan.max_num_seqs
+
+    monkeypatch.setattr("mlxinfer.LLM", Seen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sequences"),
+    [
+        (["run", "MODEL", "hi"], 1),
+        (["run", "MODEL", "hi", "--n", "3"], 3),
+        (["run", "MODEL", "hi", "--n", "3", "--max-num-seqs", "2"], 2),
+        (["run", "MODEL", "hi", "--max-sequences", "5"], 5),
+        (["chat", "MODEL"], 1),
+        (["chat", "MODEL", "--max-num-seqs", "4"], 4),
+    ],
+)
+def test_memory_is_planned_for_the_answers_that_are_asked_for(call, chat_model, opened, arguments, sequences):
+    given = [chat_model if argument == "MODEL" else argument for argument in arguments]
+    assert call(*given, "--max-tokens", "2", "--temperature", "0", stdin="hi\n").code == 0
+    assert [llm.sequences for llm in opened] == [sequences]
 
 
 def test_options_reach_the_engine(call, chat_model):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -19,11 +22,12 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.config import EngineArgs
 from mlxinfer.device import DeviceMemory
+from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.llm import LLM
 from mlxinfer.engine.open_model import engine_config
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.errors import MemoryPlanError, PromptError
+from mlxinfer.errors import DraftError, MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
@@ -62,7 +66,7 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
         plan = plan_memory(
             Tiny(tiny_model(name)),
             kv=KVFormat.parse(kv),
-            max_sequences=sequences,
+            max_num_seqs=sequences,
             prefix_cache=prefix_cache,
             memory=device(size * MB, buffers),
         )
@@ -72,7 +76,7 @@ def test_the_parts_are_all_that_there_is(name, size, kv, sequences, prefix_cache
     assert plan.used <= plan.limit == size * MB
     assert plan.left >= 0
     assert plan.used + plan.left == plan.limit
-    assert 1 <= plan.max_sequences <= sequences
+    assert 1 <= plan.max_num_seqs <= sequences
     assert plan.context <= plan.pool_tokens
     assert plan.prefix_cache_tokens <= plan.pool_tokens or not plan.token
     assert buffers is None or plan.buffers <= buffers
@@ -149,6 +153,59 @@ def test_no_weight_is_read_where_the_plan_fails(tmp_path, monkeypatch, stored):
         LLM(model)
 
 
+def _async(model, **options):
+    async def opened():
+        async with AsyncLLM(model, **options):
+            pass
+
+    asyncio.run(opened())
+
+
+@pytest.mark.parametrize("opens", [LLM, _async, load], ids=["LLM", "AsyncLLM", "load"])
+def test_no_way_to_load_goes_round_the_plan(tmp_path, monkeypatch, opens):
+    """On a device without memory nothing is read, whoever asks."""
+    model = tiny_directory(tmp_path)
+    _refuse_reads(monkeypatch)
+    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (10 * MB, "physical memory"))
+    with pytest.raises(MemoryPlanError, match=r"may be used \(physical memory\)"):
+        opens(model)
+
+
+def test_vocabularies_are_compared_before_a_weight_is_read(tmp_path, monkeypatch):
+    model, draft = tiny_directory(tmp_path / "m"), tiny_directory(tmp_path / "draft")
+    tokens = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokens))
+    _refuse_reads(monkeypatch)
+    with pytest.raises(DraftError, match="needs the same vocabulary: its token"):
+        LLM(model, draft=draft)
+    with pytest.raises(DraftError, match="its layers keep states"):
+        LLM(model, draft=tiny_directory(tmp_path / "states", "qwen3_next"))
+    with pytest.raises(Unread):
+        LLM(model, draft=model)
+
+
+def test_two_models_in_a_process_share_its_memory(tmp_path, monkeypatch):
+    model = tiny_directory(tmp_path, context=1 << 20)
+    gc.collect()
+    held = mx.get_active_memory()
+    total = 2500 * MB + held
+    usable = total * 4 // 5
+    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (total, "physical memory"))
+    with LLM(model, memory_gb=1.0) as first:
+        with LLM(model) as second:
+            assert first.plan.used + second.plan.used <= usable
+            assert 0 <= usable - first.plan.used - second.plan.limit <= held + MB
+            with pytest.raises(MemoryPlanError, match="Other models of this process hold"):
+                LLM(model)
+            ids = [5, 6, 7]
+            assert first.generate([ids])[0].text == second.generate([ids])[0].text
+        before = second.plan.limit
+    with LLM(model) as alone:
+        assert alone.plan.limit > before + 900 * MB
+
+
 def test_a_draft_model_is_checked_against_what_the_model_leaves(tmp_path, monkeypatch):
     model, draft = tiny_directory(tmp_path / "m"), tiny_directory(tmp_path / "draft")
     with pytest.raises(MemoryPlanError) as caught:
@@ -172,8 +229,8 @@ def test_the_context_is_what_the_model_has_or_less(tmp_path):
 
 def test_fewer_sequences_run_together_where_each_has_much(tmp_path):
     model = Tiny(tiny_model("gpt_oss"))
-    many = plan_memory(model, max_sequences=100_000, memory=device(200 * MB))
-    assert 1 < many.max_sequences < 100_000
+    many = plan_memory(model, max_num_seqs=100_000, memory=device(200 * MB))
+    assert 1 < many.max_num_seqs < 100_000
     assert many.sequences <= many.limit / 2
 
 

@@ -5,26 +5,40 @@ from __future__ import annotations
 import json
 import os
 import plistlib
+import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny_directory import tiny_directory
 
 PROMPT = "a secret of the prompt"
 
 
 class Process:
-    def __init__(self, *arguments: str, cwd: Path) -> None:
+    def __init__(
+        self, *arguments: str, cwd: Path, files: int | None = None, most_files: int | None = None, limit_gb: float | None = None
+    ) -> None:
+        """`files` and `most_files`: the soft and the hard limit of open files; `limit_gb`: memory that the device seems to have."""
         self.path = cwd / "run" / "api.sock"
         environment = {**os.environ, "HOME": str(cwd), "MLXINFER_HOME": str(cwd), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "mlxinfer", "serve", *arguments]
+        if limit_gb is not None:
+            small = f"device.memory_limit = lambda: ({int(limit_gb * 1e9)}, 'physical memory')"
+            program = f"from mlxinfer import device; {small}; from mlxinfer.cli import main; main()"
+            command = [sys.executable, "-c", program, "serve", *arguments]
+        if files is not None:
+            hard = f"ulimit -Hn {most_files}; " if most_files else ""
+            command = ["bash", "-c", f'ulimit -Sn {files}; {hard}exec "$@"', "-", *command]
         self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ready(self) -> str:
@@ -59,8 +73,8 @@ Start = Callable[..., Process]
 def start(tiny_path: Path, short_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
-    def run(*arguments: str) -> Process:
-        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=short_path))
+    def run(*arguments: str, **limits: Any) -> Process:
+        started.append(Process(*(arguments or ("--socket", "run/api.sock", str(tiny_path))), cwd=short_path, **limits))
         return started[-1]
 
     yield run
@@ -200,4 +214,78 @@ def test_install_prints_a_property_list_that_launchd_reads(start: Start, tiny_pa
     unix, tcp = found["Sockets"]["Listeners"]
     assert unix == {"SockPathName": str(short_path / ".mlxinfer" / "api.sock"), "SockPathMode": 0o600}
     assert (tcp["SockNodeName"], tcp["SockServiceName"]) == ("127.0.0.1", "8081")
+    assert found["SoftResourceLimits"] == {"NumberOfFiles": 4096}
     assert "launchctl bootstrap" in errors
+
+
+def test_install_makes_the_directory_that_launchd_does_not(start: Start, tiny_path: Path, short_path: Path) -> None:
+    assert not (short_path / ".mlxinfer").exists()
+    server = start("--install", str(tiny_path))
+    out, errors = server.process.communicate(timeout=60)
+    found = plistlib.loads(out.encode())
+    for path in (found["Sockets"]["Listeners"][0]["SockPathName"], found["StandardErrorPath"]):
+        assert Path(path).parent == short_path / ".mlxinfer"
+    assert stat.S_IMODE((short_path / ".mlxinfer").stat().st_mode) == 0o700
+    assert f"will be in {short_path / '.mlxinfer'}, which only you can enter" in errors
+
+
+@pytest.mark.parametrize("arguments", [["--install"], []], ids=["install", "serve"])
+def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(
+    start: Start, tiny_path: Path, short_path: Path, arguments: list[str]
+) -> None:
+    path = short_path / ("d" * 100) / "s"
+    server = start("--socket", str(path), *arguments, str(tiny_path))
+    out, errors = server.process.communicate(timeout=60)
+    assert (server.process.returncode, out) == (2, "")
+    assert "can have 103 bytes" in errors
+    assert "--socket or MLXINFER_SOCKET" in errors
+    assert not path.parent.exists()
+
+
+def test_four_hundred_connections_where_256_files_may_be_open(start: Start) -> None:
+    """As in a Mac's shell."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = start(files=256)
+    server.ready()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 600) if hard == resource.RLIM_INFINITY else min(max(soft, 600), hard), hard))
+    try:
+        with ExitStack() as stack:
+            connections = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(400)]
+            for connection in connections:
+                connection.settimeout(20)
+                connection.connect(str(server.path))
+            for connection in connections[::20]:  # few enough for the log to fit in its pipe
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.end()[0] == 0
+
+
+def test_connections_are_refused_before_files_run_out(start: Start) -> None:
+    server = start(files=256, most_files=256)
+    server.ready()
+    with ExitStack() as stack:
+        answered = 0
+        for _ in range(230):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(20)
+            connection.connect(str(server.path))
+            with suppress(OSError):
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                answered += connection.recv(4096).startswith(b"HTTP/1.1 200")
+    assert answered == 192
+    code, log = server.end()
+    assert code == 0
+    assert any("192 connections at a time" in entry["message"] for entry in log)
+
+
+def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: Path) -> None:
+    """Neither takes what the other needs, and both answer."""
+    long = tiny_directory(short_path / "long", context=1 << 20)
+    server = start("--socket", "run/api.sock", f"tiny={long}", f"other={long}", limit_gb=1.0)
+    server.ready()
+    for name in ("tiny", "other"):
+        with server.ask(model=name, max_tokens=2) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert server.end()[0] == 0

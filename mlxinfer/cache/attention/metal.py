@@ -17,14 +17,18 @@ from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_pr
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
+from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..recent import RecentRows, Spans
 from ..store import Filled, LayerStore
 from .native import Full, StepAttention
-from .prefill_way import may_unseal
+from .prefill_way import may_unseal, most_unsealed_bytes, unsealed_bytes
 from .reference import PlainStep, separate
 from .unsealed import attend_unsealed
+
+_UNSEALED_AT_ONCE = 2
+"""Layers whose past is unpacked at once: the one that attends, and the next."""
 
 
 class MetalAttention:
@@ -34,6 +38,18 @@ class MetalAttention:
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return MetalStep(segments, group)
+
+    def joins_past(self, form: KVFormat) -> bool:
+        """For segments of many rows in the plain format, to which MLX's own attention is the fastest."""
+        return not form.quantized
+
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        spec = store.spec
+        if not store.format.quantized or not may_unseal(_shape(store, spec.query_heads or spec.kv_heads), 0, rows, softcap=None):
+            return 0
+        most = most_unsealed_bytes()
+        mask = rows * (most // unsealed_bytes(spec, store.dtype, 1) + 2 * rows)
+        return _UNSEALED_AT_ONCE * most + mask
 
 
 METAL = MetalAttention()
@@ -75,7 +91,7 @@ class MetalStep:
             queries, keys, values = (Part(x.reshape(x.shape[0], -1), 0) for x in own)
             y, full = self._decoded(store, q.shape[1], (queries, keys, values), HeadSteps(), params)
             answers.append(y)
-        if self._many and store.format.quantized:
+        if self._many and not METAL.joins_past(store.format):
             tails = self._append_many(store, k, v, full)
             answers.append(self._attend_many(store, (q, k, v), before, tails, full, params))
         elif self._many:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ..base import PAGE, AttentionParams, HeadSteps, Rotation, Segment
+from ..kv_format import KVFormat
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
 
@@ -40,6 +41,14 @@ class AttentionBackend(Protocol):
         """Prepare a step for the layers with one window."""
         ...
 
+    def joins_past(self, form: KVFormat) -> bool:
+        """Whether it copies the past of a sequence, in this format, into one piece: by `reference.PlainStep`. Plans count that."""
+        ...
+
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        """Bytes that it takes to unpack the past of a layer for a step of so many rows, at most, with the mask. Plans count them."""
+        ...
+
 
 class NativeAttention:
     """One operation for all segments: it reads sealed pages in place and writes the open ones in place."""
@@ -52,6 +61,12 @@ class NativeAttention:
             table = group.tables[s.slot]
             parts.append((s.slot, s.start, s.count, s.past, table.first, table.pages))
         return NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
+
+    def joins_past(self, form: KVFormat) -> bool:
+        return False
+
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        return 0
 
 
 class NativeStep:

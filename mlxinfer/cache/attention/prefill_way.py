@@ -20,11 +20,10 @@ from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_pr
 from ...kernels_metal.paged_attention_prefill.plan import plan_prefill
 from ...kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
 from ..base import PAGE, AttentionSpec
+from .plain_parts import FUSED_DIMS
 
 LEAST_ROWS = 256
 """Rows of a segment from which on its past may be unpacked: fewer rows do not make up for that, and need fewer of the kernel's passes."""
-_FUSED_DIMS = (64, 72, 80, 96, 128)
-"""Head sizes for which MLX computes no matrix of scores."""
 _SHARE = 64
 """The copies of one layer take at most this fraction of the device's memory."""
 _ROWS, _PAST, _KV_HEADS = 512, 4096, 8
@@ -44,7 +43,7 @@ def unsealed_bytes(spec: AttentionSpec, dtype: mx.Dtype, tokens: int) -> int:
 
 def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
     """Whether a segment of `rows` rows that ends after `tokens` tokens has its past unpacked."""
-    if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in _FUSED_DIMS:
+    if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in FUSED_DIMS:
         return False
     size = (tokens + rows) * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
     return size <= most_unsealed_bytes() and unsealing_is_faster(shape)

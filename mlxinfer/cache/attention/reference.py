@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 
 import mlx.core as mx
 
 from ...kernels_metal.paged_attention.reference import attention
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
+from ..kv_format import KVFormat
 from ..pages import AttentionGroup
-from ..store import LayerStore, Pages
+from ..store import ALL, Filled, LayerStore, Pages, part_of
 from .native import Full, StepAttention
+from .plain_parts import LONG_BYTES, heads_at_once, is_fused, rows_at_once
 
 
 def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) -> tuple[mx.array, mx.array, mx.array]:
@@ -61,6 +64,12 @@ class PlainAttention:
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return PlainStep(segments, group)
 
+    def joins_past(self, form: KVFormat) -> bool:
+        return True
+
+    def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
+        return 0  # `PlainSize` counts what it dequantizes
+
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
@@ -87,26 +96,28 @@ class PlainStep:
             tails = store.append(s.slot, s.past - sealed, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=not sealed)
-            out = self._attend(store, s, q[rows].swapaxes(0, 1), (tails[0], tails[1]), full, params)
-            outputs.append(out.swapaxes(0, 1))
+            attended = self._attended(store, s, (tails[0], tails[1]), full)
+            since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
+            outputs.append(attended.answers(q[rows].swapaxes(0, 1), params, since).swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
 
-    def _attend(self, store: LayerStore, segment: Segment, q: mx.array, tails: Pages, full: Full, params: AttentionParams) -> mx.array:
-        """Answer queries `[Hq, L, D]`: they see earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all
-        queries are in one page, that is plain causal attention."""
+    def _attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
+        """What a segment's queries see: earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all queries
+        are in one page, that is plain causal attention."""
         window, last = self.group.window, segment.past + segment.count
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = self.group.tables[segment.slot].from_position(oldest)
-        pieces = store.past(pages, since=q)
-        mask = None
-        if store.format.quantized and segment.past // PAGE != (last - 1) // PAGE:
-            pieces += store.unsealed(full[segment.slot])
-            mask = self.mask(segment, start)
-        parts = [*pieces, tails]
-        size = sum(keys.shape[1] for keys, _ in pieces) * PAGE + last - segment.past // PAGE * PAGE
-        skipped = 0 if mask is not None else max(oldest - start, 0)
-        k, v = (_joined([part[i] for part in parts])[:, skipped:size] for i in (0, 1))
-        return attention(q, k, v, scale=params.scale, window=window, softcap=params.softcap, sinks=params.sinks, mask=mask)
+        masked = store.format.quantized and segment.past // PAGE != (last - 1) // PAGE
+        count = (len(pages) + (segment.filled if masked else 0)) * PAGE + last - segment.past // PAGE * PAGE
+        return Attended(
+            store,
+            pages,
+            full[segment.slot] if masked else None,
+            tails,
+            keys=slice(0 if masked else max(oldest - start, 0), count),
+            window=window,
+            mask=self.mask(segment, start) if masked else None,
+        )
 
     def mask(self, segment: Segment, start: int) -> mx.array:
         """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that
@@ -125,7 +136,86 @@ class PlainStep:
         return self._masks[segment.slot]
 
 
-def _joined(pages: list[mx.array]) -> mx.array:
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The keys and values that the queries of a segment see."""
+
+    store: LayerStore
+    """Those of the layer."""
+    pages: list[int]
+    """Ids of the sealed pages."""
+    fresh: Filled | None
+    """Pages that become full in this step, where they are seen in their sealed form too."""
+    tails: Pages
+    """What follows the pages that were sealed before the step."""
+    _: KW_ONLY
+    keys: slice
+    """Which of all these tokens are seen."""
+    window: int | None
+    """Tokens that a query attends to; None: all."""
+    mask: mx.array | None
+    """bool `[L, S]`; None: causal."""
+
+    @property
+    def count(self) -> int:
+        """Keys that are seen."""
+        return int(self.keys.stop - self.keys.start)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values that are seen, in the compute dtype."""
+        spec = self.store.spec
+        return spec.kv_heads * (spec.key_dim + spec.value_dim) * self.count * self.store.dtype.size
+
+    def answers(self, q: mx.array, params: AttentionParams, since: mx.array | None) -> mx.array:
+        """Answer queries `[Hq, L, Dk]`: `[Hq, L, Dv]`. A long past is copied for a few KV heads at a time, after `since` and after one
+        another: MLX would otherwise copy it for all of them before it attends to any."""
+        store, rows = self.store, q.shape[1]
+        fused = is_fused(store.spec, rows, softcap=params.softcap is not None)
+        group = q.shape[0] // store.spec.kv_heads
+        heads = heads_at_once(store.spec, q.shape[0], rows, self.count, store.dtype.size, fused=fused)
+        if since is None and store.format.quantized:
+            since = q
+        if heads == store.spec.kv_heads:
+            return self._in_rows(q, *self._joined(ALL, since), params, fused=fused)
+        outputs: list[mx.array] = []
+        for first in range(0, store.spec.kv_heads, heads):
+            chosen, own = slice(first, first + heads), slice(first * group, (first + heads) * group)
+            k, v = self._joined(chosen, outputs[-1] if outputs else since)
+            sinks = None if params.sinks is None else params.sinks[own]
+            outputs.append(self._in_rows(q[own], k, v, replace(params, sinks=sinks), fused=fused))
+        return mx.concatenate(outputs)
+
+    def _joined(self, heads: slice, since: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Keys and values of these KV heads, `[H, S, D]` each."""
+        pieces = self.store.past(self.pages, since, heads)
+        if self.fresh is not None:
+            pieces += self.store.unsealed(self.fresh, heads)
+        keys, values = zip(*pieces, tuple(part_of(a, heads) for a in self.tails), strict=True)
+        return _joined(keys)[:, self.keys], _joined(values)[:, self.keys]
+
+    def _in_rows(self, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams, *, fused: bool) -> mx.array:
+        """Attention of the queries of some heads, as many rows at a time as their scores allow."""
+        rows, keys = q.shape[1], k.shape[1]
+        count = rows_at_once(q.shape[0], rows, keys, fused=fused)
+        outputs: list[mx.array] = []
+        for start in range(0, rows, count):
+            end = min(start + count, rows)
+            part = q if count == rows else q[:, start:end]
+            if outputs:
+                (part,) = mx.depends([part], [outputs[-1]])
+            seen, mask = keys, self.mask
+            if mask is None:
+                seen -= rows - end
+            elif count < rows:
+                mask = mask[start:end]
+            own = (k, v) if seen == keys else (k[:, :seen], v[:, :seen])
+            how = partial(attention, scale=params.scale, window=self.window, softcap=params.softcap, sinks=params.sinks, mask=mask)
+            outputs.append(how(part, *own))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+
+def _joined(pages: Sequence[mx.array]) -> mx.array:
     """Pages `[Hkv, n, 64, D]` to rows `[Hkv, n * 64, D]`."""
-    whole = pages[0] if len(pages) == 1 else mx.concatenate(pages, axis=1)
+    whole = pages[0] if len(pages) == 1 else mx.concatenate(list(pages), axis=1)
     return mx.flatten(whole, 1, 2)

@@ -24,6 +24,13 @@ _BEHIND = 32
 """Known tokens that are computed together with the first draft; where more are missing, they are computed before."""
 
 
+def check_draft(model: Model, draft: Tokenizer, target: Tokenizer) -> None:
+    """Raises `DraftError` where a model, of which only the outline has to be there, cannot draft for another. `draft` and `target` are
+    their tokenizers."""
+    check_kind(model)
+    check_vocabulary(target, draft)
+
+
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
     """Raises `DraftError` where an id does not mean the same to both."""
     if not target.vocab_size or not draft.vocab_size:
@@ -56,9 +63,7 @@ class Drafter:
 
     @staticmethod
     def of(target: LoadedModel, draft: LoadedModel, kv: KVFormat | None = None) -> Drafter:
-        """Raises `DraftError` where `draft` cannot draft for `target`."""
-        check_vocabulary(target.tokenizer, draft.tokenizer)
-        check_kind(draft.model)
+        """A draft model that has passed `check_draft`."""
         return Drafter(draft.model, draft.dtype, min(draft.weight_bytes / max(target.weight_bytes, 1), 1.0), kv, str(draft.path))
 
     def start(self, config: EngineConfig, vocab_size: int) -> DraftModel:
