@@ -1,5 +1,5 @@
 """Kernels that plain MLX can stand in for: each passes a trial on this machine before it is used, and is given up if a step fails because
-of it. Attention has its own (`cache/attention/trial.py`)."""
+of it. Attention has its own (`cache/attention/trial.py`), products have theirs (`row_products.py`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from ..cache.attention.select import SWITCH
 from ..device import is_gpu
 from ..errors import UnsupportedShapeError, one_line
+from . import row_products
 
 Kind = tuple[Any, ...]
 """What a variant of a kernel is compiled for."""
@@ -77,14 +78,14 @@ def kernels_in_use() -> bool:
 
 def give_up_guilty(error: BaseException) -> bool:
     """A step has failed. Do without the kernels that fail their trial now; whether there are any."""
-    return sum(trial.give_up(error, guilty=True) for trial in _TRIALS) > 0
+    return sum([row_products.give_up(error, guilty=True), *(trial.give_up(error, guilty=True) for trial in _TRIALS)]) > 0
 
 
 def give_up_all(error: BaseException) -> bool:
     """A step has failed, and nobody knows why. Do without all kernels of this module; whether any was in use."""
-    return sum(trial.give_up(error, guilty=False) for trial in _TRIALS) > 0
+    return sum([row_products.give_up(error, guilty=False), *(trial.give_up(error, guilty=False) for trial in _TRIALS)]) > 0
 
 
 def lost_lines() -> list[str]:
     """Which kernels are not used, and why."""
-    return [line for trial in _TRIALS for line in trial.lost()]
+    return [*row_products.fallback_lines(), *(line for trial in _TRIALS for line in trial.lost())]

@@ -17,7 +17,7 @@ from support.quantized_products import matrix as random_matrix
 from mlxinfer.kernels_metal import emulator, executors
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Speed, Subject
-from mlxinfer.nn import packing, product_speeds, row_products
+from mlxinfer.nn import kernel_trial, packing, product_speeds, row_products
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.weights import Blocks, Format, Quantized, concat
 
@@ -161,7 +161,8 @@ def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch:
     for form in (FORM, Format(8, 32)):
         row_products.try_format(form, F32)
     monkeypatch.setattr(trial, "why_untrusted", lambda subject: "wrong" if subject.bits == 8 else None)
-    assert row_products.give_up(ValueError("Thread group size"), guilty=True)
+    assert kernel_trial.give_up_guilty(ValueError("Thread group size"))
+    assert any("8-bit affine" in line for line in kernel_trial.lost_lines())
     assert used(launches, rows(4), quantized())
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
 
