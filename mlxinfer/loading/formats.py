@@ -11,6 +11,8 @@ from ..device import default_dtype
 from ..errors import CheckpointError, UnsupportedModelError
 from ..nn.weights import Format
 from .checkpoint import Checkpoint
+from .gguf import GGUFCheckpoint
+from .gguf.packings import PACKINGS
 
 _NAMES = {
     "float32": mx.float32, "fp32": mx.float32, "f32": mx.float32,
@@ -49,17 +51,25 @@ def main_dtype(checkpoint: Checkpoint) -> mx.Dtype | None:
 
 
 def compute_dtype(checkpoint: Checkpoint, asked: str | mx.Dtype | None) -> mx.Dtype:
-    """What is asked for, else what the device is quick in: on a GPU the stored one if it has 16 bits.
-
-    Gemma's activations leave the range of float16, so that it is never chosen for it.
+    """What is asked for, else what the device is quick in: on a GPU the stored one if it has 16 bits, and for quantized GGUF files
+    float16, the dtype of their scales. It is never chosen for architectures whose activations leave its range.
     """
     if asked is not None:
         return parse_dtype(asked)
     default = default_dtype()
-    gemma = str(checkpoint.config.get("model_type", "")).startswith("gemma")
-    if default == mx.bfloat16 and not gemma and main_dtype(checkpoint) == mx.float16:
+    narrow = not str(checkpoint.config.get("model_type", "")).startswith(_WIDE)
+    if default == mx.bfloat16 and narrow and (_has_half_scales(checkpoint) or main_dtype(checkpoint) == mx.float16):
         return mx.float16
     return default
+
+
+_WIDE = ("gemma", "gpt_oss", "glm4", "plamo2")
+"""Beginnings of the names of architectures whose activations leave the range of float16. vLLM refuses it for all but gpt_oss, which was
+trained and published in bfloat16 only (`_FLOAT16_NOT_SUPPORTED_MODELS` in vllm/config)."""
+
+
+def _has_half_scales(checkpoint: Checkpoint) -> bool:
+    return isinstance(checkpoint, GGUFCheckpoint) and bool(checkpoint.kinds() & PACKINGS.keys())
 
 
 def loses_precision(stored: mx.Dtype, target: mx.Dtype) -> bool:

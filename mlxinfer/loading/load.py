@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
+from ..device import is_gpu
 from ..errors import UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, supports
@@ -26,9 +27,10 @@ from .checkpoint import Checkpoint
 from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
+from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
-from .resolve import cache_dir, resolve
+from .resolve import resolve
 from .summary import Summary, summarize
 from .weights import CheckpointWeights, MetaWeights, Progress
 
@@ -126,24 +128,27 @@ def prepare(
     bits: int | None = None,
     group_size: int | None = None,
     mode: str = "affine",
+    gguf_exact: bool = False,
     kv: KVFormat | None = None,
     memory_gb: float | None = None,
 ) -> Iterator[PreparedModel]:
     """Open a model directory (Hugging Face or MLX), a GGUF file, an alias or a hub id, and check all that its headers say. Weights are
     read by `PreparedModel.read`, inside the `with` block.
 
-    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `kv` is the format the cache will have; `memory_gb`
-    is the caller's limit, in GB of 10^9 bytes. Raises `MLXInferError`.
+    `bits` (or a `mode` other than affine) quantizes matrices that are stored plain; `gguf_exact` unpacks types of GGUF that a GPU would
+    otherwise hold rounded; `kv` is the format the cache will have; `memory_gb` is the caller's limit, in GB of 10^9 bytes. Raises
+    `MLXInferError`.
     """
     quantize = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
     copies = open_copies(found.path) if quantize is None else None
     fresh = quantize is None and not (copies and copies.found)
     with no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
-        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None)
+        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None and not is_gpu())
         try:
-            compute = compute_dtype(checkpoint, dtype)
-            own = supports(model_type(checkpoint))
+            compute, own = compute_dtype(checkpoint, dtype), supports(model_type(checkpoint))
+            if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
+                pack_for_gpu(checkpoint, compute, exact=gguf_exact, blocks=own)
             outline = _own_graph(checkpoint, compute, quantize, copies) if own else _borrowed(checkpoint, compute, quantize, kv)
             yield PreparedModel(
                 name=found.name,
@@ -169,11 +174,12 @@ def load(
     bits: int | None = None,
     group_size: int | None = None,
     mode: str = "affine",
+    gguf_exact: bool = False,
     kv: KVFormat | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """`prepare`, a plan of the memory with the engine's defaults, and `read` in one. Raises `MLXInferError`."""
-    with prepare(path_or_id, dtype=dtype, bits=bits, group_size=group_size, mode=mode, kv=kv) as prepared:
+    with prepare(path_or_id, dtype=dtype, bits=bits, group_size=group_size, mode=mode, gguf_exact=gguf_exact, kv=kv) as prepared:
         plan_memory(prepared, kv=kv)
         return prepared.read(progress)
 
@@ -205,12 +211,13 @@ def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None,
     meta.finish()
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
-        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, progress=progress, index=meta.index)
-        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies, dtype=dtype, measured=cache_dir() / "products.json"))
+        scales = scale_dtype(checkpoint, dtype)
+        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, scales=scales, progress=progress, index=meta.index)
+        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies, dtype=dtype, measured=speeds_file()))
         weights.finish()
         return model, [*notes, *_notes(weights)]
 
-    notes = _quantized_before(checkpoint, meta, quantize) if quantize else []
+    notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
     return _Outline(outline, [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()], read)
 
 

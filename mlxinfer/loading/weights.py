@@ -10,16 +10,18 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from ..device import is_gpu
 from ..errors import WeightsError
 from ..nn.packing import arrays
 from ..nn.weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
+from .gguf.types import BLOCK_BYTES
 
 Kind = Literal["matrix", "vector"]
 _LISTED = 12
 _MOST_BLOCK_SCALE = 4
-"""Bytes that a group takes, at most, for its scale and offset in the blocks of a GGUF file."""
+"""Bytes that a group takes, at most, for its scale and offset where the CPU's products have packed the blocks of a GGUF file."""
 
 _SKIPPED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
@@ -181,7 +183,8 @@ class _IndexedWeights:
 class CheckpointWeights(_IndexedWeights):
     """Implements `Weights`: every tensor is read, made by its recipe, cast to `dtype` and evaluated when it is asked for.
 
-    `quantize` packs, on the way, the matrices that are stored plain and may be quantized. Problems are collected (what is missing
+    `quantize` packs, on the way, the matrices that are stored plain and may be quantized; `scales` is the dtype of the scales of affine
+    matrices, where it is not `dtype`. Problems are collected (what is missing
     comes as zeros meanwhile); `finish` raises them all in one `WeightsError`. `index` is that of a `MetaWeights` on which the same
     graph was built before: its answers are not looked up again.
     """
@@ -192,10 +195,12 @@ class CheckpointWeights(_IndexedWeights):
         dtype: mx.Dtype,
         *,
         quantize: Format | None = None,
+        scales: mx.Dtype | None = None,
         progress: Progress | None = None,
         index: TensorIndex | None = None,
     ) -> None:
         super().__init__(index or TensorIndex(checkpoint), dtype)
+        self._scales = scales
         self.rounded: dict[str, str] = {}
         """Tensors whose cast to `dtype` may have lost precision, with the dtype they had."""
         self._quantize = quantize
@@ -209,8 +214,11 @@ class CheckpointWeights(_IndexedWeights):
         if not is_finite(matrix):
             self.index.add_problem(f"{request.name} holds NaN or infinite values")
         self._count(request)
-        self._note_rounding(request.name, matrix, target)
-        matrix = cast(matrix, target)
+        if self._scales and isinstance(matrix, Quantized):
+            matrix = self._with_scales(request, matrix, self._scales)
+        else:
+            self._note_rounding(request.name, matrix, target)
+            matrix = cast(matrix, target)
         if self._quantize and request.quantizable and isinstance(matrix, Dense) and can_quantize(request.shape, self._quantize):
             matrix = quantize(matrix.weight, self._quantize)
         return settle(matrix)
@@ -219,6 +227,12 @@ class CheckpointWeights(_IndexedWeights):
         if self._progress:
             self._done += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
             self._progress(min(self._done, self._total), self._total)
+
+    def _with_scales(self, request: TensorRequest, matrix: Quantized, dtype: mx.Dtype) -> Matrix:
+        rounded = cast(matrix, dtype)
+        if is_finite(matrix) and not is_finite(rounded):
+            self.index.add_problem(f"{request.name} has scales that leave the range of {dtype_name(dtype)}: load it with dtype float32")
+        return rounded
 
     def _note_rounding(self, name: str, matrix: Matrix, target: mx.Dtype) -> None:
         if isinstance(matrix, RawBlocks):
@@ -248,6 +262,8 @@ class PlannedTensor:
         count = math.prod(self.request.shape)
         if not isinstance(stored, Format):
             return count * (self.request.dtype or dtype).size
+        if is_gpu() and stored.mode in BLOCK_BYTES:
+            return math.ceil(count * BLOCK_BYTES[stored.mode])
         scale = 2 * dtype.size if stored.mode == "affine" else 1 if stored.mode in FIXED else _MOST_BLOCK_SCALE
         return count * stored.bits // 8 + count // stored.group_size * scale
 

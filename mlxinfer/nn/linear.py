@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
+from .half_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
 from .row_products import block_product, block_rows, quantized_product
 from .weights import Blocks, Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
@@ -25,6 +26,8 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
         return x @ matrix.dequantize(x.dtype).T
     if isinstance(matrix, Blocks):
         return block_product(x, matrix)
+    if is_mixed(x, matrix):
+        return restored(multiply(narrowed(x), matrix))
     y = quantized_product(x, matrix)
     if y is not None:
         return y

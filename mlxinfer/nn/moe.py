@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Packed
 from .activations import Gate
+from .half_scales import is_mixed, narrowed, restored
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 from .weights import Dense, Quantized, Recipe, Weights
@@ -47,20 +48,10 @@ class ExpertLinear(Linear):
         if not isinstance(matrix, Quantized):
             weights = matrix.weight if isinstance(matrix, Dense) else matrix.dequantize(x.dtype)
             y = _gather_product(x, weights.swapaxes(-1, -2), experts, is_sorted)
+        elif is_mixed(x, matrix):
+            y = restored(_gather_packed(narrowed(x), matrix, experts, is_sorted))
         else:
-            f = matrix.format
-            y = mx.gather_qmm(
-                x,
-                matrix.weight,
-                matrix.scales,
-                matrix.biases,
-                rhs_indices=experts,
-                transpose=True,
-                group_size=f.group_size,
-                bits=f.bits,
-                mode=f.mode,
-                sorted_indices=is_sorted,
-            )
+            y = _gather_packed(x, matrix, experts, is_sorted)
         return y if self.bias is None else y + self.bias[experts][..., None, :]
 
     def gated(  # type: ignore[override]
@@ -69,6 +60,22 @@ class ExpertLinear(Linear):
         assert norm is None
         assert isinstance(self.matrix, Packed)
         return self.matrix.multiply(x, bias=self.bias, gate=activation, experts=experts)[..., None, :]
+
+
+def _gather_packed(x: mx.array, matrix: Quantized, experts: mx.array | None, is_sorted: bool) -> mx.array:
+    f = matrix.format
+    return mx.gather_qmm(
+        x,
+        matrix.weight,
+        matrix.scales,
+        matrix.biases,
+        rhs_indices=experts,
+        transpose=True,
+        group_size=f.group_size,
+        bits=f.bits,
+        mode=f.mode,
+        sorted_indices=is_sorted,
+    )
 
 
 def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is_sorted: bool) -> mx.array:

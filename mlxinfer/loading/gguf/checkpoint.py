@@ -13,31 +13,48 @@ from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
 from .names import map_tensors
+from .transforms import MappedTensor
 
 
 class GGUFCheckpoint:
     """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
 
     Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
-    float32, as 16-bit scales would not hold them without loss. With `raw_blocks`, matrices of the types that the native CPU products know
+    float32, unless `pack` says otherwise. With `raw_blocks`, matrices of the types that the native CPU products know
     (`kernels_cpu.gguf_types`) are `RawBlocks` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
     that the architecture does not have keeps llama.cpp's name.
     """
 
     def __init__(self, path: str | Path, *, raw_blocks: bool = False) -> None:
         self.path = Path(path)
+        self.packs = False
+        """Whether `pack` was called."""
         self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
             self.config: dict[str, Any] = rebuild_config(self._files)
-            name = architecture(self._files)
-            blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
-            self._tensors = map_tensors(self._files.tensors, name, self.config, blocks)
+            self._tensors = self._mapped()
         except ValueError as error:
             self._files.close()
             raise CheckpointError(f"{self.path}: {error}; convert the model again") from None
         except BaseException:
             self._files.close()
             raise
+
+    def _mapped(self) -> dict[str, MappedTensor]:
+        name = architecture(self._files)
+        blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
+        return map_tensors(self._files.tensors, name, self.config, blocks)
+
+    def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:
+        """Pack matrices of these kinds as `packings.PACKINGS` says, for a GPU or for a file of MLX's, and leave those of `blocks` as
+        `RawBlocks`. Scales and biases come in float32, before rounding."""
+        self.packs = True
+        self._files.pack(kinds, blocks)
+        self._tensors = self._mapped()
+
+    def kinds(self) -> frozenset[str]:
+        """The types of all matrices of the file."""
+        return frozenset(info.type.name for info in self._files.tensors.values() if len(info.shape) > 1)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -66,7 +83,7 @@ class GGUFCheckpoint:
 
     def read(self, name: str) -> Matrix:
         tensor = self._tensors[name]
-        matrix = tensor.make([self._files.read(source) for source in tensor.sources])
+        matrix = tensor.make([self._files.read(source, in_groups=tensor.in_groups) for source in tensor.sources])
         if isinstance(matrix, RawBlocks):
             return matrix
         if isinstance(matrix, Quantized):

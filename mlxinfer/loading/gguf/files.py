@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 
 from ... import kernels_cpu
 from ...errors import CheckpointError, ModelNotFoundError
+from ...kernels_metal.quantized_matmul.block_formats import BLOCKS
 from ...nn.weights import Format, Matrix, RawBlocks, numbers
+from .packings import PACKINGS
 from .reader import GGUFFile, TensorInfo
 from .tensors import decode, dequantize, rows_at_a_time
 
@@ -23,6 +25,19 @@ def marked_to_stay(info: TensorInfo) -> TensorInfo:
     if form is None or len(info.shape) < 2:
         return info
     return replace(info, kept=Format(*form, mode=info.type.name))
+
+
+def marked_to_pack(info: TensorInfo, kinds: Collection[str], blocks: Collection[str] = ()) -> TensorInfo:
+    """The same tensor for a GPU, marked as `packed` if it is a matrix of these kinds, and as `kept` if of the kinds that stay in blocks."""
+    if len(info.shape) < 2 or info.type.name not in PACKINGS:
+        return info
+    whole = len(info.shape) == 2 and not _EXPERT.search(info.name) and info.type.name in blocks
+    kept = Format(BLOCKS[info.type.name].bits, BLOCKS[info.type.name].group, info.type.name) if whole else None
+    return replace(info, packed=info.type.name in kinds, kept=kept)
+
+
+_EXPERT = re.compile(r"\.ffn_(gate|up|down)\.\d+\.")
+"""One expert's matrix, in files that do not join them. The products of experts know MLX's formats only."""
 
 
 def left_in_file(file: GGUFFile, info: TensorInfo) -> RawBlocks:
@@ -89,9 +104,15 @@ class GGUFFiles:
             self.close()
             raise
 
-    def read(self, name: str) -> Matrix:
-        """The tensor as it is stored; see `tensors.decode`."""
+    def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:
+        """Read matrices of these kinds packed for a GPU, and those of `blocks` in their blocks; see `marked_to_pack`."""
+        self.tensors = {name: marked_to_pack(info, kinds, blocks) for name, info in self.tensors.items()}
+
+    def read(self, name: str, *, in_groups: bool = False) -> Matrix:
+        """The tensor as it is stored; see `tensors.decode`. `in_groups` packs one that would stay in blocks."""
         file, info = self._where[name], self.tensors[name]
+        if in_groups:
+            info = replace(info, kept=None)
         if info.kept:
             return left_in_file(file, info)
         return decode(info, file.pieces(info, rows_at_a_time(info)))

@@ -125,7 +125,9 @@ class TensorInfo:
     nbytes: int
     """Its size in the file, in bytes."""
     kept: Format | None = None
-    """The format of a tensor that is not decoded but returned as `RawBlocks`."""
+    """The format of a tensor that is not decoded but returned in its blocks."""
+    packed: bool = False
+    """Whether it is packed as `packings.PACKINGS` says, even if that rounds; otherwise only a type that MLX has itself is."""
 
     @property
     def row_count(self) -> int:

@@ -1,15 +1,18 @@
-"""The bytes of one GGUF tensor to a `Matrix`: packed where MLX has the same format, in float32 where it has none."""
+"""The bytes of one GGUF tensor to a `Matrix`: packed in a format of MLX, or its numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import UnsupportedModelError, WeightsError
 from ...nn.weights import Dense, Format, Matrix, Quantized
+from .bits import squeeze, words
+from .packings import ALIKE, PACKINGS
 from .reader import TensorInfo
 from .types import TensorType
 
@@ -74,76 +77,6 @@ def _q8_k(blocks: np.ndarray) -> np.ndarray:
 _OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": _q1_0, "Q2_0": _q2_0, "Q8_1": _q8_1, "Q8_K": _q8_k}
 
 
-_NAN_SCALE = 255
-_ZERO_SCALE = 127
-
-Packed = tuple[np.ndarray, ...]
-"""`weight` uint32 `[rows, in * bits / 32]`, `scales` `[rows, in / group]`, and for the affine formats `biases` of the same shape."""
-
-
-def _q4_0(blocks: np.ndarray) -> Packed:
-    scales = _halves(blocks, 0)
-    return _words(_interleave(blocks[..., 2:])), scales, scales * -8
-
-
-def _q4_1(blocks: np.ndarray) -> Packed:
-    return _words(_interleave(blocks[..., 4:])), _halves(blocks, 0), _halves(blocks, 2)
-
-
-def _q8_0(blocks: np.ndarray) -> Packed:
-    scales = _halves(blocks, 0)
-    return _words(blocks[..., 2:] ^ 0x80), scales, scales * -128
-
-
-def _mxfp4(blocks: np.ndarray) -> Packed:
-    return _words(_interleave(blocks[..., 1:])), _numbers(blocks[..., 0])
-
-
-def _nvfp4(blocks: np.ndarray) -> Packed:
-    """Blocks of 64 hold four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
-    scales = _numbers(blocks[..., :4]) & 0x7F
-    scales[scales == _ZERO_SCALE] = 0
-    groups = blocks[..., 4:].reshape(len(blocks), -1, 8)
-    return _words(_interleave(groups)), scales.reshape(groups.shape[:-1])
-
-
-FORMATS: dict[str, tuple[Format, Callable[[np.ndarray], Packed]]] = {
-    "Q4_0": (Format(4, 32), _q4_0),
-    "Q4_1": (Format(4, 32), _q4_1),
-    "Q8_0": (Format(8, 32), _q8_0),
-    "MXFP4": (Format(4, 32, "mxfp4"), _mxfp4),
-    "NVFP4": (Format(4, 16, "nvfp4"), _nvfp4),
-}
-"""MLX's format, and what packs uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
-
-
-def _interleave(codes: np.ndarray) -> np.ndarray:
-    """Bytes `[..., n]` with codes 0..n-1 low and n..2n-1 high, to bytes whose nibbles are neighbours."""
-    half = codes.shape[-1] // 2
-    low, high = codes & 0x0F, codes >> 4
-    packed = np.empty_like(codes)
-    packed[..., :half] = low[..., 0::2] | low[..., 1::2] << 4
-    packed[..., half:] = high[..., 0::2] | high[..., 1::2] << 4
-    return packed
-
-
-def _words(packed: np.ndarray) -> np.ndarray:
-    """Bytes `[rows, blocks, n]` to uint32 `[rows, blocks * n / 4]`."""
-    return np.ascontiguousarray(packed).reshape(len(packed), -1).view("<u4")
-
-
-def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The float16 at byte `at` of every block, as float32 `[rows, blocks]`."""
-    halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")
-    return np.asarray(halves[..., 0], np.float32)
-
-
-def _numbers(scales: np.ndarray) -> np.ndarray:
-    if (scales == _NAN_SCALE).any():
-        raise ValueError("a scale is not a number")
-    return scales
-
-
 CHUNK_BYTES = 16 << 20
 """Bytes of float32 numbers that are decoded at a time."""
 
@@ -162,10 +95,10 @@ _PLAIN: dict[str, tuple[str, mx.Dtype]] = {
 
 def stored(info: TensorInfo) -> Format | mx.Dtype:
     """The format or dtype of what is read."""
-    if info.kept:
-        return info.kept
-    if info.type.name in FORMATS and len(info.shape) >= 2:
-        return FORMATS[info.type.name][0]
+    if info.kept or info.packed:
+        return info.kept or PACKINGS[info.type.name].format
+    if info.type.name in ALIKE and len(info.shape) >= 2:
+        return ALIKE[info.type.name].format
     return _PLAIN[info.type.name][1] if info.type.name in _PLAIN else mx.float32
 
 
@@ -194,17 +127,28 @@ def _packed(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Qua
     shapes = [(*outer, columns * form.bits // 32), *[(*outer, columns // form.group_size)] * (2 if form.mode == "affine" else 1)]
     arrays = [_empty(shape, dtype) for shape, dtype in zip(shapes, (mx.uint32, narrow, narrow), strict=False)]
     targets = [_rows_of(array) for array in arrays]
-    pack = FORMATS[info.type.name][1]
+    pack = PACKINGS[info.type.name].pack
     row = 0
     for piece in pieces:
         try:
-            parts = pack(piece.reshape(len(piece), -1, info.type.block_bytes))
+            with np.errstate(over="ignore", invalid="ignore"):
+                parts = pack(piece.reshape(len(piece), -1, info.type.block_bytes))
         except ValueError as error:
             raise WeightsError(f"tensor {info.name}: {error}; the file is damaged, download or convert it again") from None
         for target, part in zip(targets, parts, strict=True):
             target[row : row + len(piece)] = part
         row += len(piece)
     return Quantized(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, form)
+
+
+def widened(matrix: Quantized, bits: int) -> Quantized:
+    """The same numbers with codes of more bits."""
+    form = matrix.format
+    ones = mx.ones(matrix.scales.shape)
+    codes = mx.dequantize(matrix.weight, ones, mx.zeros_like(ones), form.group_size, form.bits).astype(mx.uint8)
+    packed = words(squeeze(np.array(codes).reshape(-1, 1, codes.shape[-1]), bits))
+    weight = mx.array(packed).reshape(*codes.shape[:-1], -1)
+    return replace(matrix, weight=weight, format=replace(form, bits=bits))
 
 
 def _numbers_of(info: TensorInfo) -> Callable[[np.ndarray], np.ndarray]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ...nn.weights import Dense, Format, Matrix, concat, map_rows, numbers
+from ...nn.weights import Dense, Format, Matrix, Quantized, concat, map_rows, numbers
 from .base_config import Config
 from .reader import TensorInfo
-from .tensors import stored
+from .tensors import stored, widened
 
 Operation = Callable[[mx.array], mx.array]
 
@@ -33,6 +33,8 @@ class MappedTensor:
     """Bytes of the sources in the file."""
     make: Callable[[list[Matrix]], Matrix]
     """From the sources' matrices, in order, to the result."""
+    in_groups: bool = False
+    """Whether sources that would stay in blocks are packed instead."""
 
 
 def unchanged(info: TensorInfo) -> MappedTensor:
@@ -50,21 +52,39 @@ def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None
 
 
 def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
-    """Several matrices stacked by rows, then reordered; packed if all have the same packed format."""
+    """Several matrices stacked by rows, then reordered; packed if all have the same packed format, or one with wider codes."""
     forms = [stored(info) for info in infos]
-    alike = all(form == forms[0] for form in forms)
-    count = sum(info.shape[-2] for info in infos)
+    if len(set(forms)) > 1:
+        infos = [replace(info, kept=None) if info.packed else info for info in infos]
+        forms = [_widest([stored(info) for info in infos])] * len(infos)
+    count, form = sum(info.shape[-2] for info in infos), forms[0]
 
     def make(matrices: list[Matrix]) -> Matrix:
-        same = matrices if alike else [Dense(numbers(matrix)) for matrix in matrices]
-        return map_rows(concat(same), operation)
+        return map_rows(concat([_in_form(matrix, form) for matrix in matrices]), operation)
 
-    form = forms[0] if alike else mx.float32
-    return MappedTensor(tuple(info.name for info in infos), (count, infos[0].shape[-1]), form, sum(info.nbytes for info in infos), make)
+    nbytes = sum(info.nbytes for info in infos)
+    return MappedTensor(
+        tuple(info.name for info in infos), (count, infos[0].shape[-1]), form, nbytes, make, in_groups=not any(info.kept for info in infos)
+    )
+
+
+def _widest(forms: list[Format | mx.Dtype]) -> Format | mx.Dtype:
+    """The format that holds the codes of all these, if they differ in nothing but bits."""
+    found = [form for form in forms if isinstance(form, Format) and form.mode == "affine"]
+    if len(found) < len(forms) or len({form.group_size for form in found}) > 1:
+        return mx.float32
+    return max(found, key=lambda form: form.bits)
+
+
+def _in_form(matrix: Matrix, form: Format | mx.Dtype) -> Matrix:
+    if not isinstance(form, Format):
+        return matrix if isinstance(matrix, Dense) else Dense(numbers(matrix))
+    return widened(matrix, form.bits) if isinstance(matrix, Quantized) and matrix.format != form else matrix
 
 
 def columns(info: TensorInfo, operation: Operation, run: int) -> MappedTensor:
     """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, whatever a run is packed into."""
+    info = replace(info, kept=None) if info.packed else info
     form = stored(info)
     packed = isinstance(form, Format) and not info.kept and run % form.group_size == 0
     count = info.shape[-1] // run
@@ -79,7 +99,7 @@ def columns(info: TensorInfo, operation: Operation, run: int) -> MappedTensor:
         return matrix.each(reorder) if packed else Dense(reorder(numbers(matrix)))
 
     kept = form if packed or not isinstance(form, Format) else mx.float32
-    return MappedTensor((info.name,), info.shape, kept, info.nbytes, make)
+    return MappedTensor((info.name,), info.shape, kept, info.nbytes, make, in_groups=info.packed)
 
 
 Transform = Callable[[TensorInfo, Config], MappedTensor]

@@ -61,6 +61,9 @@ _TABLE = (
 TENSOR_TYPES = {row[0]: TensorType(*row) for row in _TABLE}
 """By the number in the file. The table is that of the `gguf` package, which is slow to import; a newer one may know more."""
 
+BLOCK_BYTES = {kind.name: kind.block_bytes / kind.block for kind in TENSOR_TYPES.values()}
+"""Bytes of a number, by the type's name."""
+
 
 def tensor_type(number: int, tensor: str, path: Path) -> TensorType:
     """The type with this number. Raises `UnsupportedModelError` that names the tensor."""

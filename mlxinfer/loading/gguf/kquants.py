@@ -1,0 +1,99 @@
+"""The blocks of ggml's K-quants, taken apart: codes, and the scale and offset of every group.
+
+A block has 256 numbers `scale * code + offset` in groups of 32 or 16. Layouts: `ggml-common.h` and `dequantize_row_*` of
+https://github.com/ggml-org/ggml.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bits import halves, nibbles
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The numbers of some rows: `scales * codes + offsets`, exactly in float32."""
+
+    codes: np.ndarray
+    """uint8 `[rows, groups, size]`."""
+    scales: np.ndarray
+    """float32 `[rows, groups]`; may be negative or zero."""
+    offsets: np.ndarray
+    """float32 `[rows, groups]`."""
+
+
+def q4_k(blocks: np.ndarray) -> Groups:
+    """uint8 `[rows, blocks, 144]`, 4 bits in groups of 32."""
+    return _groups(_pairs(blocks[..., 16:]), 32, *of_32(blocks))
+
+
+def q5_k(blocks: np.ndarray) -> Groups:
+    """uint8 `[rows, blocks, 176]`, 5 bits in groups of 32; the highest bits stand apart."""
+    fifth = _shifted(blocks[..., 16:48], range(8)) & 1
+    return _groups(_pairs(blocks[..., 48:]) | fifth << 4, 32, *of_32(blocks))
+
+
+def q6_k(blocks: np.ndarray) -> Groups:
+    """uint8 `[rows, blocks, 210]`, 6 bits in groups of 16, around 32."""
+    low = nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64)).reshape(*blocks.shape[:-1], 8, 32)
+    high = _shifted(blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32), range(0, 8, 2)).reshape(low.shape) & 3
+    scales = halves(blocks, 208)[..., None] * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    return _groups(low | high << 4, 16, scales, -32 * scales)
+
+
+def q3_k(blocks: np.ndarray) -> Groups:
+    """uint8 `[rows, blocks, 110]`, 3 bits in groups of 16, around 4; the highest bits stand apart."""
+    high = _shifted(blocks[..., :32], range(8)) & 1
+    scales = halves(blocks, 108)[..., None] * (_six_bits_of_12(blocks[..., 96:108]).astype(np.int8) - 32)
+    return _groups(_quarters(blocks[..., 32:96]) | high << 2, 16, scales, -4 * scales)
+
+
+def q2_k(blocks: np.ndarray) -> Groups:
+    """uint8 `[rows, blocks, 84]`, 2 bits in groups of 16."""
+    packed = blocks[..., :16]
+    scales = halves(blocks, 80)[..., None] * (packed & 0x0F)
+    return _groups(_quarters(blocks[..., 16:80]), 16, scales, -halves(blocks, 82)[..., None] * (packed >> 4))
+
+
+def of_32(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and offsets, float32 `[rows, groups]`. Q4_K and Q5_K begin alike: two float16 numbers, then 6 bits for each scale and offset."""
+    low, high = blocks[..., 4:12], blocks[..., 12:16]
+    first = low & 63
+    last = low >> 6 << 4
+    steps = np.concatenate([first[..., :4], (high & 0x0F) | last[..., :4]], axis=-1)
+    minima = np.concatenate([first[..., 4:], (high >> 4) | last[..., 4:]], axis=-1)
+    return _flat(halves(blocks, 0)[..., None] * steps), _flat(-halves(blocks, 2)[..., None] * minima)
+
+
+def _groups(codes: np.ndarray, size: int, scales: np.ndarray, offsets: np.ndarray) -> Groups:
+    return Groups(codes.reshape(len(codes), -1, size), _flat(scales), _flat(offsets))
+
+
+def _flat(numbers: np.ndarray) -> np.ndarray:
+    return np.asarray(numbers.reshape(len(numbers), -1))
+
+
+def _pairs(packed: np.ndarray) -> np.ndarray:
+    """Bytes `[..., 128]` to the codes of eight groups, `[..., 8, 32]`: a group in low halves, the next one in high halves."""
+    return nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).reshape(*packed.shape[:-1], 8, 32)
+
+
+def _quarters(packed: np.ndarray) -> np.ndarray:
+    """Bytes `[..., 64]` to codes of 2 bits `[..., 8, 32]`: 128 numbers in 32 bytes, from the low bits up."""
+    half = _shifted(packed.reshape(*packed.shape[:-1], 2, 32), range(0, 8, 2)) & 3
+    return half.reshape(*packed.shape[:-1], 8, 32)
+
+
+def _shifted(packed: np.ndarray, by: range) -> np.ndarray:
+    """Bytes `[..., n]`, shifted right by each number: `[..., len(by), n]`."""
+    return np.asarray(packed[..., None, :] >> np.array(by, np.uint8)[:, None])
+
+
+def _six_bits_of_12(packed: np.ndarray) -> np.ndarray:
+    """The 16 scales of Q3_K: low halves in 8 bytes, two bits each in 4 more."""
+    low = nibbles(packed[..., :8])
+    high = _shifted(packed[..., 8:], range(0, 8, 2)).reshape(low.shape) & 3
+    return np.asarray(low | high << 4)
