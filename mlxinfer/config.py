@@ -92,6 +92,9 @@ class EngineArgs:
         default=None, metadata=about("Quantize the weights while loading", unit="bits", automatic="as they are stored", least=1)
     )
     group_size: int = field(default=64, metadata=about("Weights that share a scale, with bits", unit="weights", least=1))
+    gguf_exact: bool = field(
+        default=False, metadata=about("On a GPU, unpack types of GGUF files to 16 bits where packing would round them (see docs/gguf.md)")
+    )
     max_context: int | None = field(
         default=None,
         metadata=about("Longest sequence, prompt and answer together", unit="tokens", automatic="what the model and the memory allow"),

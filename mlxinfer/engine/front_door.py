@@ -77,6 +77,7 @@ class FrontDoor:
         kv_first16: bool = False,
         bits: int | None = None,
         group_size: int = 64,
+        gguf_exact: bool = False,
         max_context: int | None = None,
         max_num_seqs: int = 16,
         memory_gb: float | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,9 @@ class OpenModel:
         """Plan the memory for the model, its draft model and the cache, then read the weights. Raises `MLXInferError`s."""
         kv, memory_gb = KVFormat.parse(args.kv, first16=args.kv_first16), args.memory_gb
         with ExitStack() as opened:
-            target = opened.enter_context(
-                prepare(args.path_or_id, dtype=args.dtype, bits=args.bits, group_size=args.group_size, kv=kv, memory_gb=memory_gb)
-            )
-            draft = opened.enter_context(prepare(args.draft, dtype=args.dtype, memory_gb=memory_gb)) if args.draft is not None else None
+            prepared = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
+            target = opened.enter_context(prepared(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
+            draft = opened.enter_context(prepared(args.draft)) if args.draft is not None else None
             plan = plan_memory(
                 target,
                 draft=draft,
@@ -126,7 +126,7 @@ class OpenModel:
     def engine(self) -> Engine:
         """A new engine, with an empty cache."""
         loaded, args = self.loaded, self.args
-        name = fingerprint(loaded.path, args.bits, args.group_size)
+        name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact)
         return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, fingerprint=name, disk=self._disk(), drafter=self.drafter)
 
     def _disk(self) -> DiskStorage | None:

@@ -9,6 +9,7 @@ and those below 4e-6 count as zero.
 from __future__ import annotations
 
 from functools import cache
+from threading import get_ident
 
 import mlx.core as mx
 
@@ -25,15 +26,15 @@ def is_mixed(x: mx.array, matrix: Quantized) -> bool:
 
 def narrowed(x: mx.array) -> mx.array:
     """bfloat16 to float16, scaled down."""
-    return _operations()[0](x)
+    return _operations(get_ident())[0](x)
 
 
 def restored(y: mx.array) -> mx.array:
     """A product of what `narrowed` returned, to bfloat16 and its own size."""
-    return _operations()[1](y)
+    return _operations(get_ident())[1](y)
 
 
 @cache
-def _operations() -> tuple[Elementwise, Elementwise]:
-    """Compiled once, for the device that MLX computes on."""
+def _operations(thread: int) -> tuple[Elementwise, Elementwise]:
+    """Compiled once in each thread: streams of MLX belong to threads, and a compiled function to its stream."""
     return fused(lambda x: (x * _SHRINK).astype(mx.float16)), fused(lambda y: y.astype(mx.bfloat16) * (1 / _SHRINK))
