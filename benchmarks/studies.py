@@ -87,6 +87,26 @@ def products_gpu(seconds: float) -> None:
     click.echo(text)
 
 
+@click.command("gguf-gpu")
+@models_option(*DEFAULT_MODELS)
+@click.option("--types", "kinds", default="", help="Only these, such as Q4_K,Q6_K.  [default: all that are rounded]")
+def gguf_gpu(models: dict[str, Path], kinds: str) -> None:
+    """What it costs to hold GGUF's block types in MLX's formats. Writes results/gguf_gpu.csv and its table."""
+    from .gguf_gpu import KINDS, keep, measure, read, table
+
+    wanted = tuple(kinds.split(",")) if kinds else KINDS
+    for name, path in models.items():
+        try:
+            for row in measure(name, path, wanted):
+                keep([row], RESULTS / "gguf_gpu.csv")
+                click.echo(f"{name} {row.kind}: {row.mean_kl:.1e}", err=True)
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+    text = table(read(RESULTS / "gguf_gpu.csv"))
+    (RESULTS / "gguf_gpu.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 @click.command("kv-bytes")
 def kv_bytes() -> None:
     """Bytes of the cache that a decode step reads, and the least time for that on Apple's chips. Computed, not measured."""
@@ -142,4 +162,4 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
         raise click.ClickException("this is not how it should end")
 
 
-COMMANDS = (precision, step, attention_gpu, products_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure, types)
+COMMANDS = (precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, batch, serving, memory_cap, structure, types)
