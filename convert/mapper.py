@@ -14,6 +14,7 @@ from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..loading.formats import AFFINE_GROUPS, format_text, main_dtype, packed_shapes
 from ..loading.gguf import GGUFCheckpoint
+from ..loading.gguf.packings import PACKINGS, lossy
 from ..loading.load import model_type
 from ..loading.weights import MetaWeights, PlannedTensor, TensorRequest, can_quantize
 from ..models import build, supports
@@ -54,7 +55,9 @@ class Output:
     dtype: mx.Dtype
     """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
     unpacked_from: str | None = None
-    """The source's quantized type where MLX does not have it, such as "Q4_K": its numbers are read in float32."""
+    """The source's quantized type where its numbers are read in float32, such as "Q6_K"."""
+    codes_of: str | None = None
+    """The source's quantized type where codes are kept, and its scales are rounded, such as "Q4_K"."""
 
     @property
     def name(self) -> str:
@@ -129,8 +132,9 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     planned = MetaWeights(checkpoint)
     build(checkpoint.config, planned)
     planned.finish()
+    widen = asked is None and dtype is None
     dtype = dtype or _natural_dtype(checkpoint)
-    outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype) for tensor in planned.tensors.values())
+    outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype, widen) for tensor in planned.tensors.values())
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
     return ConversionPlan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
@@ -144,14 +148,16 @@ def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
     return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
-def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype) -> Output:
+def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype, widen: bool) -> Output:
+    """`widen` gives types that MLX lacks the format of more bits that holds them."""
     request, stored = tensor.request, tensor.stored
+    kind = checkpoint.kind(request.sources[0]) if isinstance(checkpoint, GGUFCheckpoint) else ""
     if isinstance(stored, Format):
         keep = asked is None or _as_good(stored, asked, any_group)
         target = stored if keep else _fitting(request, asked) or stored
-        return Output(request, stored, target, dtype)
+        return Output(request, stored, target, dtype, codes_of=kind if kind in lossy(dtype) else None)
     own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
-    kind = checkpoint.kind(request.sources[0]) if isinstance(checkpoint, GGUFCheckpoint) else ""
+    asked = PACKINGS[kind].format if widen and kind in PACKINGS else asked
     return Output(request, stored, _fitting(request, asked) or own, dtype, kind if kind[:1] in _QUANTIZED else None)
 
 
@@ -180,11 +186,16 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted(kept)]
+    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted([o for o in kept if not o.codes_of])]
+    codes = Counter(f"{o.codes_of} are written as {format_text(o.target)}: the same codes, scales in 16 bits" for o in kept if o.codes_of)
+    notes += [f"{count} matrices of {how}" for how, count in codes.most_common()]
     if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):
         notes.insert(0, f"asking for {asked.bits} bits changed nothing: more bits than are stored would add size, but no precision")
-    notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
-    if asked:
+    if not asked:
+        wider = Counter(f"{o.unpacked_from} are written as {format_text(o.target)}, as MLX has no groups of 16" for o in again)
+        notes += [f"{count} matrices of {how}" for how, count in wider.most_common()]
+    else:
+        notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]
         smaller = [o for o in outputs if o.action == "quantized" and o.target != asked]
         why = f"their rows cannot be divided into groups of {asked.group_size}"

@@ -14,6 +14,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
 from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
+from ..loading.gguf.packings import PACKINGS, SAME_BITS, SHARED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
@@ -49,8 +50,9 @@ def convert(
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
-    Without `bits` (and with mode "affine") nothing is quantized, and formats that MLX shares with the source are kept exactly. `dtype`
-    applies to what is not quantized; by default it stays. `progress` is called with (bytes written, total bytes). `measure` says whether to
+    Without `bits` (and with mode "affine") formats that MLX shares with the source are kept exactly, block types of GGUF with groups of 32
+    keep their codes, those with groups of 16 get more bits in groups of 32 (`PACKINGS`), and nothing else is quantized. `dtype` applies to
+    what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes written, total bytes). `measure` says whether to
     compare a lossy result with its source on a text; by default if that takes seconds. `shard_bytes` limits the size of a file. Everything
     that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
     """
@@ -62,6 +64,8 @@ def convert(
     check_destination(destination)
     checkpoint = open_checkpoint(resolve(src).path)
     try:
+        if isinstance(checkpoint, GGUFCheckpoint) and (asked or target_dtype is None):
+            checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
         source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         if asked is None and target_dtype is None:

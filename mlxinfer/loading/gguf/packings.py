@@ -149,12 +149,15 @@ PACKINGS: dict[str, Packing] = {
     "Q5_K": Packing(Format(5, 32), _q5_k, 3e-5),
     "Q6_K": Packing(Format(8, 32), _shared(kquants.q6_k, 8), 7e-4),
     "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 2e-3),
-    "Q2_K": Packing(Format(5, 32), _shared(kquants.q2_k, 5), 7e-3),
+    "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 7e-3),
 }
 """Types that are packed where MLX computes on a GPU. All others are unpacked to 16 bits."""
 
-SAME_CODES = frozenset(kind for kind in PACKINGS if kind.startswith(("Q4", "Q5", "Q8")))
+SAME_BITS = frozenset(kind for kind in PACKINGS if kind.startswith(("Q4", "Q5", "Q8")))
 """Types whose codes keep their number of bits when they are packed."""
+
+SHARED = frozenset({"Q6_K", "Q3_K", "Q2_K"})
+"""Types of groups of 16, two of which share a scale when they are packed."""
 
 
 def lossy(dtype: mx.Dtype) -> frozenset[str]:
