@@ -1,4 +1,4 @@
-"""What GGUF's block types cost where MLX computes on a GPU: how far the next token's probabilities move from those of the file's own numbers.
+"""What GGUF's block types cost on a GPU: how far the next token's probabilities move from those of the file's own numbers.
 
 All matrices of a model are quantized by llama.cpp to a type, and then held as they would be on a GPU without a kernel for that type's
 blocks: codes of MLX's affine formats with scales in float16. Both are computed in float32, so that only the weights differ.
@@ -170,7 +170,7 @@ def _value(kind: Any, text: str) -> Any:
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| model | type | bits in the file | bits on a GPU | KL of the type itself | KL on a GPU, mean | 99th percentile | highest | same top token |",
+        "| model | type | bits in the file | on a GPU | KL of the type itself | KL on a GPU | 99th percentile | highest | same top token |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:

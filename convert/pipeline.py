@@ -52,9 +52,10 @@ def convert(
 
     Without `bits` (and with mode "affine") formats that MLX shares with the source are kept exactly, block types of GGUF with groups of 32
     keep their codes, those with groups of 16 get more bits in groups of 32 (`PACKINGS`), and nothing else is quantized. `dtype` applies to
-    what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes written, total bytes). `measure` says whether to
-    compare a lossy result with its source on a text; by default if that takes seconds. `shard_bytes` limits the size of a file. Everything
-    that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes
+    written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
+    `shard_bytes` limits the size of a file. Everything that can be wrong is found before a weight is read, except NaN, and the destination
+    is complete or absent. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")

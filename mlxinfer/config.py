@@ -93,7 +93,7 @@ class EngineArgs:
     )
     group_size: int = field(default=64, metadata=about("Weights that share a scale, with bits", unit="weights", least=1))
     gguf_exact: bool = field(
-        default=False, metadata=about("On a GPU, unpack types of GGUF files to 16 bits where packing would round them (see docs/gguf.md)")
+        default=False, metadata=about("On a GPU, unpack types of GGUF files to 16 bits where packing would round them")
     )
     max_context: int | None = field(
         default=None,

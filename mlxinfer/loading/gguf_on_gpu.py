@@ -34,9 +34,8 @@ def speeds_file() -> Path:
 
 
 def scale_dtype(checkpoint: Checkpoint, dtype: mx.Dtype) -> mx.Dtype | None:
-    """The dtype of affine scales where it is not that of the activations: a GGUF file's are float16, which bfloat16 would round to 8 digits
-    of 11."""
-    return mx.float16 if isinstance(checkpoint, GGUFCheckpoint) and checkpoint.packs and dtype == mx.bfloat16 else None
+    """The dtype of affine scales where it is known: those of a GGUF file are float16, of whose 11 significant bits bfloat16 keeps 8."""
+    return mx.float16 if isinstance(checkpoint, GGUFCheckpoint) and checkpoint.packs and dtype != mx.float32 else None
 
 
 def rounding_notes(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype) -> list[str]:

@@ -184,7 +184,7 @@ class CheckpointWeights(_IndexedWeights):
     """Implements `Weights`: every tensor is read, made by its recipe, cast to `dtype` and evaluated when it is asked for.
 
     `quantize` packs, on the way, the matrices that are stored plain and may be quantized; `scales` is the dtype of the scales of affine
-    matrices, where it is not `dtype`. Problems are collected (what is missing
+    matrices; None for `dtype`. Problems are collected (what is missing
     comes as zeros meanwhile); `finish` raises them all in one `WeightsError`. `index` is that of a `MetaWeights` on which the same
     graph was built before: its answers are not looked up again.
     """

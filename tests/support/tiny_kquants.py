@@ -8,25 +8,36 @@ from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 
 from tests.support.gguf_file import Tensor, array_tensor, write
 
 WIDTH, HIDDEN, LAYERS, HEADS = 256, 512, 2, 4
 TOKENS = [chr(code) for code in range(33, 127)]
-_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
-"""Offsets of the float16 numbers in a block; for types not listed, its beginning."""
+_HALVES = {
+    "Q2_K": {80: 1, 82: 1.5},
+    "Q3_K": {108: 1},
+    "Q4_K": {0: 1, 2: 7.5},
+    "Q5_K": {0: 1, 2: 15.5},
+    "Q6_K": {208: 1},
+    "Q4_1": {0: 1, 2: -7.5},
+    "Q5_1": {0: 1, 2: -15.5},
+}
+"""The float16 numbers of a block by their offsets, as multiples of the scale for which the mean is zero. Types not listed begin with one."""
 
 TypeOf = Callable[[str, int], str]
 """The type of a matrix by its name in the layer ("token_embd" for the embedding) and the layer."""
 
 
-def random_blocks(kind: str, rows: int, columns: int, random: np.random.Generator, scale: float = 1e-3) -> np.ndarray:
-    """uint8 `[rows, bytes of a row]`: random codes, and scales of about `scale`."""
+def random_blocks(kind: str, rows: int, columns: int, random: np.random.Generator, size: float = 0.05) -> np.ndarray:
+    """uint8 `[rows, bytes of a row]`: random codes, and scales for numbers of about `size` (root of the mean square)."""
     numbers, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     found = random.integers(0, 256, (rows, columns // numbers, nbytes), dtype=np.uint8)
-    for at in _HALVES.get(kind, (0,)):
-        halves = (scale * random.uniform(0.5, 1.5, (rows, columns // numbers, 1))).astype("<f2")
-        found[..., at : at + 2] = halves.view(np.uint8)
+    scales = random.uniform(0.5, 1.5, (rows, columns // numbers, 1))
+    for unit in (1e-3, None):
+        unit = unit or size * 1e-3 / float(np.sqrt(np.mean(np.square(dequantize(found.reshape(rows, -1), GGMLQuantizationType[kind])))))
+        for at, share in _HALVES.get(kind, {0: 1}).items():
+            found[..., at : at + 2] = (unit * share * scales).astype("<f2").view(np.uint8)
     return found.reshape(rows, -1)
 
 
@@ -42,8 +53,7 @@ def write_tiny_kquants(path: Path, type_of: TypeOf = q4_k_m, architecture: str =
 
     def matrix(name: str, rows: int, columns: int, layer: int = 0) -> Tensor:
         kind = type_of(name.rpartition(".")[2], layer)
-        scale = 1e-4 if kind == "Q6_K" else 1e-3
-        data = random_blocks(kind, rows, columns, random, scale).tobytes()
+        data = random_blocks(kind, rows, columns, random).tobytes()
         return Tensor(f"{name}.weight", (rows, columns), data, int(GGMLQuantizationType[kind]))
 
     def norm(name: str) -> Tensor:

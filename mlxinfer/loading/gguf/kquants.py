@@ -59,7 +59,7 @@ def q2_k(blocks: np.ndarray) -> Groups:
 
 
 def of_32(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and offsets, float32 `[rows, groups]`. Q4_K and Q5_K begin alike: two float16 numbers, then 6 bits for each scale and offset."""
+    """Scales and offsets, float32 `[rows, groups]`. Q4_K and Q5_K begin alike: two float16 numbers, then 6 bits for each of both."""
     low, high = blocks[..., 4:12], blocks[..., 12:16]
     first = low & 63
     last = low >> 6 << 4

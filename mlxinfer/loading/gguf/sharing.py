@@ -40,9 +40,7 @@ def share(groups: Groups, bits: int) -> Groups:
     return Groups(shared[0].reshape(rows, -1, 32), shared[1], shared[2])
 
 
-def _candidates(
-    steps: mx.array, offsets: mx.array, lowest: mx.array, highest: mx.array, most: int
-) -> Iterator[tuple[mx.array, mx.array]]:
+def _candidates(steps: mx.array, offsets: mx.array, lowest: mx.array, highest: mx.array, most: int) -> Iterator[tuple[mx.array, mx.array]]:
     """Scales and biases, each `[groups]`. A scale that is no number fits nothing: its error is NaN, which is below nothing."""
     yield _stored(mx.maximum((highest - lowest) / most, 2.0**-24)), _stored(lowest)
     for half in range(2):
