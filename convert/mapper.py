@@ -23,7 +23,7 @@ from ..nn.weights import Format
 from .report import Action
 
 _TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
-_QUANTIZED = ("Q", "I", "T")
+QUANTIZED = ("Q", "I", "T")
 """First letters of GGUF's quantized types (Q4_K, IQ4_XS, TQ1_0); floating types begin with F or B, and MX and NV formats are MLX's own."""
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
@@ -158,7 +158,7 @@ def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None,
         return Output(request, stored, target, dtype, codes_of=kind if kind in lossy(dtype) else None)
     own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
     asked = PACKINGS[kind].format if widen and kind in PACKINGS else asked
-    return Output(request, stored, _fitting(request, asked) or own, dtype, kind if kind[:1] in _QUANTIZED else None)
+    return Output(request, stored, _fitting(request, asked) or own, dtype, kind if kind[:1] in QUANTIZED else None)
 
 
 def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:

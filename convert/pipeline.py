@@ -14,14 +14,14 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
 from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
-from ..loading.gguf.packings import PACKINGS, SAME_BITS, SHARED
+from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
-from .mapper import ConversionPlan, Output, plan
+from .mapper import QUANTIZED, ConversionPlan, Output, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
 from .reader import blocks
@@ -89,12 +89,14 @@ def convert(
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
-    """Raise `ConversionError` if formats that MLX does not have would be unpacked to a much larger model without being asked for."""
-    kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
-    if kinds and planned.nbytes > _MOST_GROWTH * source_nbytes:
+    """Raise `ConversionError` if formats that MLX does not have would make a much larger model without being asked for."""
+    if not isinstance(checkpoint, GGUFCheckpoint) or planned.nbytes <= _MOST_GROWTH * source_nbytes:
+        return
+    kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    if kinds:
         raise ConversionError(
-            f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). Unpacked to "
-            f"{dtype_name(planned.dtype)}, its {source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
+            f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). In those that hold it, its "
+            f"{source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
             f"Give bits (4, for example) to quantize it again, or dtype {dtype_name(planned.dtype)} to unpack it"
         )
 

@@ -20,12 +20,11 @@ from .weights import MetaWeights
 def pack_for_gpu(checkpoint: GGUFCheckpoint, dtype: mx.Dtype, *, exact: bool, blocks: bool) -> None:
     """Choose how the file's matrices are read, for a model that computes in `dtype`.
 
-    Types that packing would round stay in their blocks, if `blocks` allows it and this machine multiplies them fast enough so
+    Types that packing rounds stay in their blocks, if `blocks` allows it and this machine multiplies them fast enough so
     (`row_products.block_kinds`). Others of them are packed, or with `exact` unpacked.
     """
-    rounded = lossy(dtype)
-    kept = block_kinds(dtype, checkpoint.kinds() & rounded, speeds_file()) if blocks else ()
-    checkpoint.pack(PACKINGS.keys() - rounded if exact else PACKINGS.keys(), kept)
+    kept = block_kinds(dtype, checkpoint.kinds() & lossy(mx.float16), speeds_file()) if blocks else ()
+    checkpoint.pack(PACKINGS.keys() - lossy(dtype) if exact else PACKINGS.keys(), kept)
 
 
 def speeds_file() -> Path:
@@ -53,6 +52,6 @@ def _rounded(checkpoint: GGUFCheckpoint, meta: MetaWeights, kinds: frozenset[str
             found[kind, tensor.stored] += 1
     for (kind, form), count in sorted(found.items(), key=lambda item: item[0][0]):
         yield (
-            f"{count} {kind} matrices are held in {form.bits} bits in groups of {form.group_size}, a KL divergence of "
-            f"{PACKINGS[kind].loss:.0e} from the file's numbers (gguf_exact unpacks them instead)"
+            f"{count} {kind} matrices are held in {form.bits} bits in groups of {form.group_size}, at a KL divergence of about "
+            f"{PACKINGS[kind].loss:.0e} from the file's numbers; --gguf-exact (gguf_exact=True) unpacks them to 16 bits instead"
         )

@@ -34,8 +34,8 @@ class Packing:
     pack: Callable[[np.ndarray], Packed]
     """From uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
     loss: float = 0.0
-    """KL divergence in nats, per token, from the file's own numbers with scales in float16, as `python -m benchmarks gguf-gpu` measures it
-    (SmolLM2 135M, the higher of two where Gemma 3 270M has it too); 0 where every number stays what it is."""
+    """KL divergence in nats, per token, from the file's own numbers with scales in float16: the higher of those that
+    `python -m benchmarks gguf-gpu` measures; 0 where every number stays what it is."""
 
 
 def _q4_0(blocks: np.ndarray) -> Packed:
@@ -144,11 +144,11 @@ PACKINGS: dict[str, Packing] = {
     "Q5_0": Packing(Format(5, 32), _q5_0),
     "Q5_1": Packing(Format(5, 32), _q5_1),
     "IQ4_NL": Packing(Format(8, 32), _iq4_nl),
-    "IQ4_XS": Packing(Format(8, 32), _iq4_xs, 3e-5),
-    "Q4_K": Packing(Format(4, 32), _q4_k, 3e-5),
-    "Q5_K": Packing(Format(5, 32), _q5_k, 3e-5),
-    "Q6_K": Packing(Format(8, 32), _shared(kquants.q6_k, 8), 7e-4),
-    "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 2e-3),
+    "IQ4_XS": Packing(Format(8, 32), _iq4_xs, 2.5e-6),
+    "Q4_K": Packing(Format(4, 32), _q4_k, 3.3e-5),
+    "Q5_K": Packing(Format(5, 32), _q5_k, 2.7e-5),
+    "Q6_K": Packing(Format(8, 32), _shared(kquants.q6_k, 8), 5.7e-4),
+    "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 6.2e-3),
     "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 7e-3),
 }
 """Types that are packed where MLX computes on a GPU. All others are unpacked to 16 bits."""
