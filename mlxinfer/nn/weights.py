@@ -63,8 +63,8 @@ class Quantized:
         return (*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.format.bits)
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs. Scales in float16 are not
-        rounded to bfloat16, only the numbers are."""
+        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs. Scales in float16 are
+        not rounded to bfloat16, only the numbers are."""
         f = self.format
         scales, biases = self.scales, self.biases
         if biases is not None and (scales.dtype, dtype) != (mx.float16, mx.bfloat16):

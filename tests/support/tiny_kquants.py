@@ -23,7 +23,7 @@ _HALVES = {
     "Q4_1": {0: 1, 2: -7.5},
     "Q5_1": {0: 1, 2: -15.5},
 }
-"""The float16 numbers of a block by their offsets, as multiples of the scale for which the mean is zero. Types not listed begin with one."""
+"""The float16 numbers of a block by their offsets, as multiples of its scale, with a mean of zero. Types not listed begin with one."""
 
 TypeOf = Callable[[str, int], str]
 """The type of a matrix by its name in the layer ("token_embd" for the embedding) and the layer."""
