@@ -40,7 +40,7 @@ def forms(loaded: LoadedModel) -> set[Any]:
 
 
 def logits(loaded: LoadedModel) -> np.ndarray:
-    ids = mx.arange(3, 40)
+    ids = mx.arange(3, 15)
     step = PlainCache(loaded.model.layers).step([(0, ids.size)])
     return np.array(loaded.model.logits(loaded.model.hidden(ids, step)).astype(mx.float32))
 
@@ -122,9 +122,8 @@ def test_exact_unpacks_what_would_be_rounded(kquants: Path, exact: np.ndarray, m
     loaded = load(kquants, gguf_exact=True)
     assert forms(loaded) == {mx.float16}
     assert not any("KL" in note for note in loaded.notes)
-    near = distance(exact, logits(loaded))
-    assert near < 1e-4
-    assert np.array_equal(logits(load(kquants, gguf_exact=True, dtype="float32")), exact)
+    assert distance(exact, logits(loaded)) < 1e-4
+    assert distance(exact, logits(load(kquants, gguf_exact=True, dtype="float32"))) < 1e-7
 
 
 def test_exact_leaves_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +190,10 @@ def test_bits_still_quantize_what_is_unpacked(kquants: Path, monkeypatch: pytest
 def test_an_engine_answers(kquants: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=8, temperature=0)
     with LLM(kquants) as llm:
-        expected = llm.generate("ab", params)
+        [expected] = llm.generate("ab", params)
     pretend_gpu(monkeypatch, ("Q6_K",))
     with LLM(kquants) as llm:
-        assert llm.generate("ab", params).token_ids[:1] == expected.token_ids[:1]
+        assert llm.generate("ab", params)[0].token_ids[:1] == expected.token_ids[:1]
     with LLM(write_tiny_gguf(kquants.with_name("q8.gguf")), gguf_exact=True) as llm:
         assert not any("KL" in note for note in llm.notes)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
+from mlxinfer.loading.gguf.packings import PACKINGS
 from mlxinfer.nn.linear import Embedding
 from mlxinfer.nn.packing import settle
 from mlxinfer.nn.weights import Dense, Format, Quantized, RawBlocks, numbers
@@ -68,8 +69,12 @@ def checkpoint(path: Path, architecture: str, tensors: list[Tensor], hyper: dict
 
 
 def read(opened: GGUFCheckpoint, name: str) -> np.ndarray:
-    """Read, and see that all was foretold; then again from a checkpoint that leaves matrices in the file, which must be the same."""
+    """Read, and see that all was foretold; then again from checkpoints that pack matrices for a GPU, or leave them in the file, which must
+    be the same."""
     values = read_once(opened, name)
+    packed = GGUFCheckpoint(opened.path)
+    packed.pack(PACKINGS.keys())
+    assert np.array_equal(read_once(packed, name), values, equal_nan=True)
     again = GGUFCheckpoint(opened.path, raw_blocks=True)
     assert np.array_equal(read_once(again, name), values, equal_nan=True)
     matrix = again.read(name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from mlxinfer.loading.gguf.packings import PACKINGS, SHARED
 from mlxinfer.loading.gguf.reader import TensorInfo
 from mlxinfer.loading.gguf.sharing import share
 from mlxinfer.loading.gguf.tensors import decode, stored, widened
+from mlxinfer.loading.gguf.transforms import columns, joined_rows
 from mlxinfer.loading.gguf.types import TENSOR_TYPES, TensorType
 from mlxinfer.nn.weights import Format, Quantized, numbers
 
@@ -118,7 +117,7 @@ def test_groups_of_one_number_and_of_zeros_are_kept() -> None:
     assert np.array_equal(found.reshape(4, 16), np.repeat(np.float32([0, 0, 0.25, 0.25]), 16).reshape(4, 16))
 
 
-def test_a_scale_that_is_no_number_stays_none(tmp_path: Path) -> None:
+def test_a_scale_that_is_no_number_stays_none() -> None:
     """The loader refuses it: see `is_finite`."""
     for kind in AFFINE:
         data = blocks(kind)
@@ -148,3 +147,25 @@ def test_only_plain_matrices_stay_in_blocks(shape: tuple[int, ...], name: str, s
     vector = marked_to_pack(info_of(KINDS["Q6_K"], 256), PACKINGS.keys(), {"Q6_K"})
     assert stored(vector) == mx.float32
     assert stored(marked_to_pack(info, {"Q4_K"})) == mx.float32  # not among those to pack
+
+
+def test_reordered_columns_cannot_stay_in_blocks() -> None:
+    """Blocks have 256 columns, groups 32: runs of 128 can be moved in groups."""
+    data = blocks("Q6_K")
+    info = marked_to_pack(info_of(KINDS["Q6_K"], ROWS, COLUMNS), PACKINGS.keys(), {"Q6_K"})
+    mapped = columns(info, lambda runs: runs[:, ::-1], 128)
+    assert (mapped.in_groups, mapped.stored) == (True, Format(8, 32))
+    matrix = packed("Q6_K", data)
+    expected = np.array(numbers(matrix)).reshape(ROWS, -1, 128)[:, ::-1].reshape(ROWS, -1)
+    assert np.array_equal(np.array(numbers(mapped.make([matrix]))), expected)
+
+
+def test_joined_matrices_of_two_types_have_the_wider_codes() -> None:
+    infos = [marked_to_pack(info_of(KINDS[kind], ROWS, COLUMNS), PACKINGS.keys(), {"Q4_K", "Q6_K"}) for kind in ("Q4_K", "Q6_K")]
+    parts = [packed(info.type.name, blocks(info.type.name)) for info in infos]
+    mapped = joined_rows(infos, lambda rows: rows[::-1])
+    assert (mapped.in_groups, mapped.stored) == (True, Format(8, 32))
+    expected = np.concatenate([np.array(numbers(part)) for part in parts])[::-1]
+    assert np.array_equal(np.array(numbers(mapped.make(list(parts)))), expected)
+    same = joined_rows([infos[0], infos[0]], lambda rows: rows)
+    assert (same.in_groups, same.stored) == (False, Format(4, 32, "Q4_K"))
