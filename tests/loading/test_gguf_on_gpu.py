@@ -40,7 +40,7 @@ def forms(loaded: LoadedModel) -> set[Any]:
 
 
 def logits(loaded: LoadedModel) -> np.ndarray:
-    ids = mx.arange(3, 15)
+    ids = mx.arange(3, 9)
     step = PlainCache(loaded.model.layers).step([(0, ids.size)])
     return np.array(loaded.model.logits(loaded.model.hidden(ids, step)).astype(mx.float32))
 
@@ -76,7 +76,7 @@ def test_nothing_is_promoted(kquants: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pretend_gpu(monkeypatch)
     for dtype in (mx.float16, mx.bfloat16):
         loaded = load(kquants, dtype=dtype)
-        ids = mx.arange(3, 40)
+        ids = mx.arange(3, 9)
         assert loaded.model.hidden(ids, PlainCache(loaded.model.layers).step([(0, ids.size)])).dtype == dtype
 
 
@@ -134,7 +134,7 @@ def test_exact_leaves_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any("KL" in note for note in one.notes)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "Q5_0", "IQ3_XXS"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "IQ3_XXS"])
 def test_every_type_loads_and_answers(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_kquants(tmp_path / "m.gguf", lambda name, layer: kind)
     exact = logits(load(path, dtype="float32"))
