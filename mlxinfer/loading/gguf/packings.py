@@ -149,7 +149,7 @@ PACKINGS: dict[str, Packing] = {
     "Q5_K": Packing(Format(5, 32), _q5_k, 2.7e-5),
     "Q6_K": Packing(Format(8, 32), _shared(kquants.q6_k, 8), 5.7e-4),
     "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 6.2e-3),
-    "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 7e-3),
+    "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 3e-1),
 }
 """Types that are packed where MLX computes on a GPU. All others are unpacked to 16 bits."""
 
