@@ -37,6 +37,8 @@ from .precision import PAGE_TOKENS, PAGES, ROOT
 KINDS = ("Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_XS")
 """The types that are rounded. All others that MLX can hold are held exactly, which tests/loading/gguf shows bit by bit."""
 
+_BLOCKS = 1 << 14
+"""Blocks that are packed at a time."""
 _EVERY = 4
 """Logits are compared at every fourth token: those of a page would take half a gigabyte for a vocabulary of 262,144."""
 
@@ -96,9 +98,12 @@ class Requantized:
 
 def on_gpu(blocks: np.ndarray, kind: str) -> mx.array:
     """The numbers of blocks uint8 `[blocks, block_bytes]` as a GPU holds them, in float32."""
-    packing = PACKINGS[kind]
-    weight, scales, biases = (mx.array(part) for part in packing.pack(blocks[None]))
-    return Quantized(weight, scales.astype(mx.float16), biases.astype(mx.float16), packing.format).dequantize(mx.float32)
+    packing, found = PACKINGS[kind], []
+    for first in range(0, len(blocks), _BLOCKS):
+        weight, scales, biases = (mx.array(part) for part in packing.pack(blocks[None, first : first + _BLOCKS]))
+        found.append(Quantized(weight, scales.astype(mx.float16), biases.astype(mx.float16), packing.format).dequantize(mx.float32))
+        mx.eval(found[-1])
+    return mx.concatenate(found, axis=1)
 
 
 def measure(name: str, path: Path, kinds: tuple[str, ...] = KINDS, tokens: int = PAGE_TOKENS) -> Iterator[Row]:

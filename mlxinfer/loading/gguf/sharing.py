@@ -35,6 +35,7 @@ def share(groups: Groups, bits: int) -> Groups:
         better = error < least
         least = mx.where(better, error, least)
         found = (mx.where(better[:, None], coded, found[0]), mx.where(better, scale, found[1]), mx.where(better, bias, found[2]))
+        mx.eval(least, found)  # so that what one candidate took is free for the next
     rows = len(groups.codes)
     shared = [np.array(part).reshape(rows, -1) for part in (found[0].astype(mx.uint8), *found[1:])]
     return Groups(shared[0].reshape(rows, -1, 32), shared[1], shared[2])
