@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import thread_time
 from types import TracebackType
 from typing import Any, cast
 from unittest.mock import patch
@@ -60,19 +60,24 @@ class Graph:
 
 
 class PhantomGPU:
-    """Context in which programs run as on a Mac. `graphs` are the submissions, in order; `syncs` counts waits of the host, and `drains`
-    those of them after which the GPU had nothing left to do."""
+    """Context in which programs run as on a Mac. Enter it before they are imported, and let the process end with it: what is fused is decided
+    when modules are loaded."""
 
-    def __init__(self, kept: Callable[[], Iterator[mx.array]] = lambda: iter(())) -> None:
-        """`kept` names arrays that survive a submission without being asked for, such as a cache."""
-        self.kept = kept
+    def __init__(self) -> None:
         self.graphs: list[Graph] = []
-        self.syncs = self.drains = 0
+        """The submissions, in order."""
+        self.syncs = 0
+        """How often the host waited."""
+        self.drains = 0
+        """How often the GPU had nothing left to do by then."""
         self.seconds = 0.0
-        """Time spent on recording, which is not the program's own."""
+        """Processor time spent on recording, which is not the program's own."""
+        self.kept: Callable[[], Iterator[mx.array]] = lambda: iter(())
+        """Names arrays that survive a submission without being asked for, such as a cache."""
         self._marks: dict[int, Marked] = {}
         self._bases: dict[tuple[tuple[int, ...], str], mx.array] = {}
-        self._compiled: dict[tuple[Any, ...], bool] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[tuple[int, ...], mx.Dtype] | None] = {}
+        self._tracing = False
         self._born: dict[int, tuple[mx.array, int]] = {}
         self._awaited = 0
         self._patches = contextlib.ExitStack()
@@ -87,12 +92,15 @@ class PhantomGPU:
         self._patches.close()
 
     def _replacements(self) -> list[tuple[Any, str, Any]]:
-        device = mx.Device(mx.gpu, 0)
+        device, cpu = mx.Device(mx.gpu, 0), mx.Device(mx.cpu, 0)
+        make, make_local = mx.new_stream, mx.new_thread_local_stream
         silent: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         return [
             (mx, "default_device", lambda: device),
             (mx.metal, "is_available", lambda: True),
             (mx, "device_info", lambda *_: {"architecture": "applegpu_g16g", "memory_size": 1 << 40}),
+            (mx, "new_stream", lambda *_: make(cpu)),
+            (mx, "new_thread_local_stream", lambda *_: make_local(cpu)),
             (mx, "set_wired_limit", silent),
             (mx, "synchronize", silent),
             (mx, "clear_cache", silent),
@@ -113,14 +121,14 @@ class PhantomGPU:
     # -- submitting and waiting
 
     def _submit(self, *arrays: Any) -> Graph | None:
-        start = perf_counter()
+        start = thread_time()
         asked = list({id(a): a for a in _leaves(arrays)}.values())
         graph = self._record(asked)
         if graph is not None:
             self.graphs.append(graph)
             self._born.update({id(a): (a, len(self.graphs)) for a in asked})
         self.empty([*asked, *self.kept()])
-        self.seconds += perf_counter() - start
+        self.seconds += thread_time() - start
         return graph
 
     def _evaluate(self, *arrays: Any) -> None:
@@ -255,21 +263,25 @@ class PhantomGPU:
         compiled = self._compile(function, shapeless=bool(options.get("shapeless")))
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            if keywords or not arguments or not all(isinstance(a, mx.array) for a in arguments):
+            if self._tracing or keywords or not arguments or not all(isinstance(a, mx.array) for a in arguments):
                 return function(*arguments, **keywords)
-            result = function(*arguments)
-            if not isinstance(result, mx.array) or not self._fuses(compiled, arguments):
-                return result
-            return self._mark(_COMPILED, arguments, [result.shape], [result.dtype])[0]
+            found = self._fused(compiled, arguments)
+            return function(*arguments) if found is None else self._mark(_COMPILED, arguments, [found[0]], [found[1]])[0]
 
         return call
 
-    def _fuses(self, compiled: Any, arguments: Sequence[mx.array]) -> bool:
-        key = (id(compiled), *((a.shape, str(a.dtype)) for a in arguments))
+    def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[tuple[int, ...], mx.Dtype] | None:
+        """Shape and dtype of the result, if MLX makes one kernel of the function."""
+        key = (id(compiled), *((tuple(a.shape), str(a.dtype)) for a in arguments))
         if key not in self._compiled:
-            empty = [self._base(tuple(a.shape), a.dtype) for a in arguments]
-            names = _primitives(compiled(*empty))
-            self._compiled[key] = len(names) == 1 and names[0].startswith("Compiled")
+            self._tracing = True
+            try:
+                result = compiled(*(self._base(tuple(a.shape), a.dtype) for a in arguments))
+            finally:
+                self._tracing = False
+            names = _primitives(result) if isinstance(result, mx.array) else []
+            fuses = len(names) == 1 and names[0].startswith("Compiled")
+            self._compiled[key] = (tuple(result.shape), result.dtype) if fuses else None
         return self._compiled[key]
 
 

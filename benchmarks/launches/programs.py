@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from time import thread_time
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -38,13 +38,13 @@ class Turn:
     drains: int
     """Times the GPU had nothing left to do by then."""
     seconds: float
-    """The host's time, without recording."""
+    """The host's processor time, without recording."""
 
 
 class Program(Protocol):
     """Something that generates tokens."""
 
-    def decode(self, rows: int, past: int) -> list[Turn]:
+    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
         """One turn per step, of `rows` sequences with `past` tokens each before the first."""
         ...
 
@@ -62,11 +62,11 @@ class _Watch:
 
     def _mark(self) -> None:
         gpu = self._gpu
-        self._before = len(gpu.graphs), gpu.syncs, gpu.drains, gpu.seconds, perf_counter()
+        self._before = len(gpu.graphs), gpu.syncs, gpu.drains, gpu.seconds, thread_time()
 
     def turn(self) -> Turn:
         gpu, (graphs, syncs, drains, recording, start) = self._gpu, self._before
-        seconds = perf_counter() - start - (gpu.seconds - recording)
+        seconds = thread_time() - start - (gpu.seconds - recording)
         found = Turn(gpu.graphs[graphs:], gpu.syncs - syncs, gpu.drains - drains, seconds)
         self._mark()
         return found
@@ -81,18 +81,19 @@ def _tokens(count: int, seed: int) -> list[int]:
 class Ours:
     """This project's engine, its attention by the Metal kernels."""
 
-    def __init__(self, subject: Subject, kv: str = "16", chunk: int | None = None) -> None:
+    def __init__(self, gpu: PhantomGPU, subject: Subject, kv: str = "16", chunk: int | None = None) -> None:
         """`kv` is the format of full pages; `chunk` the most rows of a step, None: the planner's on a GPU."""
         from mlxinfer.loading import memory_plan
 
+        self._gpu = gpu
         self._subject = subject
         self._kv = KVFormat.parse(kv)
         self._chunk = chunk or memory_plan._GPU_CHUNK
 
     @contextmanager
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
-        config = self._subject.config
-        with PhantomGPU() as gpu, patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None):
+        config, gpu = self._subject.config, self._gpu
+        with patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None):
             text = config.get("text_config", config)
             model = build(config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))))
             gpu.empty(list(arrays(model)))
@@ -108,7 +109,7 @@ class Ours:
             gpu.kept = lambda: arrays([*engine.cache._stores.values(), *engine.cache._recurrent.values()])
             yield engine, gpu
 
-    def decode(self, rows: int, past: int) -> list[Turn]:
+    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
         with self._engine(rows, past) as (engine, gpu):
             for i in range(rows):
                 prompt = _tokens(past - i, i)  # so that pages become full one after another
@@ -117,7 +118,7 @@ class Ours:
                 engine.step()
             engine.step()
             watch = _Watch(gpu)
-            return [self._turn(engine, watch) for _ in range(STEPS)]
+            return [self._turn(engine, watch) for _ in range(steps)]
 
     def prefill(self, tokens: int) -> Turn:
         with self._engine(1, tokens) as (engine, gpu):
@@ -142,68 +143,57 @@ class Ours:
 class MLXLM:
     """mlx-lm's own graph of the model, by the generator that its commands use: `generate_step`, and for several rows `BatchGenerator`."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, gpu: PhantomGPU, subject: Subject) -> None:
+        import mlx.nn as nn
+        from mlx_lm.utils import _get_classes
 
-    @contextmanager
-    def _model(self) -> Iterator[tuple[Any, PhantomGPU]]:
-        with PhantomGPU() as gpu:
-            import mlx.nn as nn
-            from mlx_lm.utils import _get_classes
+        kind, arguments = _get_classes(subject.config)  # type: ignore[no-untyped-call]
+        model = kind(arguments.from_dict(subject.config))
+        model.set_dtype(mx.bfloat16)
+        form = subject.form
+        if form is not None:
+            nn.quantize(model, form.group_size, form.bits, class_predicate=_takes(model, form.group_size))
+        gpu.empty([a for module in model.modules() for a in module.values() if isinstance(a, mx.array)])
+        self._model, self._gpu = model, gpu
 
-            kind, arguments = _get_classes(self._subject.config)  # type: ignore[no-untyped-call]
-            model = kind(arguments.from_dict(self._subject.config))
-            model.set_dtype(mx.bfloat16)
-            form = self._subject.form
-            if form is not None:
-                nn.quantize(model, form.group_size, form.bits, class_predicate=_takes(model, form.group_size))
-            gpu.empty([a for module in model.modules() for a in module.values() if isinstance(a, mx.array)])
-            yield model, gpu
+    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
+        return self._alone(past, steps) if rows == 1 else self._together(rows, past, steps)
 
-    def decode(self, rows: int, past: int) -> list[Turn]:
-        return self._alone(past) if rows == 1 else self._together(rows, past)
+    def _alone(self, past: int, steps: int) -> list[Turn]:
+        answer = self._answer(past, STEPS + 8)
+        for _ in range(3):
+            next(answer)
+        watch = _Watch(self._gpu)
+        return [self._turn(answer, watch) for _ in range(steps)]
 
-    def _alone(self, past: int) -> list[Turn]:
+    def _answer(self, past: int, most: int) -> Any:
         from mlx_lm.generate import generate_step
         from mlx_lm.models.cache import make_prompt_cache
 
-        with self._model() as (model, gpu):
-            cache = make_prompt_cache(model)
-            gpu.kept = lambda: _held(cache)
-            answer = generate_step(mx.array(_tokens(past, 0)), model, max_tokens=STEPS + 8, prompt_cache=cache)
-            for _ in range(3):
-                next(answer)
-            watch = _Watch(gpu)
-            return [self._turn(answer, watch) for _ in range(STEPS)]
+        cache = make_prompt_cache(self._model)
+        self._gpu.kept = lambda: _held(cache)
+        return generate_step(mx.array(_tokens(past, 0)), self._model, max_tokens=most, prompt_cache=cache)
 
-    def _together(self, rows: int, past: int) -> list[Turn]:
+    def _together(self, rows: int, past: int, steps: int) -> list[Turn]:
         from mlx_lm.generate import BatchGenerator
 
-        with self._model() as (model, gpu):
-            batch = BatchGenerator(model, max_tokens=STEPS + 64)
-            gpu.kept = lambda: _held([batch._generation_batch.prompt_cache, batch._prompt_batch.prompt_cache])
-            batch.insert([_tokens(past - i, i) for i in range(rows)])
-            while len(batch.next_generated()) < rows:
-                pass
+        batch = BatchGenerator(self._model, max_tokens=STEPS + 64)
+        self._gpu.kept = lambda: _held([batch._generation_batch.prompt_cache, batch._prompt_batch.prompt_cache])
+        batch.insert([_tokens(past - i, i) for i in range(rows)])
+        while len(batch.next_generated()) < rows:
+            pass
+        batch.next_generated()
+        watch, turns = _Watch(self._gpu), []
+        for _ in range(steps):
             batch.next_generated()
-            watch = _Watch(gpu)
-            turns = []
-            for _ in range(STEPS):
-                batch.next_generated()
-                turns.append(watch.turn())
-            batch.close()
-            return turns
+            turns.append(watch.turn())
+        batch.close()
+        return turns
 
     def prefill(self, tokens: int) -> Turn:
-        from mlx_lm.generate import generate_step
-        from mlx_lm.models.cache import make_prompt_cache
-
-        with self._model() as (model, gpu):
-            cache = make_prompt_cache(model)
-            gpu.kept = lambda: _held(cache)
-            watch = _Watch(gpu)
-            next(generate_step(mx.array(_tokens(tokens, 0)), model, max_tokens=1, prompt_cache=cache))
-            return watch.turn()
+        watch = _Watch(self._gpu)
+        next(self._answer(tokens, 1))
+        return watch.turn()
 
     @staticmethod
     def _turn(answer: Any, watch: _Watch) -> Turn:
