@@ -72,6 +72,8 @@ class PhantomGPU:
         """How often the GPU had nothing left to do by then."""
         self.seconds = 0.0
         """Processor time spent on recording, which is not the program's own."""
+        self.recording = True
+        """Off while a program only comes to the point that is of interest."""
         self.kept: Callable[[], Iterator[mx.array]] = lambda: iter(())
         """Names arrays that survive a submission without being asked for, such as a cache."""
         self._marks: dict[int, Marked] = {}
@@ -79,7 +81,7 @@ class PhantomGPU:
         self._compiled: dict[tuple[Any, ...], tuple[tuple[int, ...], mx.Dtype] | None] = {}
         self._tracing = False
         self._born: dict[int, tuple[mx.array, int]] = {}
-        self._awaited = 0
+        self._submitted = self._awaited = 0
         self._patches = contextlib.ExitStack()
         self._eval, self._compile, self._sdpa = mx.eval, mx.compile, mx.fast.scaled_dot_product_attention
 
@@ -123,10 +125,11 @@ class PhantomGPU:
     def _submit(self, *arrays: Any) -> Graph | None:
         start = thread_time()
         asked = list({id(a): a for a in _leaves(arrays)}.values())
-        graph = self._record(asked)
+        graph = self._record(asked) if self.recording else None
         if graph is not None:
             self.graphs.append(graph)
-            self._born.update({id(a): (a, len(self.graphs)) for a in asked})
+            self._submitted += 1
+            self._born.update({id(a): (a, self._submitted) for a in asked})
         self.empty([*asked, *self.kept()])
         self.seconds += thread_time() - start
         return graph
@@ -136,14 +139,14 @@ class PhantomGPU:
         asked = list(_leaves(arrays))
         before = max((self._born[id(a)][1] for a in asked if id(a) in self._born), default=0)
         fresh = self._submit(*asked)
-        self._wait(before if fresh is None else len(self.graphs))
+        self._wait(before if fresh is None else self._submitted)
 
     def _wait(self, submission: int) -> None:
         if submission <= self._awaited:
             return
         self._awaited = submission
         self.syncs += 1
-        if submission == len(self.graphs):
+        if submission == self._submitted:
             self.drains += 1
 
     def _reading(self, read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:

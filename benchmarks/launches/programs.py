@@ -25,6 +25,8 @@ from .phantom import Graph, PhantomGPU
 
 STEPS = 64
 """Steps of decoding that are run: a page of each sequence is filled once."""
+_ROOM = 32 * STEPS
+"""Tokens that a sequence may still generate when counting begins, so that none ends while others' prompts are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class _Watch:
 
     def __init__(self, gpu: PhantomGPU) -> None:
         self._gpu = gpu
+        gpu.recording = True
+        gpu.graphs.clear()
         self._mark()
 
     def _mark(self) -> None:
@@ -93,17 +97,20 @@ class Ours:
     @contextmanager
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
         config, gpu = self._subject.config, self._gpu
+        gpu.recording = False
         with patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None):
             text = config.get("text_config", config)
             model = build(config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))))
             gpu.empty(list(arrays(model)))
             settings = EngineConfig(
-                max_context=tokens + STEPS + 64,
-                kv_cache_tokens=rows * (tokens + 2 * STEPS + 128),
+                max_context=tokens + _ROOM,
+                kv_cache_tokens=rows * (tokens + _ROOM + 128),
                 max_num_batched_tokens=self._chunk,
                 max_num_seqs=rows,
                 max_draft=0,
                 prefix_cache=False,
+                decode_share=0.01,
+                max_step_s=1e6,
             )
             engine = Engine(model, settings, dtype=mx.bfloat16, kv=self._kv)
             gpu.kept = lambda: arrays([*engine.cache._stores.values(), *engine.cache._recurrent.values()])
@@ -113,9 +120,11 @@ class Ours:
         with self._engine(rows, past) as (engine, gpu):
             for i in range(rows):
                 prompt = _tokens(past - i, i)  # so that pages become full one after another
-                engine.add(Sequence(prompt, SamplingParams(temperature=0, max_tokens=4 * STEPS), 0, past + 2 * STEPS))
+                engine.add(Sequence(prompt, SamplingParams(temperature=0, max_tokens=_ROOM), 0, past + _ROOM))
             while not self._decodes(engine, rows):
                 engine.step()
+                if engine.idle:
+                    raise RuntimeError(f"{rows} sequences never ran together")
             engine.step()
             watch = _Watch(gpu)
             return [self._turn(engine, watch) for _ in range(steps)]
@@ -170,6 +179,7 @@ class MLXLM:
         from mlx_lm.generate import generate_step
         from mlx_lm.models.cache import make_prompt_cache
 
+        self._gpu.recording = False
         cache = make_prompt_cache(self._model)
         self._gpu.kept = lambda: _held(cache)
         return generate_step(mx.array(_tokens(past, 0)), self._model, max_tokens=most, prompt_cache=cache)
@@ -177,6 +187,7 @@ class MLXLM:
     def _together(self, rows: int, past: int, steps: int) -> list[Turn]:
         from mlx_lm.generate import BatchGenerator
 
+        self._gpu.recording = False
         batch = BatchGenerator(self._model, max_tokens=STEPS + 64)
         self._gpu.kept = lambda: _held([batch._generation_batch.prompt_cache, batch._prompt_batch.prompt_cache])
         batch.insert([_tokens(past - i, i) for i in range(rows)])
@@ -191,8 +202,9 @@ class MLXLM:
         return turns
 
     def prefill(self, tokens: int) -> Turn:
+        answer = self._answer(tokens, 1)
         watch = _Watch(self._gpu)
-        next(self._answer(tokens, 1))
+        next(answer)
         return watch.turn()
 
     @staticmethod
