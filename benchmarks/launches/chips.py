@@ -26,7 +26,7 @@ class Chip:
     @property
     def bandwidth(self) -> float:
         """Bytes a second that memory delivers, as Apple states it."""
-        return next(speed for names, speed in BANDWIDTHS if self.name in names.split(", ")) * 1e9
+        return max(speed for names, speed in BANDWIDTHS if self.name in names.split(", ")) * 1e9
 
     @property
     def instructions(self) -> float:
