@@ -35,8 +35,8 @@ class Chip:
 
 
 _CLOCKS = {1: 1.278, 2: 1.398, 3: 1.398, 4: 1.578, 5: 1.62}
-"""1e9 a second, by generation. M1 and M2: github.com/philipturner/metal-benchmarks, which agrees with the 2.6, 5.2, 10.4 and 21 teraflops that Apple
-stated for the M1 family; M3 and M4: hmc-tech.com; M5: taken to be that of the A19 Pro, an assumption."""
+"""1e9 a second, by generation. M1 and M2: github.com/philipturner/metal-benchmarks, which agrees with the 2.6, 5.2, 10.4 and 21 teraflops
+that Apple stated for the M1 family; M3 and M4: hmc-tech.com; M5: an assumption."""
 _MATRIX_OF_M5 = 4.0
 """Apple's announcement of M5: over four times M4's peak GPU compute for AI, by units for products of matrices in each core."""
 

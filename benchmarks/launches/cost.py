@@ -1,8 +1,8 @@
 """From launches to seconds. A model, not a measurement: every figure that comes out of it is to be marked as computed.
 
-A launch takes as long as the slowest of three: memory delivering what it reads, each byte once, and taking what it writes; its instructions;
-its products of tiles. To that each dependent stage adds what starting and ending a launch costs, and each drain the time in which the GPU
-waits for the host.
+A launch takes as long as the slowest of three: memory, which delivers what it reads, each byte once, and takes what it writes; its
+instructions; its products of tiles. To that each dependent stage adds what starting and ending a launch costs, and each drain the time in
+which the GPU waits for the host.
 """
 
 from __future__ import annotations

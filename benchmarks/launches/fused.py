@@ -75,7 +75,7 @@ def attention(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: 
         launches.append(Launch("join of SDPA", parts, out.bytes, stage))
     result = made(outputs, stage)[0]
     if not few:  # written as [B, L, H, D], so that the transposition which follows is free
-        batch, heads, length, dim = out.shape
+        _, heads, length, dim = out.shape
         result = Laid(out.shape, out.dtype, (length * heads * dim, dim, heads * dim, 1), stage)
     return launches, [result]
 

@@ -20,8 +20,6 @@ from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
 from ..system import ROOT
 
 _PUBLISHED = ROOT / "tests" / "models" / "published_configs.py"
-_SMALLEST = 1024
-"""Matrices with fewer outputs than this are routers and the like, which conversions leave alone."""
 
 
 def published() -> dict[str, dict[str, Any]]:
@@ -47,8 +45,8 @@ class Subject:
 
 
 def subject(model: str, bits: int) -> Subject:
-    """A published config by its name, otherwise the config of a checkpoint: a path, an alias or a hub id. Matrices are taken as MLX's affine
-    ones of this many bits in groups of 64; 16 leaves them plain. Raises `MLXInferError`."""
+    """A published config by its name, otherwise the config of a checkpoint: a path, an alias or a hub id. Matrices are taken to be MLX's
+    affine ones of this many bits in groups of 64; 16 leaves them plain. Raises `MLXInferError`."""
     form = None if bits == 16 else Format(bits, 64)
     configs = published()
     if model in configs:

@@ -60,8 +60,8 @@ class Graph:
 
 
 class PhantomGPU:
-    """Context in which programs run as on a Mac. Enter it before they are imported, and let the process end with it: what is fused is decided
-    when modules are loaded."""
+    """Context in which programs run as on a Mac. Enter it before they are imported, and let the process end with it: what is fused is
+    decided when modules are loaded."""
 
     def __init__(self) -> None:
         self.graphs: list[Graph] = []
@@ -195,7 +195,9 @@ class PhantomGPU:
 
     # -- what a GPU fuses
 
-    def _mark(self, mark: Marked, inputs: Sequence[mx.array], shapes: Sequence[Sequence[int]], dtypes: Sequence[mx.Dtype]) -> list[mx.array]:
+    def _mark(
+        self, mark: Marked, inputs: Sequence[mx.array], shapes: Sequence[Sequence[int]], dtypes: Sequence[mx.Dtype]
+    ) -> list[mx.array]:
         number = _FIRST_TAG + len(self._marks)
         self._marks[number] = mark
         bases = [self._base(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -250,7 +252,9 @@ class PhantomGPU:
         """`mx.fast.metal_kernel`: the kernel's launch is one node, with all that its bytes depend on."""
         ensures = bool(options.get("ensure_row_contiguous", True))
 
-        def launch(*, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, grid: Any, threadgroup: Any, template: Any = (), **_: Any) -> Any:  # noqa: E501
+        def launch(
+            *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, grid: Any, threadgroup: Any, template: Any = (), **_: Any
+        ) -> Any:
             arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
             details = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ()), "ensures": ensures}
             return self._mark(Marked("CustomKernel", details), arrays, output_shapes, output_dtypes)

@@ -35,8 +35,8 @@ def _panel(axes: Axes, counts: list[dict[str, Any]], work: str, prompt: int, *, 
     for place, chip in enumerate(CHIPS):
         ours, theirs = (speed(counts, program, work, chip.name, prompt) for program in ("mlxinfer", "mlx-lm"))
         axes.barh(place, ours / theirs, height=0.75, color=COLOURS["mlxinfer"])
-        axes.annotate(f"{ours:.0f}" if ours >= 10 else f"{ours:.1f}", (ours / theirs, place), (3, 0), textcoords="offset points", va="center",
-                      fontsize=6.5)  # fmt: skip
+        number = f"{ours:.0f}" if ours >= 10 else f"{ours:.1f}"
+        axes.annotate(number, (ours / theirs, place), (3, 0), textcoords="offset points", va="center", fontsize=6.5)
     axes.axvline(1, color=COLOURS["mlx-lm"], linewidth=1.2)
     axes.set_yticks(range(len(CHIPS)), [chip.name for chip in CHIPS] if labels else [""] * len(CHIPS), fontsize=7)
     axes.set_ylim(len(CHIPS) - 0.4, -0.6)

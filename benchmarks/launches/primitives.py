@@ -20,8 +20,8 @@ VIEWS = {
     "AsStrided", "Broadcast", "BroadcastAxes", "Copy", "CustomTransforms", "Depends", "ExpandDims", "NumberOfElements", "Slice", "Split",
     "Squeeze", "StopGradient", "Transpose", "Flatten", "Reshape", "Unflatten", "View",
 }  # fmt: skip
-"""gpu/primitives.cpp and common/common.cpp: they share their input's buffer. Flatten, Reshape and Unflatten copy where strides do not allow
-that (`reshape_gpu`), and View where the size of numbers changes along an axis with gaps."""
+"""gpu/primitives.cpp and common/common.cpp: they share their input's buffer. Flatten, Reshape and Unflatten copy where strides do not
+allow that (`reshape_gpu`), and View where the size of numbers changes along an axis with gaps."""
 
 ELEMENTWISE = {
     "Abs", "Add", "ArcCos", "ArcSin", "ArcTan", "ArcTan2", "AsType", "BitwiseBinary", "BitwiseInvert", "Ceil", "Clip", "Compiled", "Cos",
@@ -32,12 +32,12 @@ ELEMENTWISE = {
 """metal/unary.cpp, binary.cpp, ternary.cpp, compiled.cpp and gpu/copy.cpp: one launch, for any strides."""
 
 SINGLE = {"Arange", "ArgReduce", "Full", "Gather", "GatherAxis", "LogSumExp", "RandomBits", "Reduce", "Scan", "Softmax"}
-"""metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large array takes
-two, which no model here has."""
+"""metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large array
+takes two, which no model here has."""
 
 TOUCHING = {"Scatter": 1, "ScatterAxis": 1, "SliceUpdate": 1, "DynamicSliceUpdate": 2}
-"""metal/indexing.cpp and gpu/primitives.cpp: they write a part of an array in place. A place that is only known on the GPU takes a launch of
-its own (`compute_dynamic_offset`)."""
+"""metal/indexing.cpp and gpu/primitives.cpp: they write a part of an array in place. A place that is only known on the GPU takes a launch
+of its own (`compute_dynamic_offset`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +175,16 @@ def pad(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Archit
 
 def dynamic_slice(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
     stage = after(inputs, 2)
-    launches = [Launch("offset for DynamicSlice", inputs[1].bytes, 8, stage - 1), Launch("DynamicSlice", outputs[0].bytes, outputs[0].bytes, stage)]  # noqa: E501
+    launches = [
+        Launch("offset for DynamicSlice", inputs[1].bytes, 8, stage - 1),
+        Launch("DynamicSlice", outputs[0].bytes, outputs[0].bytes, stage),
+    ]
     return launches, made(outputs, stage)
 
 
 def sort(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/sort.cpp; a partition is a whole sort there. A row of more than 2048 numbers is sorted in blocks, which are merged in pairs with
-    two launches a round, and copied to their place."""
+    """metal/sort.cpp; a partition is a whole sort there. A row of more than 2048 numbers is sorted in blocks, which are merged in pairs
+    with two launches a round, and copied to their place."""
     axis = node.arguments[-1] if node.arguments and isinstance(node.arguments[-1], int) else -1
     size = inputs[0].shape[axis]
     blocks = math.ceil(size / (2048 if inputs[0].dtype.size <= 4 else 1024))

@@ -100,7 +100,9 @@ class Ours:
         gpu.recording = False
         with patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None):
             text = config.get("text_config", config)
-            model = build(config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))))
+            model = build(
+                config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))))
+            )
             gpu.empty(list(arrays(model)))
             settings = EngineConfig(
                 max_context=tokens + _ROOM,

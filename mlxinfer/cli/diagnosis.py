@@ -121,7 +121,7 @@ def diagnose() -> Diagnosis:
 def _wired() -> str:
     if not is_gpu():
         return ""
-    return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out while the machine is busy"
+    return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
 
 
 def _packed_copies() -> str:

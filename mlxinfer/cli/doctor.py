@@ -26,7 +26,7 @@ _REPORT = "mlxinfer-report.md"
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", "report_file", is_flag=False, flag_value=_REPORT, type=click.Path(path_type=Path), metavar="[FILE]",
-              help=f"Write all that helps to mend something here into one file, without names, keys and prompts.  [default: {_REPORT}]")  # fmt: skip
+              help=f"Write all that helps to mend something here into a file, without names or keys.  [default: {_REPORT}]")  # fmt: skip
 def doctor(
     model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool, report_file: Path | None
 ) -> None:

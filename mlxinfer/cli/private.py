@@ -61,7 +61,7 @@ def _names() -> list[tuple[str, str]]:
     with suppress(Exception):
         import pwd
 
-        users |= {word for word in re.split(r"[\s,]+", pwd.getpwuid(os.getuid()).pw_gecos)}
+        users |= set(re.split(r"[\s,]+", pwd.getpwuid(os.getuid()).pw_gecos))
     hosts = {platform.node(), socket.gethostname(), platform.node().partition(".")[0]}
     pairs = [(name, "USER") for name in users] + [(name, "HOST") for name in hosts]
     pairs = [(name, instead) for name, instead in pairs if len(name) >= _LEAST_NAME and name not in ("root", "localhost")]

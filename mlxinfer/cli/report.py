@@ -22,7 +22,7 @@ import mlx.core as mx
 
 from ..cache.attention.select import attention_lines
 from ..cache.kv_format import KVFormat
-from ..device import default_dtype, is_gpu, memory_limit, wired_limit
+from ..device import is_gpu, memory_limit, wired_limit
 from ..errors import MLXInferError
 from ..loading.catalog import local_models
 from ..loading.load import meta_model
@@ -60,7 +60,7 @@ def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
     """A report is wanted most where something is broken, so no part may prevent the others."""
     try:
         yield from lines()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         yield f"not found out: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
@@ -190,7 +190,7 @@ def _speed(model: str | None) -> Iterator[str]:
         yield f"{_public(model)} does not load: {error}"
         return
     with llm:
-        yield f"{_public(model)}: {human_bytes(llm.weight_bytes)} of weights, {str(default_dtype()).rpartition('.')[2]} unless stored otherwise"
+        yield f"{_public(model)}: {human_bytes(llm.weight_bytes)} of weights, computed in {str(llm.dtype).rpartition('.')[2]}"
         for row in measure(llm, short, lambda _: None):
             yield f"{row.name}: {row.left_out or f'{row.rate:.1f} tokens/s ({min(row.rates):.1f} to {max(row.rates):.1f})'}"
         machine = measure_machine(llm.weight_bytes)
