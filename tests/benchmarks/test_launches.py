@@ -78,6 +78,35 @@ def test_mlx_lms_layers_and_the_bytes_of_both() -> None:
     assert steps["Ours"][1] < 1.02 * steps["MLXLM"][1]
 
 
+_ALL = """
+from benchmarks.launches.phantom import PhantomGPU
+with PhantomGPU() as gpu:
+    from benchmarks.launches.count import with_layers
+    from benchmarks.launches.ledger import total
+    from benchmarks.launches.models import published, subject
+    from benchmarks.launches.programs import Ours
+    for name in published():
+        model = with_layers(subject(name, 4), 4)
+        for kv in ("16", "4"):
+            program = Ours(gpu, model, kv)
+            turns = [*program.decode(2, 100, 2), program.prefill(200)]
+            found = total(graph for turn in turns for graph in turn.graphs)
+            print(name, kv, found.count, found.names["paged_attention_prefill"], found.names["seal_keys"])
+"""
+
+
+@pytest.mark.long
+def test_every_published_model_is_counted() -> None:
+    """No primitive is without a rule, with a plain cache and with a quantized one."""
+    done = subprocess.run([sys.executable, "-c", _ALL], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert len(found) == 2 * len({name for name, *_ in found}) > 20
+    assert all(int(count) > 100 for _, _, count, _, _ in found)
+    assert {int(sealed) > 0 for _, kv, _, _, sealed in found if kv == "4"} == {True}
+    assert {int(sealed) for _, kv, _, _, sealed in found if kv == "16"} == {0}
+
+
 def _product(rows: int, gpu: Architecture, columns: int = 4096, width: int = 14336) -> list[Launch]:
     shapes = [((rows, columns), mx.bfloat16), ((width, columns // 8), mx.uint32), ((width, columns // 64), mx.bfloat16)]
     inputs = [Laid(shape, dtype, layout.rows(shape)) for shape, dtype in [*shapes, shapes[2]]]
