@@ -1,19 +1,14 @@
-"""Launches of MLX's fused operations and of custom kernels."""
+"""Launches of MLX's fused operations, and of custom kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import mlx.core as mx
-import numpy as np
-
+from .kernels import work_of
 from .layout import Laid
 from .phantom import Node
 from .primitives import Architecture, Launch, Outcome, after, made, ready
-
-_PAGE = 64
 
 
 def norm(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
@@ -94,72 +89,16 @@ def _keys_fit(a: Laid) -> bool:
 
 
 def custom(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/custom_kernel.cpp: inputs with gaps are copied. Its bytes are those of its arrays, but for pools of pages, where its own tables
-    say what it reads."""
+    """metal/custom_kernel.cpp: inputs with gaps are copied. What the kernel reads, `kernels.py` knows."""
     launches: list[Launch] = []
     details = node.details
     whole = [ready(a, details["kernel"], launches, fine=a.in_rows or not details["ensures"]) for a in inputs]
     stage = after(whole)
-    named = dict(zip(details["names"], whole, strict=True))
-    values = dict(zip(details["names"], details["arrays"], strict=True))
-    rule = _KERNELS.get(details["kernel"])
-    read, again, operations = rule(named, values, details["template"]) if rule else (sum(a.bytes for a in whole), 0, 0)
-    tiled = details["kernel"] == "paged_attention_prefill"
-    written = sum(a.bytes for a in outputs)
-    launches.append(Launch(details["kernel"], read, written, stage, again, operations=operations, on_matrix_units=tiled))
+    work = work_of(details, dict(zip(details["names"], whole, strict=True)), outputs)
+    launches.append(
+        Launch(
+            details["kernel"], work.reads, sum(a.bytes for a in outputs), stage, work.repeated, work.matrix,
+            operations=work.operations, unpacked=work.unpacked, on_matrix_units=work.on_matrix_units,
+        )
+    )  # fmt: skip
     return launches, made(outputs, stage)
-
-
-Reads = tuple[int, int, int]
-"""Bytes read, those of them read again, and operations."""
-_KernelRule = Callable[[dict[str, Laid], dict[str, mx.array], dict[str, Any]], Reads]
-
-
-def _decode(named: dict[str, Laid], values: dict[str, mx.array], template: dict[str, Any]) -> Reads:
-    """Each work item reads its pages once, for all query heads and rows; of the open page only the rows there are."""
-    page, row = _page_bytes(named)
-    read = tokens = 0
-    for _slot, _start, count, past, _oldest, first, end, *_ in _table(values["work"], 9):
-        own = end > past // _PAGE
-        read += (end - first - own) * page + own * (past % _PAGE + count) * row
-        tokens += count * (end - first) * _PAGE
-    small = [named[name].bytes for name in named if name not in _POOLS]
-    heads = named["queries"].shape[1]
-    return read + sum(small), 0, 2 * tokens * heads * (template["KEY_DIM"] + template["VALUE_DIM"])
-
-
-def _prefill(named: dict[str, Laid], values: dict[str, mx.array], template: dict[str, Any]) -> Reads:
-    """Each tile of rows, and of heads, reads all pages that its rows see."""
-    page, _ = _page_bytes(named)
-    asked = distinct = operations = 0
-    blocks = template["GROUP_HEADS"] // template["HEADS"]
-    heads = named["queries"].shape[1]
-    for _start, count, position, past, _slot, _places, _out, window in _table(values["tiles"], 8):
-        last = position + count
-        first = max(0, position - window + 1) // _PAGE
-        asked += (last // _PAGE + 1 - first) * page * blocks
-        distinct = max(distinct, (past // _PAGE + 1) * page)
-        operations += 2 * count * (last - first * _PAGE) * heads * (template["KEY_DIM"] + template["VALUE_DIM"])
-    small = sum(named[name].bytes for name in named if name not in _POOLS)
-    return asked + small, max(asked - distinct, 0), operations
-
-
-_POOLS = ("sealed_keys", "key_scales", "sealed_values", "value_scales", "first_keys", "first_values", "open_keys", "open_values")
-"""Inputs of the attention kernels of which a launch reads a part."""
-
-
-def _page_bytes(named: dict[str, Laid]) -> tuple[int, int]:
-    """Bytes of a sealed page, and of a token in an open one, all KV heads. Arrays of 8 numbers stand for what is not there."""
-    pools = {name: a for name, a in named.items() if name in _POOLS and a.size > 8}
-    row = sum(a.bytes // (a.shape[0] * a.shape[2]) for name, a in pools.items() if name.startswith("open"))
-    sealed = sum(a.bytes // a.shape[1] for name, a in pools.items() if not name.startswith(("open", "first")))
-    return sealed or row * _PAGE, row
-
-
-def _table(array: mx.array, width: int) -> list[tuple[int, ...]]:
-    flat = np.array(array).reshape(-1)
-    count = flat.size // width
-    return [tuple(int(n) for n in each) for each in flat[: count * width].reshape(count, width)]
-
-
-_KERNELS: dict[str, _KernelRule] = {"paged_attention_decode": _decode, "paged_attention_prefill": _prefill}

@@ -256,7 +256,9 @@ class PhantomGPU:
             *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, grid: Any, threadgroup: Any, template: Any = (), **_: Any
         ) -> Any:
             arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
-            details = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ()), "ensures": ensures}
+            groups = [-(-whole // part) for whole, part in zip(grid, threadgroup, strict=True)]
+            details = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ())}
+            details |= {"groups": groups, "ensures": ensures}
             return self._mark(Marked("CustomKernel", details), arrays, output_shapes, output_dtypes)
 
         return launch

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import thread_time
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import mlx.core as mx
 
@@ -22,6 +21,7 @@ from mlxinfer.types import SamplingParams
 
 from .models import EmptyWeights, Subject
 from .phantom import Graph, PhantomGPU
+from .trust import trusted_kernels
 
 STEPS = 64
 """Steps of decoding that are run: a page of each sequence is filled once."""
@@ -98,7 +98,7 @@ class Ours:
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
         config, gpu = self._subject.config, self._gpu
         gpu.recording = False
-        with patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None):
+        with trusted_kernels():
             text = config.get("text_config", config)
             model = build(
                 config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))))
