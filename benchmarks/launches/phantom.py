@@ -78,7 +78,7 @@ class PhantomGPU:
         """Names arrays that survive a submission without being asked for, such as a cache."""
         self._marks: dict[int, Marked] = {}
         self._bases: dict[tuple[tuple[int, ...], str], mx.array] = {}
-        self._compiled: dict[tuple[Any, ...], tuple[tuple[int, ...], mx.Dtype] | None] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[int, tuple[int, ...], mx.Dtype] | None] = {}
         self._tracing = False
         self._born: dict[int, tuple[mx.array, int]] = {}
         self._submitted = self._awaited = 0
@@ -264,7 +264,7 @@ class PhantomGPU:
         return launch
 
     def _compiling(self, function: Any = None, *_: Any, **options: Any) -> Any:
-        """`mx.compile`: one node where MLX fuses the whole function into one kernel, otherwise the function as it is."""
+        """`mx.compile`: one node where MLX fuses the whole function into kernels of its own, otherwise the function as it is."""
         if function is None:
             return lambda f: self._compiling(f, **options)
         if options.get("inputs") is not None or options.get("outputs") is not None:
@@ -275,12 +275,16 @@ class PhantomGPU:
             if self._tracing or keywords or not arguments or not all(isinstance(a, mx.array) for a in arguments):
                 return function(*arguments, **keywords)
             found = self._fused(compiled, arguments)
-            return function(*arguments) if found is None else self._mark(_COMPILED, arguments, [found[0]], [found[1]])[0]
+            if found is None:
+                return function(*arguments)
+            kernels, shape, dtype = found
+            return self._mark(Marked("Compiled", {"kernels": kernels}), arguments, [shape], [dtype])[0]
 
         return call
 
-    def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[tuple[int, ...], mx.Dtype] | None:
-        """Shape and dtype of the result, if MLX makes one kernel of the function."""
+    def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[int, tuple[int, ...], mx.Dtype] | None:
+        """How many kernels MLX makes of the function, with the result's shape and dtype; None if there is more in it than it fuses. Long
+        chains of operations become several kernels."""
         key = (id(compiled), *((tuple(a.shape), str(a.dtype)) for a in arguments))
         if key not in self._compiled:
             self._tracing = True
@@ -289,15 +293,15 @@ class PhantomGPU:
             finally:
                 self._tracing = False
             names = _primitives(result) if isinstance(result, mx.array) else []
-            fuses = len(names) == 1 and names[0].startswith("Compiled")
-            self._compiled[key] = (tuple(result.shape), result.dtype) if fuses else None
+            fuses = bool(names) and all(name.startswith("Compiled") for name in names)
+            self._compiled[key] = (len(names), tuple(result.shape), result.dtype) if fuses else None
         return self._compiled[key]
 
 
 _DEFAULT_BITS = {"affine": 4, "mxfp4": 4, "nvfp4": 4, "mxfp8": 8}
 _DEFAULT_GROUPS = {"affine": 64, "mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
 _QUANTIZE = Marked("Quantize")
-_RMS_NORM, _LAYER_NORM, _COMPILED = Marked("RMSNorm"), Marked("LayerNorm"), Marked("Compiled")
+_RMS_NORM, _LAYER_NORM = Marked("RMSNorm"), Marked("LayerNorm")
 
 
 def _has_fused_attention(q: mx.array, k: mx.array, v: mx.array) -> bool:

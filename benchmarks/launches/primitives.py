@@ -127,12 +127,15 @@ def _copied(node: Node, source: Laid, outputs: Sequence[Laid]) -> Outcome:
 
 
 def elementwise(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """One launch; the results lie as the inputs do. A conversion to the dtype that an array has already is done in place."""
-    stage = after(inputs)
+    """One launch, or several of a long compiled function; the results lie as the inputs do. A conversion to the dtype that an array has
+    already is done in place."""
+    count = node.details.get("kernels", 1)
+    stage = after(inputs, count)
     if node.name == "AsType" and inputs[0].dtype == outputs[0].dtype:
         return [], [inputs[0]]
     results = [replace(layout.like(inputs, a.shape, a.dtype), stage=stage) for a in outputs]
-    return [Launch(node.name, sum(a.bytes for a in inputs), sum(a.bytes for a in outputs), stage)], results
+    read, written = sum(a.bytes for a in inputs), sum(a.bytes for a in outputs)
+    return [Launch(node.name, read, written, stage - i) for i in reversed(range(count))], results
 
 
 def single(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
