@@ -201,7 +201,7 @@ class PhantomGPU:
         number = _FIRST_TAG + len(self._marks)
         self._marks[number] = mark
         bases = [self._base(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        return mx.depends(bases, [mx.array(number, mx.int32), *inputs])
+        return cast("list[mx.array]", mx.depends(bases, [mx.array(number, mx.int32), *inputs]))
 
     def _base(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         key = shape, str(dtype)
@@ -257,7 +257,7 @@ class PhantomGPU:
         ) -> Any:
             arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
             groups = [-(-whole // part) for whole, part in zip(grid, threadgroup, strict=True)]
-            details = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ())}
+            details: dict[str, Any] = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ())}
             details |= {"groups": groups, "ensures": ensures}
             return self._mark(Marked("CustomKernel", details), arrays, output_shapes, output_dtypes)
 

@@ -29,6 +29,10 @@ _ROOM = 32 * STEPS
 """Tokens that a sequence may still generate when counting begins, so that none ends while others' prompts are read."""
 
 
+_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+"""What some published configs leave out, because transformers has it as default, and mlx-lm asks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a program did between two tokens."""
@@ -158,12 +162,15 @@ class MLXLM:
         import mlx.nn as nn
         from mlx_lm.utils import _get_classes
 
-        kind, arguments = _get_classes(subject.config)  # type: ignore[no-untyped-call]
-        model = kind(arguments.from_dict(subject.config))
+        config = _DEFAULTS | subject.config
+        kind, arguments = _get_classes(config)  # type: ignore[no-untyped-call]
+        model = kind(arguments.from_dict(config))
         model.set_dtype(mx.bfloat16)
         form = subject.form
         if form is not None:
-            nn.quantize(model, form.group_size, form.bits, class_predicate=_takes(model, form.group_size))
+            nn.quantize(  # type: ignore[attr-defined]
+                model, form.group_size, form.bits, class_predicate=_takes(model, form.group_size)
+            )
         gpu.empty([a for module in model.modules() for a in module.values() if isinstance(a, mx.array)])
         self._model, self._gpu = model, gpu
 
@@ -190,7 +197,7 @@ class MLXLM:
         from mlx_lm.generate import BatchGenerator
 
         self._gpu.recording = False
-        batch = BatchGenerator(self._model, max_tokens=STEPS + 64)
+        batch: Any = BatchGenerator(self._model, max_tokens=STEPS + 64)  # type: ignore[no-untyped-call]
         self._gpu.kept = lambda: _held([batch._generation_batch.prompt_cache, batch._prompt_batch.prompt_cache])
         batch.insert([_tokens(past - i, i) for i in range(rows)])
         while len(batch.next_generated()) < rows:

@@ -135,8 +135,8 @@ def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:
     """`[..., n]` cut before these columns."""
     if y.ndim == 2 and y.shape[0] == 1 and 2 * sum(splits) == y.shape[1] and len(splits) == 1:
         # A half of one row keeps the distance of whole rows as its stride, because of which MLX's Metal products would copy what follows.
-        return mx.split(y.reshape(2, -1), 2)
-    return mx.split(y, splits, axis=-1) if splits else [y]
+        return [*mx.split(y.reshape(2, -1), 2)]
+    return [*mx.split(y, splits, axis=-1)] if splits else [y]
 
 
 def _layout(linear: Linear) -> tuple[Any, ...]:

@@ -63,6 +63,7 @@ with PhantomGPU() as gpu:
 """
 
 
+@pytest.mark.long
 def test_mlx_lms_layers_and_the_bytes_of_both() -> None:
     """17 launches, 12 after one another: norm, three products, two rotations, two cache updates, attention, product, sum; norm, two
     products, gate, product, sum. Both programs read the same weights."""
