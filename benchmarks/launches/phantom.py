@@ -111,6 +111,7 @@ class PhantomGPU:
             (mx, "compile", self._compiling),
             (mx.array, "item", self._reading(mx.array.item)),
             (mx.array, "tolist", self._reading(mx.array.tolist)),
+            (mx, "contiguous", lambda a, *_, **__: self._mark(Marked("Contiguous"), [a], [a.shape], [a.dtype])[0]),
             (mx, "dequantize", self._dequantize),
             (mx, "quantize", self._quantize),
             (mx.fast, "rms_norm", self._rms_norm),

@@ -24,16 +24,16 @@ VIEWS = {
 allow that (`reshape_gpu`), and View where the size of numbers changes along an axis with gaps."""
 
 ELEMENTWISE = {
-    "Abs", "Add", "ArcCos", "ArcSin", "ArcTan", "ArcTan2", "AsType", "BitwiseBinary", "BitwiseInvert", "Ceil", "Clip", "Compiled", "Cos",
-    "Divide", "DivMod", "Equal", "Erf", "ErfInv", "Exp", "Expm1", "Floor", "FloorDivide", "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Log1p",
-    "LogAddExp", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Multiply", "Negative", "NotEqual", "Power", "Remainder",
-    "Round", "Select", "Sigmoid", "Sign", "Sin", "Sqrt", "Square", "Subtract", "Tan", "Tanh",
+    "Abs", "Add", "ArcCos", "ArcSin", "ArcTan", "ArcTan2", "AsType", "BitwiseBinary", "BitwiseInvert", "Ceil", "Clip", "Compiled",
+    "Cos", "Divide", "DivMod", "Equal", "Erf", "ErfInv", "Exp", "Expm1", "Floor", "FloorDivide", "Greater", "GreaterEqual", "Less",
+    "LessEqual", "Log", "Log1p", "LogAddExp", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Multiply", "Negative",
+    "NotEqual", "Power", "Remainder", "Round", "Select", "Sigmoid", "Sign", "Sin", "Sqrt", "Square", "Subtract", "Tan", "Tanh",
 }  # fmt: skip
 """metal/unary.cpp, binary.cpp, ternary.cpp, compiled.cpp and gpu/copy.cpp: one launch, for any strides."""
 
 SINGLE = {"Arange", "ArgReduce", "Convolution", "Full", "Gather", "GatherAxis", "LogSumExp", "RandomBits", "Reduce", "Scan", "Softmax"}
-"""metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large array
-takes two, which no model here has; a convolution, in metal/conv.cpp, one where each channel has a kernel of its own, as models here have."""
+"""metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large
+array takes two, which no model here has; a convolution, in metal/conv.cpp, one where each channel has a kernel of its own, as models here have."""
 
 TOUCHING = {"Scatter": 1, "ScatterAxis": 1, "SliceUpdate": 1, "DynamicSliceUpdate": 2}
 """metal/indexing.cpp and gpu/primitives.cpp: they write a part of an array in place. A place that is only known on the GPU takes a launch
