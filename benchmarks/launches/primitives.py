@@ -33,7 +33,7 @@ ELEMENTWISE = {
 
 SINGLE = {"Arange", "ArgReduce", "Convolution", "Full", "Gather", "GatherAxis", "LogSumExp", "RandomBits", "Reduce", "Scan", "Softmax"}
 """metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large
-array takes two, which no model here has; a convolution, in metal/conv.cpp, one where each channel has a kernel of its own, as models here have."""
+array takes two, which no model here has; a convolution, in metal/conv.cpp, one where each channel has a kernel of its own, as here."""
 
 TOUCHING = {"Scatter": 1, "ScatterAxis": 1, "SliceUpdate": 1, "DynamicSliceUpdate": 2}
 """metal/indexing.cpp and gpu/primitives.cpp: they write a part of an array in place. A place that is only known on the GPU takes a launch
