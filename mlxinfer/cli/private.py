@@ -56,9 +56,9 @@ def _homes() -> list[str]:
 def _names() -> list[tuple[str, str]]:
     """Names of the user and of the machine, with what stands for them."""
     users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
-    with suppress(Exception):  # a user without an entry in the system's list
+    with suppress(ImportError, KeyError, OSError):  # a user without an entry in the system's list
         users.add(getpass.getuser())
-    with suppress(Exception):
+    with suppress(ImportError, KeyError):
         import pwd
 
         users |= set(re.split(r"[\s,]+", pwd.getpwuid(os.getuid()).pw_gecos))

@@ -33,6 +33,11 @@ from .private import settings_of, without_private
 
 _FORMATS = ("16", "8", "4")
 _DEMO = "smollm2"
+_FAILURES = (
+    *(MLXInferError, ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError),
+    subprocess.SubprocessError,
+)
+"""What a part may end with: everything but being interrupted, and running out of memory."""
 _SYSTEM_SECONDS = 20.0
 """The longest that a question to the system may take."""
 
@@ -60,7 +65,7 @@ def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
     """A report is wanted most where something is broken, so no part may prevent the others."""
     try:
         yield from lines()
-    except Exception as error:  # noqa: BLE001
+    except _FAILURES as error:
         yield f"not found out: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
