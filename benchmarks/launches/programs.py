@@ -13,9 +13,11 @@ import mlx.core as mx
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
+from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.models import build
+from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.models import Model, build
 from mlxinfer.nn.packing import arrays
 from mlxinfer.types import SamplingParams
 
@@ -86,17 +88,34 @@ def _tokens(count: int, seed: int) -> list[int]:
     return [chooser.randrange(3, 1000) for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A model for the planner."""
+
+    model: Model
+    """With arrays of the sizes that its weights have."""
+    load_bytes: int = 0
+    """Needed besides the weights while they are read."""
+    dtype: mx.Dtype = mx.bfloat16
+    """That of activations."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(a.nbytes for a in arrays(self.model))
+
+
+_MAC = DeviceMemory(64 * 10**9, 48 * 10**9)
+
+
 class Ours:
     """This project's engine, its attention by the Metal kernels."""
 
     def __init__(self, gpu: PhantomGPU, subject: Subject, kv: str = "16", chunk: int | None = None) -> None:
-        """`kv` is the format of full pages; `chunk` the most rows of a step, None: the planner's on a GPU."""
-        from mlxinfer.loading import memory_plan
-
+        """`kv` is the format of full pages; `chunk` the most rows of a step, None: what the planner chooses on a Mac of 64 GB."""
         self._gpu = gpu
         self._subject = subject
         self._kv = KVFormat.parse(kv)
-        self._chunk = chunk or memory_plan._GPU_CHUNK
+        self._chunk = chunk
 
     @contextmanager
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
@@ -111,7 +130,7 @@ class Ours:
             settings = EngineConfig(
                 max_context=tokens + _ROOM,
                 kv_cache_tokens=rows * (tokens + _ROOM + 128),
-                max_num_batched_tokens=self._chunk,
+                max_num_batched_tokens=self._chunk or plan_memory(_Unread(model), kv=self._kv, memory=_MAC).rows,
                 max_num_seqs=rows,
                 max_draft=0,
                 prefix_cache=False,

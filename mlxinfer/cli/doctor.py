@@ -46,8 +46,13 @@ def doctor(
 
 
 def _write_report(model: str | None, file: Path) -> None:
-    from .report import report
+    from ..loading.resolve import ALIASES
+    from .report import is_report, report
 
+    if str(file) in ALIASES or file.is_dir():
+        raise click.UsageError(f"--report takes a file; name the model first: mlxinfer doctor {file} --report")
+    if file.exists() and not is_report(file):
+        raise click.UsageError(f"{file} exists and is no report: choose another name")
     text = report(model)
     try:
         file.write_text(text, encoding="utf-8")

@@ -42,6 +42,18 @@ _SYSTEM_SECONDS = 20.0
 """The longest that a question to the system may take."""
 
 
+_TITLE = "# mlxinfer doctor\n"
+
+
+def is_report(file: Path) -> bool:
+    """Whether this file was written by an earlier call, and may be replaced."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_TITLE)) == _TITLE.encode()
+    except OSError:
+        return False
+
+
 def report(model: str | None) -> str:
     """Markdown. `model` is the one to load and to measure; None takes SmolLM2 if it is installed. A part that fails says why."""
     chosen = model or (_DEMO if any(found.name == _DEMO for found in local_models()) else None)
@@ -55,7 +67,7 @@ def report(model: str | None) -> str:
         ("plan", lambda: _plan(chosen)),
         ("speed", lambda: _speed(chosen)),
     ]
-    text = "# mlxinfer doctor\n"
+    text = _TITLE
     for title, lines in parts:
         text += f"\n## {title}\n\n" + "".join(f"- {line}\n" for line in _safely(lines))
     return without_private(text)

@@ -106,3 +106,15 @@ def test_a_file_that_cannot_be_written_is_one_line(call, tmp_path, monkeypatch):
     result = call("doctor", "--report", str(tmp_path / "none" / "report.md"))
     assert result.code == 1
     assert "cannot write" in result.err
+
+
+def test_no_file_but_a_report_is_replaced(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "report", lambda model: "# mlxinfer doctor\nnew")
+    model, old = tmp_path / "model.gguf", tmp_path / "report.md"
+    model.write_bytes(b"GGUF")
+    old.write_text("# mlxinfer doctor\nold")
+    assert call("doctor", "--report", str(model)).code == 2
+    assert model.read_bytes() == b"GGUF"
+    assert "name the model first: mlxinfer doctor smollm2 --report" in " ".join(call("doctor", "--report", "smollm2").err.split())
+    assert call("doctor", "--report", str(old)).code == 0
+    assert old.read_text().endswith("new")
