@@ -18,7 +18,6 @@ from .report import document
 
 STUDY = "launches"
 DEFAULT_MODELS = ("llama-3.1", "smollm2")
-CEILING = Path(__file__).with_name("ceiling.json")
 
 
 @click.command()
@@ -43,10 +42,10 @@ def launches(models: tuple[str, ...], bits: str, past: int, prompt: int, kv: str
     show(stem, about)
 
 
-def counted(arguments: list[str], given: str = "") -> dict[str, Any]:
+def counted(arguments: list[str]) -> dict[str, Any]:
     """What `count.py` prints, run in a process of its own. Raises `click.ClickException` with its last line where it fails."""
     command = [sys.executable, "-m", "benchmarks.launches.count", *arguments]
-    done = subprocess.run(command, input=given, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise click.ClickException((done.stderr.strip().splitlines() or ["no reason given"])[-1])
     found: dict[str, Any] = json.loads(done.stdout)
@@ -64,9 +63,3 @@ def show(stem: Path, about: dict[str, Any]) -> None:
         click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
         return
     draw(about, place(stem, "svg"))
-
-
-def ceilings() -> dict[str, Any]:
-    """What `ceiling.json` limits, and what there is now."""
-    limits = json.loads(CEILING.read_text(encoding="utf-8"))
-    return {"limits": limits, "now": counted(["--ceilings"], json.dumps(limits))}

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .models import Subject
     from .programs import Program, Turn
 
+CEILING = Path(__file__).with_name("ceiling.json")
 ROWS = (1, 4, 8)
 PERIOD = 12
 """Layers of different kinds repeat after so many at most: 1, 2, 3, 4 or 6."""
@@ -169,6 +171,14 @@ def ceilings(gpu: PhantomGPU, limits: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def lowered(limits: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The limits, lowered to what there is now where that is less."""
+    return {
+        key: lowered(limit, now[key]) if isinstance(limit, dict) else min(limit, int(now[key]) if now[key] == int(now[key]) else now[key])
+        for key, limit in limits.items()
+    }
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches.count")
     parser.add_argument("model", nargs="?")
@@ -177,11 +187,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--kv", default="16")
     parser.add_argument("--chunk", type=int)
-    parser.add_argument("--ceilings", action="store_true", help="what ceiling.json limits, and nothing else; limits come on standard input")
+    parser.add_argument("--ceilings", action="store_true", help="what ceiling.json limits, and nothing else")
+    parser.add_argument("--lower", action="store_true", help="the same, and lower the limits to that")
     options = parser.parse_args(arguments)
     with PhantomGPU() as gpu:
-        if options.ceilings:
-            print(json.dumps(ceilings(gpu, json.load(sys.stdin))))
+        if options.ceilings or options.lower:
+            limits = json.loads(CEILING.read_text(encoding="utf-8"))
+            now = ceilings(gpu, limits)
+            if options.lower:
+                CEILING.write_text(json.dumps(lowered(limits, now), indent=1) + "\n", encoding="utf-8")
+            print(json.dumps({"limits": limits, "now": now}))
             return
         from .models import subject
 
