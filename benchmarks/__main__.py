@@ -13,6 +13,8 @@ from .batch.command import STUDY
 from .batch.command import show as show_batch
 from .compare import Comparison, Settings
 from .files import measure, place
+from .launches.command import STUDY as LAUNCHES
+from .launches.command import show as show_launches
 from .options import DEFAULT_MODELS, RESULTS, cpus_option, engines_option, limits_option, models_option
 from .process import WorkerError
 from .report import caption, document
@@ -78,6 +80,9 @@ def show(stem: Path) -> None:
         return
     if about.get("study") == SERVING:
         show_serving(stem, about)
+        return
+    if about.get("study") == LAUNCHES:
+        show_launches(stem, about)
         return
     if about.get("study") == TYPES:
         show_types(stem, about)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from .batch.command import batch
+from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
 from .structure import structure
@@ -163,6 +164,6 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
 
 
 COMMANDS = (
-    *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality),
+    *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
     *(batch, serving, memory_cap, structure, types),
 )

@@ -18,12 +18,12 @@ from .._version import __version__
 from ..cache.attention.select import attention_lines, gpu_status
 from ..cache.kv_format import KVFormat, layer_lines
 from ..cache.paged import PagedCache
-from ..device import default_dtype, device_memory, is_gpu, rounds_float32
+from ..device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
 from ..errors import DraftError, MemoryPlanError
 from ..loading.catalog import local_models
 from ..loading.load import PreparedModel, meta_model
 from ..loading.memory_plan import MemoryPlan, plan_memory
-from ..loading.repack_cache import directory, kept_bytes, limit_bytes
+from ..loading.repack_cache import cache_usage, directory, limit_bytes
 from ..loading.resolve import ALIASES, cache_dir
 from ..nn.row_products import product_status
 from .console import human_bytes
@@ -66,6 +66,8 @@ class Diagnosis:
     """How products of few rows are computed on the GPU, for each format that was tried; empty on a CPU."""
     packed_copies: str = ""
     """Where packed matrices are kept, and their size; empty where none are."""
+    wired: str = ""
+    """How much memory is wired, so that the system never moves it out; empty on a CPU."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
@@ -76,6 +78,7 @@ class Diagnosis:
             [
                 f"{human_bytes(self.memory_bytes)} in all ({self.memory_source}), {human_bytes(self.usable_bytes)} for weights and cache",
                 f"parameters that fit next to a cache: {sizes}",
+                *([self.wired] if self.wired else []),
                 *([self.packed_copies] if self.packed_copies else []),
             ],
         )
@@ -111,15 +114,24 @@ def diagnose() -> Diagnosis:
         models=found,
         missing=_missing({name for name, path in found.items() if path}),
         packed_copies=_packed_copies(),
+        wired=_wired(),
     )
+
+
+def _wired() -> str:
+    if not is_gpu():
+        return ""
+    return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
 
 
 def _packed_copies() -> str:
     if kernels_cpu.packed_version() is None:
         return ""
-    limit, here = limit_bytes(), human_bytes(kept_bytes())
+    limit, usage = limit_bytes(), cache_usage()
+    here = human_bytes(usage.copy_bytes)
     may = f"of at most {human_bytes(limit)}" if limit else "and no more are written"
-    return f"packed copies of GGUF files, which start faster: {here} {may} in {directory()} (MLXINFER_PACKED_GB)"
+    begun = f", and {human_bytes(usage.unfinished_bytes)} of unfinished ones" if usage.unfinished else ""
+    return f"packed copies of GGUF files, which start faster: {here} {may} in {directory()}{begun} (MLXINFER_PACKED_GB)"
 
 
 def _device() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from .diagnosis import Diagnosis, ModelDiagnosis
 
 
+_REPORT = "mlxinfer-report.md"
+
+
 @click.command(short_help="Describe this machine, or how a model runs on it.")
 @click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--kv", default="16", show_default=True, help="With MODEL: the format of its cache to describe.")
@@ -21,10 +25,17 @@ if TYPE_CHECKING:
 @click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most this much.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool) -> None:
+@click.option("--report", "report_file", is_flag=False, flag_value=_REPORT, type=click.Path(path_type=Path), metavar="[FILE]",
+              help=f"Write all that helps to mend something here into a file, without names or keys.  [default: {_REPORT}]")  # fmt: skip
+def doctor(
+    model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool, report_file: Path | None
+) -> None:
     """Show the device, its memory, versions, models, and what is missing. With MODEL: what each layer keeps in the cache, and how the
     memory is used.
     """
+    if report_file is not None:
+        _write_report(model, report_file)
+        return
     found = _diagnose(model, kv, kv_first16, memory_gb, draft)
     if as_json:
         click.echo(json.dumps(asdict(found)))
@@ -32,6 +43,22 @@ def doctor(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None
     for title, lines in found.sections():
         click.secho(title, bold=True)
         click.echo("\n".join(f"  {line}" for line in lines))
+
+
+def _write_report(model: str | None, file: Path) -> None:
+    from ..loading.resolve import ALIASES
+    from .report import is_report, report
+
+    if str(file) in ALIASES or file.is_dir():
+        raise click.UsageError(f"--report takes a file; name the model first: mlxinfer doctor {file} --report")
+    if file.exists() and not is_report(file):
+        raise click.UsageError(f"{file} exists and is no report: choose another name")
+    text = report(model)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror}") from None
+    click.echo(f"{file}: please read it before you send it to anybody")
 
 
 def _diagnose(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None) -> Diagnosis | ModelDiagnosis:

@@ -110,7 +110,7 @@ class JoinedLinear:
     def __call__(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         outputs: list[mx.array] = []
         for y, splits in zip(self.runs(x, *chosen, norm=norm), self.splits, strict=True):
-            outputs += mx.split(y, splits, axis=-1) if splits else [y]
+            outputs += _parts(y, splits)
         return outputs
 
     def runs(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
@@ -129,6 +129,14 @@ class JoinedLinear:
             return linear.gated(gate.activation, x, *chosen, norm=norm)
         first, second = self(x, *chosen, norm=norm)
         return gate(first, second)
+
+
+def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:
+    """`[..., n]` cut before these columns."""
+    if y.ndim == 2 and y.shape[0] == 1 and 2 * sum(splits) == y.shape[1] and len(splits) == 1:
+        # A half of one row keeps the distance of whole rows as its stride, because of which MLX's Metal products would copy what follows.
+        return [*mx.split(y.reshape(2, -1), 2)]
+    return [*mx.split(y, splits, axis=-1)] if splits else [y]
 
 
 def _layout(linear: Linear) -> tuple[Any, ...]:

@@ -101,3 +101,12 @@ def test_loading_asks_for_a_bias_only_where_there_is_one() -> None:
     Linear.load(weights, "a", 4, 8)
     Linear.load(weights, "b", 4, 8, bias=True)
     assert list(weights.asked) == ["a.weight", "b.weight", "b.bias"]
+
+
+def test_halves_of_one_row_lie_as_rows_of_their_own() -> None:
+    """MLX's Metal products copy a row whose stride is not its length."""
+    stored = Linear(matrix(8, None))
+    x = random(1, 128)
+    first, second = JoinedLinear.fused(stored, [4, 4])(x)
+    np.testing.assert_array_equal(mx.concatenate([first, second], axis=-1), stored(x))
+    assert [memoryview(half).strides for half in (first, second)] == [(16, 4)] * 2

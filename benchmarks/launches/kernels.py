@@ -1,0 +1,127 @@
+"""What the kernels of `kernels_metal` read and compute, from their arrays and tables of work.
+
+A kernel that is not listed reads each of its arrays once. Those of attention read the pages that their tables name, and of the pools
+nothing else; products with few rows read their matrix once per 16 rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .layout import Laid
+
+_PAGE = 64
+_ROWS_OF_PRODUCT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one launch does; bytes and counts as in `primitives.Launch`."""
+
+    reads: int
+    """Bytes it asks for."""
+    repeated: int = 0
+    """Bytes of these that it has asked for before."""
+    matrix: int = 0
+    """Bytes of `reads` that are weights."""
+    operations: int = 0
+    """Multiplications and additions."""
+    unpacked: int = 0
+    """Numbers taken out of a quantized matrix."""
+    on_matrix_units: bool = False
+    """Whether its products are tiles of matrices."""
+
+
+Named = Mapping[str, Laid]
+
+
+def work_of(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    """`named` are the launch's inputs, `details` those of its `phantom.Marked`."""
+    rule = _RULES.get(details["kernel"])
+    return rule(details, named, outputs) if rule else Work(sum(a.bytes for a in named.values()))
+
+
+def _decode(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    """Each work item reads its pages once, for all query heads and rows; of the open page only the rows there are."""
+    page, row = _page_bytes(named)
+    read = tokens = 0
+    for _slot, _start, count, past, _oldest, first, end, *_ in _table(details, "work", details["groups"][2]):
+        own = end > past // _PAGE
+        read += (end - first - own) * page + own * (past % _PAGE + count) * row
+        tokens += count * (end - first) * _PAGE
+    return Work(read + _besides(named), operations=2 * tokens * _width(details, named))
+
+
+def _prefill(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    """Each tile of rows, and of heads, reads all pages that its rows see."""
+    page, _ = _page_bytes(named)
+    asked = distinct = products = 0
+    parts = details["template"]["GROUP_HEADS"] // details["template"]["HEADS"]
+    for _start, count, position, past, _slot, _places, _out, window in _table(details, "tiles", details["groups"][0]):
+        last = position + count
+        first = max(0, position - window + 1) // _PAGE
+        asked += (last // _PAGE + 1 - first) * page * parts
+        distinct = max(distinct, (past // _PAGE + 1) * page)
+        products += 2 * count * (last - first * _PAGE)
+    operations = products * _width(details, named)
+    return Work(asked + _besides(named), max(asked - distinct, 0), operations=operations, on_matrix_units=True)
+
+
+def _unseal(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    """As many pages as it writes."""
+    page, _ = _page_bytes(named)
+    return Work(page * outputs[0].shape[1] // _PAGE)
+
+
+def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    x, out = named["x"], outputs[0]
+    matrix = sum(a.bytes for name, a in named.items() if name in ("weight", "scales", "biases"))
+    passes, numbers = math.ceil(x.size // x.shape[-1] / _ROWS_OF_PRODUCT), x.shape[-1] * out.shape[-1]
+    return Work(
+        x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * out.size * x.shape[-1], unpacked=passes * numbers
+    )
+
+
+_RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = {
+    "paged_attention_decode": _decode,
+    "paged_attention_prefill": _prefill,
+    "unseal_pages": _unseal,
+    "affine_matmul": _product,
+    "mxfp4_matmul": _product,
+    "block_matmul": _product,
+}
+
+_POOLS = ("sealed_keys", "key_scales", "sealed_values", "value_scales", "first_keys", "first_values", "open_keys", "open_values")
+"""Inputs of the attention kernels of which a launch reads a part."""
+
+
+def _besides(named: Named) -> int:
+    return sum(a.bytes for name, a in named.items() if name not in _POOLS)
+
+
+def _width(details: Mapping[str, Any], named: Named) -> int:
+    """Channels of queries and answers, all heads."""
+    template = details["template"]
+    return int(named["queries"].shape[1] * (template["KEY_DIM"] + template["VALUE_DIM"]))
+
+
+def _page_bytes(named: Named) -> tuple[int, int]:
+    """Bytes of a sealed page, and of a token in an open one, all KV heads. Arrays of 8 numbers stand for what is not there."""
+    pools = {name: a for name, a in named.items() if name in _POOLS and a.size > 8}
+    row = sum(a.bytes // (a.shape[0] * a.shape[2]) for name, a in pools.items() if name.startswith("open"))
+    sealed = sum(a.bytes // a.shape[1] for name, a in pools.items() if not name.startswith(("open", "first")))
+    return sealed or row * _PAGE, row
+
+
+def _table(details: Mapping[str, Any], name: str, count: int) -> list[tuple[int, ...]]:
+    """The rows of a table of work, which is padded."""
+    array: mx.array = details["arrays"][details["names"].index(name)]
+    flat = np.array(array).reshape(-1)
+    width = flat.size // count
+    return [tuple(int(n) for n in row) for row in flat[: count * width].reshape(count, width)]

@@ -1,0 +1,89 @@
+"""Models without weights: of every tensor only its shape and dtype, all numbers sharing one zero."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+
+from mlxinfer.errors import MLXInferError
+from mlxinfer.loading.formats import packed_shapes
+from mlxinfer.loading.load import open_checkpoint
+from mlxinfer.loading.resolve import resolve
+from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
+
+from ..system import ROOT
+
+_PUBLISHED = ROOT / "tests" / "models" / "published_configs.py"
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Configs as they are published with well-known models, by name; empty outside a clone of the repository."""
+    spec = importlib.util.spec_from_file_location("published_configs", _PUBLISHED)
+    if spec is None or spec.loader is None or not _PUBLISHED.exists():
+        return {}
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cast("dict[str, dict[str, Any]]", module.PUBLISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to count: its config, and how its matrices are stored."""
+
+    name: str
+    """As it was asked for."""
+    config: dict[str, Any]
+    """Its config.json."""
+    form: Format | None
+    """How matrices are quantized; None: in 16 bits."""
+
+
+def subject(model: str, bits: int) -> Subject:
+    """A published config by its name, otherwise the config of a checkpoint: a path, an alias or a hub id. Matrices are taken to be MLX's
+    affine ones of this many bits in groups of 64; 16 leaves them plain. Raises `MLXInferError`."""
+    form = None if bits == 16 else Format(bits, 64)
+    configs = published()
+    if model in configs:
+        return Subject(model, configs[model], form)
+    path = Path(model)
+    if path.suffix == ".json" and path.exists():
+        return Subject(path.stem, json.loads(path.read_text(encoding="utf-8")), form)
+    try:
+        checkpoint = open_checkpoint(resolve(model).path)
+    except MLXInferError as error:
+        raise MLXInferError(f"{error} (published configs: {', '.join(configs)})") from None
+    with_it = checkpoint.config
+    checkpoint.close()
+    return Subject(model, with_it, form)
+
+
+def zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Zeros that take the memory of one."""
+    return mx.broadcast_to(mx.zeros((), dtype), tuple(shape))
+
+
+class EmptyWeights:
+    """A `Weights` that has whatever it is asked for."""
+
+    def __init__(self, form: Format | None, *, tied: bool) -> None:
+        self._form = form
+        self._tied = tied
+
+    def has(self, name: str) -> bool:
+        return name == "lm_head.weight" and not self._tied
+
+    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
+        form = self._form
+        if form is None or not quantizable or shape[-1] % form.group_size:
+            return Dense(zeros(shape, mx.bfloat16))
+        packed, groups = packed_shapes(shape, form)
+        return Quantized(zeros(packed, mx.uint32), zeros(groups, mx.bfloat16), zeros(groups, mx.bfloat16), form)
+
+    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
+        return zeros(shape, dtype or mx.bfloat16)

@@ -1,0 +1,45 @@
+"""The computed speeds as a picture: this project against mlx-lm, a bar for each chip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..picture import COLOURS, WIDTH_INCHES
+from .chips import CHIPS
+from .report import WORKS, speed
+
+_TITLES = {"decode 1": "one answer", "decode 8": "eight answers together", "prefill": "reading a prompt"}
+
+
+def draw(about: dict[str, Any], path: Path) -> None:
+    """A row of panels for each model, one for each kind of work. Bars are ratios; the numbers next to them tokens per second of ours."""
+    models = about["models"]
+    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + 3.1 * len(models)), layout="constrained", facecolor="white")
+    panels = figure.subplots(len(models), len(WORKS), squeeze=False)
+    for (name, found), row in zip(models.items(), panels, strict=True):
+        for index, (work, axes) in enumerate(zip(WORKS, row, strict=True)):
+            _panel(axes, found["counts"], work, about["prompt"], labels=index == 0)
+            axes.set_title(f"{name}: {_TITLES[work]}" if index == 0 else _TITLES[work], fontsize=9, loc="left", fontweight="bold")
+    figure.supxlabel(
+        "computed, not measured: mlxinfer's speed divided by mlx-lm's; numbers are mlxinfer's tokens per second",
+        fontsize=7.5, color="0.35", x=0.01, ha="left",
+    )  # fmt: skip
+    figure.savefig(path, dpi=200)
+
+
+def _panel(axes: Axes, counts: list[dict[str, Any]], work: str, prompt: int, *, labels: bool) -> None:
+    for place, chip in enumerate(CHIPS):
+        ours, theirs = (speed(counts, program, work, chip.name, prompt) for program in ("mlxinfer", "mlx-lm"))
+        axes.barh(place, ours / theirs, height=0.75, color=COLOURS["mlxinfer"])
+        number = f"{ours:.0f}" if ours >= 10 else f"{ours:.1f}"
+        axes.annotate(number, (ours / theirs, place), (3, 0), textcoords="offset points", va="center", fontsize=6.5)
+    axes.axvline(1, color=COLOURS["mlx-lm"], linewidth=1.2)
+    axes.set_yticks(range(len(CHIPS)), [chip.name for chip in CHIPS] if labels else [""] * len(CHIPS), fontsize=7)
+    axes.set_ylim(len(CHIPS) - 0.4, -0.6)
+    axes.margins(x=0.15)
+    axes.tick_params(left=False, labelsize=7)
+    axes.spines[["top", "right", "left"]].set_visible(False)
