@@ -130,7 +130,7 @@ def _settings() -> Iterator[str]:
 
 def _server() -> Iterator[str]:
     from ..server.settings import default_socket
-    from ..server.sockets import LABEL
+    from ..server.launchd import LABEL
 
     path = default_socket().expanduser().absolute()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
