@@ -129,8 +129,8 @@ def _settings() -> Iterator[str]:
 
 
 def _server() -> Iterator[str]:
-    from ..server.settings import default_socket
     from ..server.launchd import LABEL
+    from ..server.settings import default_socket
 
     path = default_socket().expanduser().absolute()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
