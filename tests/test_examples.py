@@ -17,6 +17,7 @@ PROMISES = {
     "many_requests": "To be or not to be,",
     "long_context": "prompt tokens were cached",
     "convert": "converted:",
+    "structured": "the capital is Paris, in Europe",
 }
 pytestmark = pytest.mark.model
 

@@ -40,7 +40,7 @@ def test_the_loss_is_measured_when_asked(call, wide, tmp_path):
 
 def test_without_bits_nothing_is_lost(call, chat_model, tmp_path):
     result = call("convert", chat_model, str(tmp_path / "same"))
-    assert "32.00 bits per weight" in result.out
+    assert "16.00 bits per weight" in result.out
     assert "relative error" not in result.out
     greedy = ("hello", "--temperature", "0", "--max-tokens", "9")
     assert call("run", str(tmp_path / "same"), *greedy).out == call("run", chat_model, *greedy).out

@@ -23,7 +23,7 @@ def test_list(call, converted):
 
 def test_show_reads_the_headers(call, converted):
     found = json.loads(call("models", "show", "mine", "--json").out)
-    assert (found["architecture"], found["max_context"], found["bits_per_weight"]) == ("llama", 256, 32.0)
+    assert (found["architecture"], found["max_context"], found["bits_per_weight"]) == ("llama", 256, 16.0)
     assert f"{found['parameters']:,}" in call("models", "show", str(converted)).out
 
 

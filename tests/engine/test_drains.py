@@ -142,7 +142,7 @@ def test_long_steps_join_less_of_the_past(monkeypatch):
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(prefill_budget, "_QUIET_ROWS", 128)
     past, joined = LayerStore.past, []
-    monkeypatch.setattr(LayerStore, "past", lambda self, pages, since: (joined.append(len(pages)), past(self, pages, since))[1])
+    monkeypatch.setattr(LayerStore, "past", lambda self, pages, *more: (joined.append(len(pages)), past(self, pages, *more))[1])
 
     def pages_joined(rows: int) -> int:
         joined.clear()

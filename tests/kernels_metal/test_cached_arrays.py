@@ -10,12 +10,20 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlxinfer.cache import recent
+from mlxinfer.kernels_metal.add_norm import launcher as add_norm
+from mlxinfer.kernels_metal.append_rows import launcher as append_rows
 from mlxinfer.kernels_metal.paged_attention import arrays
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/paged_attention/arrays.py:settings": lambda: arrays.settings(0.125, 30.0, True, True),
     "kernels_metal/paged_attention/arrays.py:nothing": lambda: arrays.nothing(mx.bfloat16),
+    "kernels_metal/add_norm/launcher.py:_settings": lambda: add_norm._settings(1e-5, 1e-6, 0.5),
+    "kernels_metal/append_rows/launcher.py:_numbers": lambda: append_rows._numbers(1, 2, 3),
+    "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6),
+    "mlxinfer/cache/recent.py:_heads": lambda: recent._heads(3),
+    "mlxinfer/cache/recent.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
 
 
@@ -34,8 +42,10 @@ def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() ->
 
 @pytest.mark.parametrize("name", KEPT)
 def test_made_in_one_thread_and_used_in_another(name: str) -> None:
-    arrays.settings.cache_clear()
-    arrays.nothing.cache_clear()
+    for keeper in (arrays.settings, arrays.nothing, add_norm._settings, append_rows._numbers, append_rows._settings):
+        keeper.cache_clear()
+    recent._heads.cache_clear()
+    recent._places.cache_clear()
     in_a_new_thread(lambda: KEPT[name]() is None)
     in_a_new_thread(lambda: mx.eval(KEPT[name]() + 1))
 

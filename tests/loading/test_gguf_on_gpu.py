@@ -110,7 +110,7 @@ def test_what_the_machine_multiplies_well_stays_in_blocks(
     pretend_gpu(monkeypatch, blocks)
     with prepare(kquants) as prepared:
         planned = prepared.weight_bytes
-        loaded = prepared.read()
+        loaded = prepared.read(prepared.load_tokenizer())
     assert {m.format.mode for m in matrices(loaded) if isinstance(m, Blocks)} == set(blocks) - {"Q5_K"}
     assert planned == loaded.weight_bytes
     assert not any("Q6_K" in note for note in loaded.notes)

@@ -34,7 +34,7 @@ def refused(client: OpenAI, kind: type[openai.APIStatusError] = openai.BadReques
         ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [TOOL]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"store": True}, "store"),
         ({"metadata": {"a": "b"}}, "metadata"),

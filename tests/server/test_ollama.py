@@ -171,7 +171,7 @@ def test_what_is_served(llama: Client, tiny_path: Path) -> None:
     assert len(listed.digest) == 64
     details = listed.details
     assert details == running.details == shown.details
-    assert (details.format, details.family, details.families, details.quantization_level) == ("safetensors", "llama", ["llama"], "F32")
+    assert (details.format, details.family, details.families, details.quantization_level) == ("safetensors", "llama", ["llama"], "BF16")
     assert listed.size < (tiny_path / "model.safetensors").stat().st_size < running.size
     assert (running.size_vram, running.context_length) == (0, 4096)
     parameters = listed.size // 4
@@ -219,8 +219,6 @@ def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str
     ("path", "fields", "param"),
     [
         ("/api/chat", {"tools": [{"type": "function"}]}, "tools"),
-        ("/api/chat", {"format": "json"}, "format"),
-        ("/api/generate", {"format": {"type": "object"}}, "format"),
         ("/api/chat", {"think": True}, "think"),
         ("/api/chat", {"think": "high"}, "think"),
         ("/api/chat", {"truncate": True}, "truncate"),

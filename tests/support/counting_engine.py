@@ -89,7 +89,9 @@ class CountingEngine:
         s = work.sequence
         self.pasts[id(work)] = s.num_computed_tokens
         self.chunks.append((s, s.num_computed_tokens, work.count))
-        s.advance(work.count - work.drafts, _ON_DEVICE if work.samples else None)
+        s.advance(work.count - work.drafts)
+        if work.samples and not work.drafts:
+            s.follow(_ON_DEVICE)
 
     def collect(self) -> None:
         schedule, self.pending = self.pending, None
