@@ -174,7 +174,7 @@ def test_what_is_served(llama: Client, tiny_path: Path) -> None:
     assert (details.format, details.family, details.families, details.quantization_level) == ("safetensors", "llama", ["llama"], "BF16")
     assert listed.size < (tiny_path / "model.safetensors").stat().st_size < running.size
     assert (running.size_vram, running.context_length) == (0, 4096)
-    parameters = listed.size // 4
+    parameters = listed.size // 2
     assert details.parameter_size == f"{parameters / 1e3:.2f}K"
     config = json.loads((tiny_path / "config.json").read_text())
     info = shown.modelinfo
