@@ -32,6 +32,18 @@ extension LiveTests.Answers {
         #expect(try await server.client.respond(to: "What is the capital of France?", options: LiveTests.exact).text == answer.text)
     }
 
+    @Test func anAnswerOfAType() async throws {
+        struct City: Decodable { var capital: String }
+        let schema: JSONValue = [
+            "type": "object", "properties": ["capital": ["type": "string", "maxLength": 20]], "required": ["capital"],
+            "additionalProperties": false,
+        ]
+        var request = ChatRequest([.user("What is the capital of France? Answer as JSON.")])
+        request.options = LiveTests.exact
+        let city = try await server.client.respond(to: request, as: City.self, schema: schema)
+        #expect(city.capital == "Paris")
+    }
+
     @Test func aConversationGoesOn() async throws {
         let first = try await server.client.respond(to: "Name a colour.", options: LiveTests.exact)
         let messages = [.user("Name a colour."), first.message, .user("Another one.")]
