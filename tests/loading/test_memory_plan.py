@@ -106,7 +106,8 @@ def test_a_cap_and_a_draft_model_leave_less(tmp_path):
     assert capped.pool_tokens < whole.pool_tokens
     assert (drafted.weights, drafted.draft_weights) == (loaded.weight_bytes, 20 * MB)
     assert drafted.token == 2 * whole.token
-    assert drafted.pool_tokens < whole.pool_tokens / 2
+    # A shorter context takes less of a step where the past is copied, and that goes to the pool.
+    assert 2 * drafted.pool_tokens < whole.pool_tokens + max(whole.step - drafted.step, 0) / whole.token
     with pytest.raises(MemoryPlanError, match=r"0\.01 GB may be used \(memory_gb\)"):
         plan_memory(loaded, memory=device(200 * MB), memory_gb=0.01)
 
