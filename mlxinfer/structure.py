@@ -17,10 +17,10 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 class Schema:
     """JSON that matches a JSON Schema. Raises `SamplingError` for what is no schema; what cannot be held is found out with the request."""
 
-    schema: Any
+    schema: Any = field(compare=False)
     """A dict, a pydantic model or type adapter, or the schema's JSON text. Read back as a dict, or a bool."""
     text: str = field(init=False, repr=False)
-    """The same as JSON text."""
+    """The same as JSON text: equal schemas have equal texts."""
 
     def __post_init__(self) -> None:
         schema = _plain_schema(self.schema)

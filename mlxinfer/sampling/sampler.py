@@ -56,8 +56,14 @@ def cut_and_noisy(logits: mx.array, lowest: mx.array, keys: mx.array) -> mx.arra
     return noisy(mx.where(logits < lowest, -mx.inf, logits), keys)
 
 
-# A dozen launches as one: making uniform numbers of random bits, and Gumbel noise of those.
-_noisy, _cut_and_noisy = fused(noisy, shapeless=False), fused(cut_and_noisy, shapeless=False)
+def masked(logits: mx.array, allowed: mx.array) -> mx.array:
+    """Logits `[R, vocab]` with all tokens at minus infinity whose bit in uint32 `[R, ceil(vocab / 32)]`, lowest first, is not set."""
+    bits = (allowed[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return mx.where(bits.reshape(allowed.shape[0], -1)[:, : logits.shape[1]].astype(mx.bool_), logits, -mx.inf)
+
+
+# A dozen launches as one: making uniform numbers of random bits, and Gumbel noise of those; and unpacking bits.
+_noisy, _cut_and_noisy, _masked = (fused(each, shapeless=False) for each in (noisy, cut_and_noisy, masked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +211,6 @@ class Settings:
         if self.any_greedy:
             noisy = mx.where(self.greedy, logits, noisy)
         return argmax(noisy)
-
-
-@mx.compile
-def _masked(logits: mx.array, allowed: mx.array) -> mx.array:
-    """Logits `[R, vocab]` with all tokens at minus infinity whose bit is not set."""
-    bits = (allowed[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-    return mx.where(bits.reshape(allowed.shape[0], -1)[:, : logits.shape[1]].astype(mx.bool_), logits, -mx.inf)
 
 
 def _plain_argmax(x: mx.array) -> mx.array:

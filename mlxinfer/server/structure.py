@@ -52,7 +52,7 @@ class ResponseFormat(StrictModel):
             return JSON_OBJECT
         if found is None:
             raise invalid(f"{field}.json_schema: a schema is needed", f"{field}.json_schema", "invalid_value")
-        return made(field, Schema, found)
+        return made(field, found, Schema)
 
 
 class SchemaFormat(NamedSchema):
@@ -64,7 +64,7 @@ class SchemaFormat(NamedSchema):
         """Raises `APIError`."""
         if self.type == "text":
             return None
-        return JSON_OBJECT if self.type == "json_object" else made(field, Schema, self.schema_)
+        return JSON_OBJECT if self.type == "json_object" else made(field, self.schema_, Schema)
 
 
 class StructuredOutputs(StrictModel):
@@ -82,28 +82,26 @@ class StructuredOutputs(StrictModel):
 
     def structure(self, field: str) -> Structure | None:
         """Raises `APIError`."""
-        return only_one(
-            {
-                f"{field}.json": self.json_ if self.json_ is None else made(f"{field}.json", Schema, self.json_),
-                f"{field}.json_object": JSON_OBJECT if self.json_object else None,
-                f"{field}.regex": self.regex if self.regex is None else made(f"{field}.regex", Regex, self.regex),
-                f"{field}.choice": self.choice if self.choice is None else made(f"{field}.choice", Choice, self.choice),
-                f"{field}.grammar": self.grammar if self.grammar is None else made(f"{field}.grammar", Lark, self.grammar),
-            }
-        )
+        kinds: dict[str, tuple[Any, Callable[[Any], Structure]]] = {
+            "json": (self.json_, Schema),
+            "regex": (self.regex, Regex),
+            "choice": (self.choice, Choice),
+            "grammar": (self.grammar, Lark),
+        }
+        given = {f"{field}.{name}": made(f"{field}.{name}", value, kind) for name, (value, kind) in kinds.items() if value is not None}
+        return only_one(given | ({f"{field}.json_object": JSON_OBJECT} if self.json_object else {}))
 
 
-def only_one(given: Mapping[str, Any]) -> Structure | None:
+def only_one(given: Mapping[str, Structure | None]) -> Structure | None:
     """The one structure among these, by the names of their fields. Raises `APIError` for two."""
     found = {field: structure for field, structure in given.items() if structure is not None}
     if len(found) > 1:
         first, second, *_ = found
         raise invalid(f"{second}: an answer cannot be held to this and {first} at once", second, "invalid_value")
-    structure: Structure | None = next(iter(found.values()), None)
-    return structure
+    return next(iter(found.values()), None)
 
 
-def made(field: str, kind: Callable[[Any], Structure], value: Any) -> Structure:
+def made(field: str, value: Any, kind: Callable[[Any], Structure]) -> Structure:
     """The structure of a field's value. Raises `APIError` that names the field."""
     try:
         return kind(value)
@@ -113,4 +111,5 @@ def made(field: str, kind: Callable[[Any], Structure], value: Any) -> Structure:
 
 def refused(error: SamplingError, field: str) -> APIError:
     """The response to a structure that cannot be held, in the words of the request's own field."""
-    return of_error(SamplingError(str(error).replace("structure", field, 1))) if str(error).startswith("structure") else of_error(error)
+    message = str(error)
+    return of_error(SamplingError(field + message.removeprefix("structure")) if message.startswith("structure") else error)

@@ -50,23 +50,22 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = Lock()
         self._table: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
 
     def compile(self, structure: Structure) -> GrammarConstraint:
         """What holds an answer to the structure, from its beginning. Raises `SamplingError` that names what cannot be held."""
         from llguidance import LLMatcher
 
-        grammar = _grammar(structure)
         with self._lock:
-            known = self._compiled.get(grammar)
+            known = self._compiled.get(structure)
             if known is not None:
-                self._compiled.move_to_end(grammar)
+                self._compiled.move_to_end(structure)
                 return GrammarConstraint(known.deep_copy(), self._vocab_size)
-        matcher = LLMatcher(self.table(), grammar, log_level=0)
+        matcher = LLMatcher(self.table(), _grammar(structure), log_level=0)
         if matcher.is_error():
             raise SamplingError(_refusal(structure, matcher.get_error()))
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[structure] = matcher
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return GrammarConstraint(matcher.deep_copy(), self._vocab_size)

@@ -97,8 +97,8 @@ class Options(StrictModel):
         limit = self._limit(served, prompt_tokens)
         seed = None if self.seed == _RANDOM_SEED else self.seed
         try:
-            found = replace(served.llm.default_params, max_tokens=limit, stop=self.stop, seed=seed, logprobs=logprobs, **given)
-            return replace(found, structure=structure)
+            chosen: dict[str, Any] = {"max_tokens": limit, "stop": self.stop, "seed": seed, "logprobs": logprobs, "structure": structure}
+            return replace(served.llm.default_params, **chosen, **given)
         except SamplingError as error:
             raise refused(error, "format") from None
 
@@ -158,7 +158,7 @@ class Request(StrictModel):
         """What the answer is held to. Raises `APIError`."""
         if self.format in (None, ""):
             return None
-        return JSON_OBJECT if self.format == "json" else made("format", Schema, self.format)
+        return JSON_OBJECT if self.format == "json" else made("format", self.format, Schema)
 
     @property
     def streams(self) -> bool:

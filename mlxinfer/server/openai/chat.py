@@ -111,7 +111,7 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     wants_usage = body.wants_usage()
     variables = body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}
     prompt = await encode_chat(served, for_template(body.messages), **variables)
-    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure()[0])
+    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
     if body.stream:
         events = _Events(served, wants_usage)
         return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)

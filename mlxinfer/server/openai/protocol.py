@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -137,14 +138,15 @@ class Sampled(StrictModel):
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
 
+    @cached_property
     def structure(self) -> tuple[str, Structure | None]:
-        """What the answer is held to, and the field that says so. Raises `APIError`."""
+        """The field that says what the answer is held to, and what that is. Raises `APIError`."""
         raise NotImplementedError
 
     def params(self, served: ServedModel, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The model's default parameters, overridden by the request's. Raises `APIError`."""
-        field, structure = self.structure()
-        given: dict[str, Any] = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
+        field, structure = self.structure
+        given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -155,6 +157,17 @@ class Sampled(StrictModel):
             return replace(served.llm.default_params, max_tokens=max_tokens, logprobs=logprobs, structure=structure, **given)
         except SamplingError as error:
             raise refused(error, field) from None
+
+
+_STRUCTURES: dict[str, Callable[[str, Any], Structure | None]] = {
+    "guided_json": partial(made, kind=Schema),
+    "guided_regex": partial(made, kind=Regex),
+    "guided_choice": partial(made, kind=ChoiceOf),
+    "guided_grammar": partial(made, kind=Lark),
+    "response_format": lambda name, value: value.structure(name),
+    "structured_outputs": lambda name, value: value.structure(name),
+}
+"""The fields that say what an answer is held to, and how."""
 
 
 class Sampling(Sampled):
@@ -171,18 +184,10 @@ class Sampling(Sampled):
     guided_grammar: str | None = None
     guided_decoding_backend: Annotated[str, Field(max_length=256)] | None = None
 
+    @cached_property
     def structure(self) -> tuple[str, Structure | None]:
-        """What the answer is held to, and the field that says so. Raises `APIError`."""
-        kinds: dict[str, Callable[[Any], Structure]] = {
-            "guided_json": Schema,
-            "guided_regex": Regex,
-            "guided_choice": ChoiceOf,
-            "guided_grammar": Lark,
-        }
-        given = {name: made(name, kind, value) for name, kind in kinds.items() if (value := getattr(self, name)) is not None}
-        for name in ("response_format", "structured_outputs"):
-            if getattr(self, name) is not None:
-                given[name] = getattr(self, name).structure(name)
+        """See `Sampled`."""
+        given = {name: make(name, value) for name, make in _STRUCTURES.items() if (value := getattr(self, name)) is not None}
         found = only_one(given)
         return next((name for name in given if given[name] is found), ""), found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, Tag
@@ -25,7 +26,6 @@ from .protocol import MAX_MESSAGES, MAX_TOP_LOGPROBS, ContentLogprob, Sampled, c
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
-_FORMAT = "text.format"
 
 
 class Part(StrictModel):
@@ -103,10 +103,11 @@ class ResponseRequest(Sampled):
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [item.plain() for item in self.input]
         return items if self.instructions is None else [{"role": "system", "content": self.instructions}, *items]
 
+    @cached_property
     def structure(self) -> tuple[str, Structure | None]:
         """See `Sampled`."""
-        given = None if self.text is None else self.text.format
-        return _FORMAT, None if given is None else given.structure(_FORMAT)
+        field, given = "text.format", None if self.text is None else self.text.format
+        return field, None if given is None else given.structure(field)
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
@@ -183,7 +184,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
     served = context.server.models.get(body.model)
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     prompt = await encode_chat(served, body.messages())
-    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=_FORMAT)
+    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
     objects = _Objects(served, params, body)
     if body.stream:
         events = _Events(objects)
