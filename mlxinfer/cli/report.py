@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..loading.catalog import local_models
 from ..loading.load import meta_model
 from ..loading.repack_cache import cache_usage
 from .console import human_bytes
-from .diagnosis import diagnose, diagnose_model
+from .diagnosis import Diagnosis, diagnose, diagnose_model
 from .private import settings_of, without_private
 
 _FORMATS = ("16", "8", "4")
@@ -57,10 +58,11 @@ def is_report(file: Path) -> bool:
 def report(model: str | None) -> str:
     """Markdown. `model` is the one to load and to measure; None takes SmolLM2 if it is installed. A part that fails says why."""
     chosen = model or (_DEMO if any(found.name == _DEMO for found in local_models()) else None)
+    look = cache(diagnose)  # which measures products on a GPU
     parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
-        ("machine", _machine),
-        ("versions", _versions),
-        ("memory", _memory),
+        ("machine", lambda: _machine(look())),
+        ("versions", lambda: _versions(look())),
+        ("memory", lambda: _memory(look())),
         ("settings", _settings),
         ("server", _server),
         ("attention", lambda: _attention(chosen)),
@@ -81,8 +83,7 @@ def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         yield f"not found out: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
-def _machine() -> Iterator[str]:
-    found = diagnose()
+def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"device: {found.device}"
     yield f"processors: {os.cpu_count()}"
     yield f"GPU cores: {_gpu_cores()}"
@@ -102,16 +103,15 @@ def _gpu_cores() -> str:
     return ", ".join(str(card["sppci_cores"]) for card in cards if "sppci_cores" in card) or "not known"
 
 
-def _versions() -> Iterator[str]:
+def _versions(found: Diagnosis) -> Iterator[str]:
     system = platform.mac_ver()[0]
     yield f"system: macOS {system}" if system else f"system: {platform.system()} {platform.release()}"
     yield f"architecture: {platform.machine()}"
-    for name, version in diagnose().versions.items():
+    for name, version in found.versions.items():
         yield f"{name}: {version or 'not installed'}"
 
 
-def _memory() -> Iterator[str]:
-    found = diagnose()
+def _memory(found: Diagnosis) -> Iterator[str]:
     yield f"limit: {human_bytes(found.memory_bytes)} ({found.memory_source}), {human_bytes(found.usable_bytes)} for weights and cache"
     yield f"physical: {human_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}, allowed {human_bytes(memory_limit()[0])}"
     if is_gpu():
