@@ -44,11 +44,11 @@ class MetalAttention:
         return not form.quantized
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
-        spec = store.spec
-        if not store.format.quantized or not may_unseal(_shape(store, spec.query_heads or spec.kv_heads), 0, rows, softcap=None):
+        shape = _shape(store, store.spec.query_heads or store.spec.kv_heads)
+        if not store.format.quantized or not may_unseal(shape, 0, rows, softcap=None):
             return 0
         most = most_unsealed_bytes()
-        mask = rows * (most // unsealed_bytes(spec, store.dtype, 1) + 2 * rows)
+        mask = rows * (most // unsealed_bytes(shape, 1) + 2 * rows)
         return _UNSEALED_AT_ONCE * most + mask
 
 
@@ -186,7 +186,7 @@ class MetalStep:
                 continue
             for s, raw, _ in chosen:
                 q = qkv[0][s.start : s.start + s.count].swapaxes(0, 1)
-                answers.append(attend_unsealed(self._plain, store, s, q, raw, full.get(s.slot), params).swapaxes(0, 1))
+                answers.append(attend_unsealed(self._plain, store, s, q, raw, full.get(s.slot), params, shape).swapaxes(0, 1))
         return answers[0] if len(answers) == 1 else mx.concatenate(answers)
 
     def _prefilled(

@@ -19,7 +19,7 @@ from ...kernels_metal.paged_attention.tiles import Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import plan_prefill
 from ...kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
-from ..base import PAGE, AttentionSpec
+from ..base import PAGE
 from .plain_parts import FUSED_DIMS
 
 LEAST_ROWS = 256
@@ -36,17 +36,16 @@ def most_unsealed_bytes() -> int:
     return device_memory().usable // _SHARE
 
 
-def unsealed_bytes(spec: AttentionSpec, dtype: mx.Dtype, tokens: int) -> int:
+def unsealed_bytes(shape: Shape, tokens: int) -> int:
     """Bytes of the unpacked keys and values of a layer."""
-    return tokens * spec.kv_heads * (spec.key_dim + spec.value_dim) * dtype.size
+    return tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
 
 
 def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
     """Whether a segment of `rows` rows that ends after `tokens` tokens has its past unpacked."""
     if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in FUSED_DIMS:
         return False
-    size = (tokens + rows) * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
-    return size <= most_unsealed_bytes() and unsealing_is_faster(shape)
+    return unsealed_bytes(shape, tokens + rows) <= most_unsealed_bytes() and unsealing_is_faster(shape)
 
 
 def unsealing_is_faster(shape: Shape) -> bool:

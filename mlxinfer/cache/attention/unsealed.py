@@ -22,6 +22,7 @@ def attend_unsealed(
     tails: Sequence[mx.array],
     full: Filled | None,
     params: AttentionParams,
+    shape: Shape,
 ) -> mx.array:
     """Answer queries `[Hq, L, D]` of a segment over several pages: `[Hq, L, Dv]`.
 
@@ -38,8 +39,6 @@ def attend_unsealed(
     places += [(RAW, page) for page in range(tails[0].shape[1])]
     counts = [arrays[0].shape[1] if arrays else 0 for arrays in (store.sealed, filled, store.first, tails)]
     plan = plan_unseal(places, (counts[0], counts[1], counts[2], counts[3]))
-    spec, form = store.spec, store.format
-    shape = Shape(store.dtype, q.shape[0], spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
     k, v = unseal_pages(store.sealed, filled, store.first, tails, plan, shape, after=q)
     size = (len(pages) + segment.filled) * PAGE + last - segment.past // PAGE * PAGE
     mask = step.mask(segment, start)
