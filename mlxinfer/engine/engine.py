@@ -16,7 +16,7 @@ from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
-from ..nn.kernel_trial import give_up_all, give_up_guilty, lost_lines
+from ..nn.kernel_trial import give_up, lost_lines
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks
 from .events import Ended, Event, Logits
@@ -320,7 +320,9 @@ class Engine:
         preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not may_be_kernels(error) or not (give_up_guilty(error) or give_up_kernels(layers, error) or give_up_all(error)):
+        if not may_be_kernels(error):
+            return False
+        if not (give_up(error, guilty=True) or give_up_kernels(layers, error) or give_up(error, guilty=False)):
             return False
         lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines()]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")

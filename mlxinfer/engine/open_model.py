@@ -232,5 +232,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    slower = (*fallback_lines(layers, kv, dtype), *row_products.fallback_lines(), *cuts.fallback_lines(loaded.model.vocab_size))
+    slower = (*fallback_lines(layers, kv, dtype), *row_products.TRIAL.lost(), *cuts.fallback_lines(loaded.model.vocab_size))
     return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

@@ -1,19 +1,35 @@
 """Kernels that plain MLX can stand in for: each passes a trial on this machine before it is used, and is given up if a step fails because
-of it. Attention has its own (`cache/attention/trial.py`), products have theirs (`row_products.py`)."""
+of it. Attention has its own (`cache/attention/trial.py`)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from ..cache.attention.select import SWITCH
 from ..device import is_gpu
 from ..errors import UnsupportedShapeError, one_line
-from . import row_products
 
 Kind = tuple[Any, ...]
 """What a variant of a kernel is compiled for."""
+
+
+class Trial(Protocol):
+    """What can be given up."""
+
+    def give_up(self, error: BaseException, *, guilty: bool) -> bool:
+        """Do without the kernels that are in use; with `guilty`, only without those that fail their trial now. Returns whether there are
+        any."""
+        ...
+
+    def lost(self) -> list[str]:
+        """For people: what is not used, and why."""
+        ...
+
+
+TRIALS: list[Trial] = []
+"""Every kernel that plain MLX can stand in for, except those of attention."""
 
 
 class KernelTrial:
@@ -25,7 +41,7 @@ class KernelTrial:
         self.what = what
         self._run = run
         self._obstacles: dict[Kind, str | None] = {}
-        _TRIALS.append(self)
+        TRIALS.append(self)
 
     def obstacle(self, *kind: Any) -> str | None:
         """Why the kernel is not used for this kind, in one line; None where it is."""
@@ -39,12 +55,11 @@ class KernelTrial:
         return [f"{self.what}: plain MLX instead: {reason}" for reason in reasons if reason]
 
     def lost(self) -> list[str]:
-        """The same for all kinds that were tried."""
+        """See `Trial`: of all kinds that were tried."""
         return self.lines(list(self._obstacles))
 
     def give_up(self, error: BaseException, *, guilty: bool) -> bool:
-        """Do without the kernel for the kinds that have passed their trial; with `guilty`, only for those that fail it now. Returns whether
-        there are any."""
+        """See `Trial`: by kinds that have passed their trial."""
         used = [kind for kind, obstacle in self._obstacles.items() if obstacle is None]
         used = [kind for kind in used if self._tried(kind)] if guilty else used
         self._obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in used)
@@ -64,9 +79,6 @@ class KernelTrial:
         return f"a Metal kernel failed its trial: {wrong}" if wrong else None
 
 
-_TRIALS: list[KernelTrial] = []
-
-
 def kernels_in_use() -> bool:
     """Whether MLX computes on a GPU that runs the kernels, and they are not switched off."""
     if not is_gpu() or os.environ.get(SWITCH) == "0":
@@ -76,16 +88,12 @@ def kernels_in_use() -> bool:
     return executors.available()
 
 
-def give_up_guilty(error: BaseException) -> bool:
-    """A step has failed. Do without the kernels that fail their trial now; whether there are any."""
-    return sum([row_products.give_up(error, guilty=True), *(trial.give_up(error, guilty=True) for trial in _TRIALS)]) > 0
-
-
-def give_up_all(error: BaseException) -> bool:
-    """A step has failed, and nobody knows why. Do without all kernels of this module; whether any was in use."""
-    return sum([row_products.give_up(error, guilty=False), *(trial.give_up(error, guilty=False) for trial in _TRIALS)]) > 0
+def give_up(error: BaseException, *, guilty: bool) -> bool:
+    """A step has failed: do without all kernels of this module, or with `guilty` only without those that fail their trial now. Returns
+    whether any was in use."""
+    return sum([trial.give_up(error, guilty=guilty) for trial in TRIALS]) > 0
 
 
 def lost_lines() -> list[str]:
     """Which kernels are not used, and why."""
-    return [*row_products.fallback_lines(), *(line for trial in _TRIALS for line in trial.lost())]
+    return [line for trial in TRIALS for line in trial.lost()]

@@ -6,7 +6,6 @@ matrix of it is loaded: every variant on a small case, and its speed, which is r
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.attention.select import SWITCH
 from ..device import is_gpu
 from ..errors import one_line
+from .kernel_trial import TRIALS, kernels_in_use
 from .product_speeds import remember, remembered
 from .weights import Blocks, Format, Quantized
 
@@ -117,11 +116,7 @@ def block_kinds(dtype: mx.Dtype, kinds: Iterable[str], measured: Path | None = N
 
 def in_use() -> bool:
     """Whether MLX computes on an Apple GPU (tests: the emulator), and the kernels are not switched off."""
-    if not is_gpu() or mx.cuda.is_available() or os.environ.get(SWITCH) == "0":
-        return False
-    from ..kernels_metal import executors
-
-    return executors.available()
+    return kernels_in_use() and not mx.cuda.is_available()
 
 
 def try_format(
@@ -170,18 +165,6 @@ def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
     return choice.variants if choice else frozenset()
 
 
-def give_up(error: BaseException, *, guilty: bool) -> bool:
-    """A step has failed: use MLX's products from now on; with `guilty`, only for formats whose trial fails now. Returns whether that
-    changes anything."""
-    from ..kernels_metal.quantized_matmul.trial import why_untrusted
-
-    with _lock:
-        used = [key for key, choice in _choices.items() if choice.variants]
-        used = [key for key in used if why_untrusted(_subject(*key))] if guilty else used
-        _choices.update((key, Choice(instead=f"a Metal kernel failed: {one_line(error)}", failed=True)) for key in used)
-    return bool(used)
-
-
 def product_status(dtype: mx.Dtype, measured: Path | None) -> list[str]:
     """How products in the usual format are computed on this machine, measured for longer than at load, and in formats that were tried;
     empty where there is no GPU."""
@@ -195,12 +178,6 @@ def product_lines() -> list[str]:
         return sorted(f"{_name(*key)}: {_described(choice)}" for key, choice in _choices.items())
 
 
-def fallback_lines() -> list[str]:
-    """Which formats do not use this device's kernels, as these do not work."""
-    with _lock:
-        return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
-
-
 def _name(form: Format, dtype: mx.Dtype) -> str:
     kind = form.mode if form.mode not in ("affine", "mxfp4") else f"{form.bits}-bit {form.mode} in groups of {form.group_size}"
     return f"{kind}, {str(dtype).rpartition('.')[2]}"
@@ -211,3 +188,25 @@ def _described(choice: Choice) -> str:
         return f"MLX's products, as {choice.instead}"
     speeds = ", ".join(f"{choice.speeds[rows].times_mlx:.2g}x at {rows}" for rows in sorted(choice.variants) if rows in choice.speeds)
     return f"this project's kernels; next to MLX's products {speeds} rows"
+
+
+class _Products:
+    """`Trial` of all formats."""
+
+    def give_up(self, error: BaseException, *, guilty: bool) -> bool:
+        from ..kernels_metal.quantized_matmul.trial import why_untrusted
+
+        with _lock:
+            used = [key for key, choice in _choices.items() if choice.variants]
+            used = [key for key in used if why_untrusted(_subject(*key))] if guilty else used
+            _choices.update((key, Choice(instead=f"a Metal kernel failed: {one_line(error)}", failed=True)) for key in used)
+        return bool(used)
+
+    def lost(self) -> list[str]:
+        """Formats whose kernels do not work; slow ones are no loss."""
+        with _lock:
+            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
+
+
+TRIAL = _Products()
+TRIALS.append(TRIAL)

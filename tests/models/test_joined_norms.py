@@ -141,4 +141,4 @@ def test_a_kernel_that_fails_later_is_given_up(launches: LAUNCHES, monkeypatch: 
     assert other.obstacle() is None
     assert other.give_up(ValueError("no"), guilty=False)
     assert other.obstacle() is not None
-    kernel_trial._TRIALS.remove(other)
+    kernel_trial.TRIALS.remove(other)

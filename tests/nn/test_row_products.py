@@ -40,7 +40,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
         return call
 
-    monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+    for module in (row_products, kernel_trial):
+        monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(packing, "is_gpu", lambda: True)
     monkeypatch.setattr(row_products, "_choices", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
@@ -120,7 +121,8 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         return call
 
     for maker, reason in ((zeros, "products of 2 rows differ"), (broken, "Unable to build metal library")):
-        monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+        for module in (row_products, kernel_trial):
+            monkeypatch.setattr(module, "is_gpu", lambda: True)
         monkeypatch.setattr(row_products, "_choices", {})
         with executors.run_with(maker):
             choice = row_products.try_format(FORM, F32)
@@ -132,7 +134,7 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_emulator
 def test_the_switch(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(row_products.SWITCH, "0")
+    monkeypatch.setenv(kernel_trial.SWITCH, "0")
     assert row_products.try_format(FORM, F32) is None
     assert row_products.block_kinds(F32, ["Q4_K"]) == frozenset()
     assert not used(launches, rows(4), quantized())
@@ -142,16 +144,16 @@ def test_the_switch(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
     row_products.try_format(FORM, F32)
     assert row_products.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
-    assert row_products.fallback_lines() == []
+    assert row_products.TRIAL.lost() == []
     error = RuntimeError("[METAL] Command buffer execution failed\n test")
-    assert not row_products.give_up(error, guilty=True)  # all of them pass their trial again
+    assert not row_products.TRIAL.give_up(error, guilty=True)  # all of them pass their trial again
     assert used(launches, rows(4), quantized())
-    assert row_products.give_up(error, guilty=False)
-    assert not row_products.give_up(error, guilty=False)
+    assert row_products.TRIAL.give_up(error, guilty=False)
+    assert not row_products.TRIAL.give_up(error, guilty=False)
     assert not used(launches, rows(4), quantized())
     assert not used(launches, rows(4, 512), blocks())
     assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.product_lines())
-    assert row_products.fallback_lines()[0].startswith(
+    assert row_products.TRIAL.lost()[0].startswith(
         "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a Metal kernel"
     )
 
@@ -161,7 +163,7 @@ def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch:
     for form in (FORM, Format(8, 32)):
         row_products.try_format(form, F32)
     monkeypatch.setattr(trial, "why_untrusted", lambda subject: "wrong" if subject.bits == 8 else None)
-    assert kernel_trial.give_up_guilty(ValueError("Thread group size"))
+    assert kernel_trial.give_up(ValueError("Thread group size"), guilty=True)
     assert any("8-bit affine" in line for line in kernel_trial.lost_lines())
     assert used(launches, rows(4), quantized())
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
@@ -243,7 +245,7 @@ def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkey
     choice = row_products.try_format(FORM, BF16, file)  # a later load knows
     assert choice is not None
     assert not choice.variants
-    assert row_products.fallback_lines()
+    assert row_products.TRIAL.lost()
 
 
 class Clock:
