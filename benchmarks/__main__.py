@@ -12,7 +12,7 @@ import click
 from .batch.command import STUDY
 from .batch.command import show as show_batch
 from .compare import Comparison, Settings
-from .files import measure, place
+from .files import measure, place, publish
 from .launches.command import STUDY as LAUNCHES
 from .launches.command import show as show_launches
 from .options import DEFAULT_MODELS, RESULTS, cpus_option, engines_option, limits_option, models_option
@@ -89,16 +89,14 @@ def show(stem: Path) -> None:
         return
     samples = read(place(stem, "csv"))
     models = [Results(name, samples) for name in about["models"]]
-    text = document(models, about)
-    place(stem, "md").write_text(text, encoding="utf-8")
-    click.echo(text)
     reference = next(engine for engine in ("llama.cpp", "mlx-lm", *models[0].engines) if engine in models[0].engines)
-    try:
+
+    def picture(file: Path) -> None:
         from .picture import draw
-    except ImportError:
-        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
-        return
-    draw(models, reference, place(stem, "svg"), caption(about))
+
+        draw(models, reference, file, caption(about))
+
+    publish(stem, document(models, about), picture)
 
 
 for command in COMMANDS:

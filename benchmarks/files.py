@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
+
 from .samples import Sample, Writer
 
 
@@ -21,6 +23,16 @@ class Run(Protocol):
 
 def place(stem: Path, kind: str) -> Path:
     return stem.with_name(f"{stem.name}.{kind}")
+
+
+def publish(stem: Path, text: str, picture: Callable[[Path], None]) -> None:
+    """Write and print the tables of stored results. `picture` draws into a file, where matplotlib is installed."""
+    place(stem, "md").write_text(text, encoding="utf-8")
+    click.echo(text)
+    try:
+        picture(place(stem, "svg"))
+    except ImportError:
+        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
 
 
 def measure(stem: Path, models: dict[str, Path], make: Callable[[str, Path], Run], about: dict[str, Any]) -> None:

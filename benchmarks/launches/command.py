@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..files import place
+from ..files import place, publish
 from ..options import RESULTS
 from ..system import ROOT, describe
 from .report import document
@@ -54,12 +54,10 @@ def counted(arguments: list[str]) -> dict[str, Any]:
 
 def show(stem: Path, about: dict[str, Any]) -> None:
     """The tables, and the picture where matplotlib is installed."""
-    text = document(about)
-    place(stem, "md").write_text(text, encoding="utf-8")
-    click.echo(text)
-    try:
+
+    def picture(file: Path) -> None:
         from .picture import draw
-    except ImportError:
-        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
-        return
-    draw(about, place(stem, "svg"))
+
+        draw(about, file)
+
+    publish(stem, document(about), picture)

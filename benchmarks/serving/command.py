@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..files import measure, place
+from ..files import measure, place, publish
 from ..options import RESULTS, cpus_option, models_option
 from ..process import Process, WorkerError
 from ..samples import Results, read
@@ -67,12 +67,10 @@ def show(stem: Path, about: dict[str, Any]) -> None:
 
     samples = read(place(stem, "csv"))
     models = [Results(name, samples) for name in about["models"]]
-    text = document(models, about)
-    place(stem, "md").write_text(text, encoding="utf-8")
-    click.echo(text)
-    try:
+
+    def picture(file: Path) -> None:
         from .picture import draw
-    except ImportError:
-        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
-        return
-    draw(models[0], place(stem, "svg"), caption(about))
+
+        draw(models[0], file, caption(about))
+
+    publish(stem, document(models, about), picture)

@@ -194,7 +194,8 @@ def test_nothing_waits_where_no_row_is_held(path):
     with LLM(path) as llm:
         calls = []
         runner = llm.engine.runner
-        runner.sample = lambda pending: calls.append(pending)
+        sample = runner.sample
+        runner.sample = lambda pending: (calls.append(pending), sample(pending))
         llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=20))
         assert not calls
         del runner.sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-import mlx.core as mx
 import pytest
+from support.planned import MB, Tiny
 from support.tiny_engine import tiny_model
 
 from mlxinfer.device import DeviceMemory
@@ -14,18 +14,8 @@ from mlxinfer.errors import MemoryPlanError
 from mlxinfer.loading import memory_budget
 from mlxinfer.loading.memory_budget import MemoryBudget, shares
 from mlxinfer.loading.memory_plan import plan_memory
-from mlxinfer.models.decoder import Model
 
-MB = 2**20
 MEMORY = DeviceMemory(400 * MB, 200 * MB)
-
-
-@dataclass(frozen=True)
-class Tiny:
-    model: Model
-    weight_bytes: int = 10 * MB
-    load_bytes: int = 0
-    dtype: mx.Dtype = mx.float32
 
 
 @dataclass

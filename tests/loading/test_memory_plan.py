@@ -6,13 +6,14 @@ import asyncio
 import gc
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.planned import MB, Tiny
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
 from support.tiny_gguf import write_tiny_gguf
@@ -32,20 +33,10 @@ from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
 from mlxinfer.loading.memory_plan import plan_memory
-from mlxinfer.models.decoder import Model
 from mlxinfer.nn.weights import RawBlocks
 from mlxinfer.types import SamplingParams
 
-MB = 2**20
 FAMILIES = ["llama", "gemma2", "mixtral", "gpt_oss", "qwen3_5_text", "qwen3_next"]
-
-
-@dataclass(frozen=True)
-class Tiny:
-    model: Model
-    weight_bytes: int = 10 * MB
-    load_bytes: int = 0
-    dtype: mx.Dtype = mx.float32
 
 
 def device(size: int, buffers: int | None = None) -> DeviceMemory:
