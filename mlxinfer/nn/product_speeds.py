@@ -9,7 +9,6 @@ import os
 import platform
 import threading
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +58,8 @@ def _read(file: Path | None) -> dict[str, object]:
 @cache
 def machine() -> str:
     """What speeds depend on: the chip, the system, MLX, and the kernels' source."""
+    from importlib.metadata import version  # takes long, and only a GPU needs it
+
     from ..kernels_metal.source import load
 
     codes, blocks = (f"quantized_matmul/{name}.metal" for name in ("quantized_matmul", "block_matmul"))

@@ -5,6 +5,7 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
+from support.active_memory import active_memory
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.attention.reference import PlainAttention
@@ -38,12 +39,12 @@ def filled(kv: KVFormat) -> tuple[PagedCache, int, int]:
     """A cache with a sequence, its slot, and the bytes that are alive because of it."""
     gc.collect()  # what tests before this one left must not go meanwhile
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = active_memory()
     cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=lambda store: PLAIN)
     slot = cache.open()
     for past in range(0, TOKENS, CHUNK):
         feed(cache, slot, past, min(CHUNK, TOKENS - past), answers=False)
-    return cache, slot, mx.get_active_memory() - before
+    return cache, slot, active_memory() - before
 
 
 @cache
@@ -79,7 +80,7 @@ def test_bytes_of_a_token(kv, share):
 def peak_of_a_step(kv: KVFormat, backend) -> int:
     """Beyond nothing at all: the cache, and what a step of prefill behind a long past takes for a while."""
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = active_memory()
     cache = PagedCache(SPECS, dtype=mx.bfloat16, kv_cache_tokens=TOKENS, chunk=CHUNK, kv=kv, backend=backend)
     slot, length = cache.open(), TOKENS // PAGE * PAGE - PAGE
     for past in range(0, length, CHUNK):
@@ -110,7 +111,7 @@ def test_what_a_decode_step_allocates_does_not_depend_on_the_context(kv):
             feed(cache, slot, past, count, answers=False)
             past += count
         mx.clear_cache()
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         feed(cache, slot, past, 1, answers=True)
         past += 1
@@ -132,7 +133,7 @@ def test_a_page_is_sealed_without_a_copy_of_the_pool():
         for layer in range(LAYERS):
             step.attend(layer, rows, rows, rows, AttentionParams(0.1))
         mx.eval(step.state)
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         cache.commit(step)
         past += 1
@@ -151,13 +152,13 @@ def test_growing_a_pool_takes_what_is_planned():
     mx.eval([store.arrays for store in stores])
     mx.clear_cache()
     mx.reset_peak_memory()
-    old = mx.get_active_memory()
+    old = active_memory()
     for store in stores:
         store.grow(pages=pages)
     mx.eval([store.arrays for store in stores])
     counted = growth(spec, mx.bfloat16, KVFormat()) * pages * PAGE
-    assert 0 < mx.get_peak_memory() - mx.get_active_memory() <= counted + PAGE
-    assert mx.get_active_memory() > old
+    assert 0 < mx.get_peak_memory() - active_memory() <= counted + PAGE
+    assert active_memory() > old
 
 
 def test_a_pool_grows_into_buffers_of_its_own_size(monkeypatch):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.active_memory import active_memory
 from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
 from support.examples import examples
 
@@ -108,7 +109,7 @@ def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
         mx.eval(step.state)
         cache.commit(step)
         del step, rows
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         one = mx.zeros((1, 4, 64))
         step = cache.begin([Segment(slot, 0, 1, past + PAGE * 100 - 1, 0)])

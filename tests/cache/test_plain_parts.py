@@ -7,6 +7,7 @@ import gc
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.active_memory import active_memory
 
 from mlxinfer.cache.attention import plain_parts, reference
 from mlxinfer.cache.attention.metal import METAL
@@ -89,7 +90,7 @@ def peak(spec: AttentionSpec, kv: KVFormat, backend, past: int, rows: int, param
     del step, _
     gc.collect()
     mx.clear_cache()
-    before = mx.get_active_memory()
+    before = active_memory()
     mx.reset_peak_memory()
     _, x = begun(past, rows)
     mx.eval(x)
@@ -143,7 +144,7 @@ def test_what_the_metal_step_leaves_to_plain_mlx_is_counted(monkeypatch):
 def test_mlx_waits_where_its_limit_is_reached(layers):
     """Layers are not in memory at once where it is short, though MLX runs ahead of what is computed: `limit_memory` relies on it."""
     spec = AttentionSpec(8, 64, 64, query_heads=8)
-    before = mx.set_memory_limit(mx.get_active_memory())
+    before = mx.set_memory_limit(active_memory())
     try:
         taken = peak(spec, KVFormat(), PLAIN, 2048, 64, AttentionParams(0.2), layers)
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -215,3 +217,12 @@ def test_unset_fields_are_what_the_authors_recommend(llm):
     assert resolved.resolved() is resolved
     assert SamplingParams().resolved().temperature == 1
     assert llm.generate("abc", SamplingParams(max_tokens=6))[0].token_ids == llm.generate("abc", GREEDY)[0].token_ids
+
+
+def test_what_only_some_need_is_not_imported_at_the_start():
+    """Every process waits for its imports; these take long, and a plain answer on a CPU needs none of them."""
+    script = (
+        "import sys; from mlxinfer import LLM; print(*{'importlib.metadata', 'llguidance', 'jinja2', 'transformers'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []

@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.active_memory import active_memory
 from support.examples import examples
 from support.planned import MB, Tiny
 from support.tiny_directory import tiny_directory
@@ -181,7 +182,7 @@ def test_vocabularies_are_compared_before_a_weight_is_read(tmp_path, monkeypatch
 def test_two_models_in_a_process_share_its_memory(tmp_path, monkeypatch):
     model = tiny_directory(tmp_path, context=1 << 20)
     gc.collect()
-    held = mx.get_active_memory()
+    held = active_memory()
     total = 2500 * MB + held
     usable = total * 4 // 5
     monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (total, "physical memory"))
@@ -270,10 +271,10 @@ def worst_step(engine, sequences) -> int:
     for sequence in sequences:
         engine.add(sequence)
     while not engine.idle:
-        before = mx.get_active_memory()
+        before = active_memory()
         mx.reset_peak_memory()
         engine.step()
-        worst = max(worst, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+        worst = max(worst, mx.get_peak_memory() - max(before, active_memory()))
     return worst
 
 

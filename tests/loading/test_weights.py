@@ -6,6 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.active_memory import active_memory
 
 from mlxinfer.errors import WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
@@ -209,8 +210,8 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 
 def test_planning_allocates_nothing(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path, {"m": mx.ones((256, 1024))})
-    before = mx.get_active_memory()
+    before = active_memory()
     planned = MetaWeights(checkpoint)
     kept = [planned.matrix("m", (256, 1024)) for _ in range(50)]
-    assert mx.get_active_memory() - before < 1 << 20
+    assert active_memory() - before < 1 << 20
     assert len(kept) == 50
