@@ -270,11 +270,37 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as a model asks for it."""
+
+    id: str
+    """Names the call in the conversation; the tool's answer refers to it."""
+    name: str
+    """The tool's name."""
+    arguments: str
+    """JSON text of an object, as the model wrote it. It is complete, but fits the tool's schema only where the request held it to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a streamed call."""
+
+    index: int
+    """Which of the answer's calls it belongs to, from 0."""
+    arguments: str = ""
+    """Further JSON text: the pieces of a call joined are its arguments."""
+    id: str | None = None
+    """As in `ToolCall`; with the first piece of a call only."""
+    name: str | None = None
+    """As in `ToolCall`; with the first piece of a call only."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One finished answer."""
 
     text: str
-    """The answer, without the stop string."""
+    """The answer, without the stop string. In a chat, without reasoning and calls of tools."""
     token_ids: list[int]
     """Ids of its tokens."""
     finish_reason: FinishReason
@@ -289,6 +315,10 @@ class Completion:
     """The stop string that ended it, which is not in `text`."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """For each token of the prompt from the second on, where the request asked for that instead of an answer."""
+    reasoning: str | None = None
+    """In a chat, what the model thought before it answered; None if it did not."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """In a chat with tools, the calls that the model asks for, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +341,7 @@ class Chunk:
     """The stop string that ended the answer; on its last chunk only."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """As in `Completion`, for the tokens that were read since the last chunk."""
+    reasoning: str = ""
+    """In a chat, a further piece of the model's reasoning."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """In a chat with tools, pieces of calls."""

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
 FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKED}}
 
-PLAIN = {"errors", "structure", "types", "typed_reader", "config", "device", "garbage", "_version"}
+PLAIN = {"errors", "structure", "tools", "types", "typed_reader", "config", "device", "garbage", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
-BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output"}
+BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors"},
     "kernels_cpu": set(),
@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": BELOW_MODELS,
     "tokenizer": BELOW_MODELS,
     "sampling": BELOW_MODELS,
-    "structured_output": {*PLAIN, "tokenizer"},
+    "output_format": {*PLAIN, "tokenizer"},
+    "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
     "convert": BELOW_ENGINE,
     "engine": BELOW_ENGINE,
