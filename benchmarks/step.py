@@ -26,7 +26,6 @@ from mlxinfer.cache.step import CacheStep
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn.attention import Attention
 from mlxinfer.nn.mlp import GatedMLP
-from mlxinfer.nn.residual import Stream
 
 MODES = {
     "MLX alone": {"MLXINFER_CPU_KERNELS": "0"},
@@ -84,11 +83,7 @@ class _Step:
         return self.model.hidden(self.token, self.begin())
 
     def blocks(self) -> mx.array:
-        step, stream = self.begin(), Stream(self.x)
-        rotations = {name: rope.at(step) for name, rope in self.model.ropes.items()}
-        for run in self.model.runs:
-            stream = run(stream, step, rotations)
-        return stream.sum()
+        return self.model.through(self.x, self.begin())
 
     def attention(self) -> list[mx.array]:
         """Attention of all layers, on existing rows."""
@@ -141,8 +136,7 @@ def budget(path: Path, depth: int) -> dict[str, float]:
         "blocks": _typical(lambda: mx.eval(step.blocks())),
         "· of which products": _typical(lambda: mx.eval(step.products())),
         "· of which attention": _typical(lambda: mx.eval(step.attention())),
-        "last norm": _typical(lambda: mx.eval(model.norm(x))),
-        "logits": _typical(lambda: mx.eval(model.logits(x))),
+        "last norm and logits": _typical(lambda: mx.eval(model.logits(x))),
         "choosing a token": _typical(lambda: mx.eval(mx.argmax(logits, axis=-1))),
     }
     with Bench(llm.engine).filled(max(depth, 1), 1, _STEPS) as held:

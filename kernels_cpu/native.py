@@ -228,6 +228,7 @@ def thread_count() -> int:
     return native().thread_count()
 
 
+@cache
 def native() -> Native:
     """The compiled module. Raises RuntimeError with `status()` if it is missing."""
     found = _native()

@@ -59,36 +59,32 @@ class LayerStore:
         self.sealed = _pool(spec, form, dtype)
         self.first = _pool(spec, KVFormat(), dtype) if form.first16 else []
         self.recent = RecentRows()
-        self._open = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
+        self.kept = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
+        """The open pages without the rows in `recent`."""
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [*self.sealed, *self.first, *self._open, *self.recent.arrays]
+        return [*self.sealed, *self.first, *self.kept, *self.recent.arrays]
 
     @property
     def open(self) -> list[mx.array]:
         """The open pages, with all rows in them."""
         self.write_recent()
-        return self._open
+        return self.kept
 
     @open.setter
     def open(self, pages: list[mx.array]) -> None:
-        self._open = pages
+        self.kept = pages
 
     def write_recent(self) -> None:
         """Write the recent rows into their pages."""
         if self.recent.spans:
-            self._open, self.recent = self.recent.written(self._open), RecentRows()
-
-    @property
-    def kept(self) -> list[mx.array]:
-        """The open pages without the rows in `recent`."""
-        return self._open
+            self.kept, self.recent = self.recent.written(self.kept), RecentRows()
 
     @property
     def slots(self) -> int:
         """Number of open pages."""
-        return self._open[0].shape[0]
+        return self.kept[0].shape[0]
 
     @staticmethod
     def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
@@ -100,7 +96,7 @@ class LayerStore:
         """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
         twice meanwhile."""
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
-            self._open = [_padded(a, 0, slots) for a in self._open]
+            self.kept = [_padded(a, 0, slots) for a in self.kept]
             return
         if is_gpu():
             # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
@@ -108,7 +104,7 @@ class LayerStore:
             mx.clear_cache()
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
-        self._open = [_padded(a, 0, slots) for a in self._open]
+        self.kept = [_padded(a, 0, slots) for a in self.kept]
         if sum(a.nbytes for a in self.sealed) > _LARGE_POOL:
             mx.eval(self.sealed, self.first)
 

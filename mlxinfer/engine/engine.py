@@ -196,9 +196,11 @@ class Engine:
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
-        if pending.schedule.drafts or self.cache.arrived or self.scheduler.must_measure(pending.schedule):
+        if pending.schedule.drafts or self.cache.arrived:
             return True
-        if not self.kv_cache_manager.settled and any(map(self.kv_cache_manager.must_restart, running)):
+        if pending.schedule.prefill_rows and self.scheduler.must_measure(pending.schedule):
+            return True
+        if self.kv_cache_manager.restarts and any(map(self.kv_cache_manager.must_restart, running)):
             return True
         return self.proposer.wants_tokens(running)
 
@@ -207,8 +209,9 @@ class Engine:
         for sequence in self.scheduler.expired(perf_counter()):
             self.abort(sequence, "timeout")
             events.append(Ended(sequence))
-        if not self.kv_cache_manager.settled:
-            self.kv_cache_manager.admit(between_steps=self._pending is None)
+        manager = self.kv_cache_manager
+        if self.scheduler.waiting.sequences or manager.leaders or manager.restarts:
+            manager.admit(between_steps=self._pending is None)
 
     def _schedule(self, events: list[Event]) -> Schedule:
         """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that

@@ -12,9 +12,9 @@ from threading import Lock, get_ident
 
 import mlx.core as mx
 
-from ..errors import MLXInferError, QueueFullError
+from ..errors import EngineError, MLXInferError, QueueFullError
 from ..types import Chunk, Completion
-from .front_door import check_process, check_unbroken, stopped
+from .front_door import FORKED, check_unbroken, stopped
 from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
 from .sequence import Sequence
@@ -135,7 +135,8 @@ class InprocClient:
     @contextmanager
     def turn(self) -> Iterator[OutputProcessor]:
         """The engine with its answers, for this thread alone. Raises `EngineError` in a forked child, `MLXInferError` if it is closed."""
-        check_process()
+        if os.getpid() != self._process:
+            raise EngineError(FORKED)
         with self._lock, mx.stream(self._stream):
             outputs = self.outputs
             self._cancel_dropped(outputs)
@@ -159,8 +160,17 @@ class InprocClient:
         finally:
             self._leave(answers)
 
-    def stream(self, sequences: list[Sequence]) -> Generator[list[Chunk], None, None]:
-        """The pieces of a request's answers, as many together as there are. Closing the iterator cancels the request."""
+    def stream(self, sequences: list[Sequence]) -> Generator[Chunk, None, None]:
+        """The pieces of a request's answers. Closing the iterator cancels the request."""
+        bursts = self.bursts(sequences)
+        try:
+            for burst in bursts:
+                yield from burst
+        finally:
+            bursts.close()
+
+    def bursts(self, sequences: list[Sequence]) -> Generator[list[Chunk], None, None]:
+        """`stream`, with as many pieces together as there are."""
         chunks: deque[Chunk] = deque()
         answers: list[Output] = []
         try:

@@ -21,18 +21,16 @@ class KVCacheManager:
         self._rope = rope
         self._chunks = chunks
         self._prefix_cache = prefix_cache
-        self._leaders: list[Sequence] = []
+        self.leaders: list[Sequence] = []
+        """Sequences whose further samples are still to fork from them."""
+        self.restarts = rope.boundary is not None
+        """Whether sequences may have to be computed again (`must_restart`)."""
         self._between_steps = True
-
-    @property
-    def settled(self) -> bool:
-        """Whether `admit` has nothing to do, as in most steps."""
-        return not self._scheduler.waiting.sequences and not self._leaders and self._rope.boundary is None
 
     def admit(self, *, between_steps: bool) -> None:
         """Let those begin that are first in line, as far as there is room. `between_steps`: no step is pending."""
         self._between_steps = between_steps
-        if self._rope.boundary is not None:
+        if self.restarts:
             for sequence in filter(self.must_restart, self._scheduler.running):
                 self._restart(sequence)
         self._fork_all()
@@ -50,7 +48,7 @@ class KVCacheManager:
             return Allocation.NO_ROOM
         sequence.attach(self._cache.open(match, salt), reused, match.note if match else "")
         if sequence.samples_to_fork:
-            self._leaders.append(sequence)
+            self.leaders.append(sequence)
         return Allocation.DONE
 
     def free(self, sequence: Sequence) -> None:
@@ -59,8 +57,8 @@ class KVCacheManager:
         self.cache_prefix(sequence)
         self._cache.release(sequence.slot)
         sequence.detach()
-        if sequence in self._leaders:
-            self._leaders.remove(sequence)
+        if sequence in self.leaders:
+            self.leaders.remove(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Give its pages to others. It comes back, and computes again what is not cached by then."""
@@ -93,7 +91,7 @@ class KVCacheManager:
         return self._rope.cache_salt(sequence) if self._prefix_cache and not sequence.wants_logits else None
 
     def _fork_all(self) -> None:
-        for leader in list(self._leaders):
+        for leader in list(self.leaders):
             if leader.num_computed_tokens == leader.fork_point:
                 self._fork(leader)
 
@@ -110,4 +108,4 @@ class KVCacheManager:
             sample.attach_fork(leader, self._cache.fork(leader.slot))
             self._scheduler.run(sample)
         leader.lead([])
-        self._leaders.remove(leader)
+        self.leaders.remove(leader)

@@ -20,6 +20,7 @@ from .front_door import FrontDoor, prompt_logprobs
 from .inproc_client import InprocClient
 from .input_processor import Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
+from .sequence import Sequence
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,17 +92,17 @@ class LLM(FrontDoor):
         With `n` answers, `Chunk.index` tells whose piece it is; the last piece of each has a `finish_reason`. Raises `PromptError` and
         `SamplingError` at once, and `EngineError` in the middle of an answer if the engine fails.
         """
-        return _flat(self._bursts(prompt, params, RequestOptions.of("stream", options)))
+        return self._client.stream(self._sequences(prompt, params, RequestOptions.of("stream", options)))
 
     def bursts(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
     ) -> Generator[list[Chunk], None, None]:
         """`stream`, with those pieces in one list that are there at the same time: for programs that pass them on."""
-        return self._bursts(prompt, params, RequestOptions.of("bursts", options))
+        return self._client.bursts(self._sequences(prompt, params, RequestOptions.of("bursts", options)))
 
-    def _bursts(self, prompt: Prompt, params: SamplingParams | None, terms: RequestOptions) -> Generator[list[Chunk], None, None]:
+    def _sequences(self, prompt: Prompt, params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
         inputs = self._client.opened.inputs
-        return self._client.stream(inputs.sequences(inputs.token_ids(prompt), params, terms))
+        return inputs.sequences(inputs.token_ids(prompt), params, terms)
 
     def chat(
         self,
@@ -135,14 +136,14 @@ class LLM(FrontDoor):
         terms = RequestOptions.of("stream_chat", options)
         inputs = self._client.opened.inputs
         ids = inputs.chat_ids(messages, tools, template_vars)
-        return _flat(self._client.stream(inputs.sequences(ids, params, terms)))
+        return self._client.stream(inputs.sequences(ids, params, terms))
 
     def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
         `PromptError`, `SamplingError`, and `DeadlineError` after `timeout_s`."""
         terms, inputs = RequestOptions.of("score", options), self._client.opened.inputs
         sequence = inputs.scored(inputs.scored_ids(prompt), top, terms)
-        return prompt_logprobs([chunk for burst in self._client.stream([sequence]) for chunk in burst], terms.timeout_s)
+        return prompt_logprobs(list(self._client.stream([sequence])), terms.timeout_s)
 
     def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
         """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
@@ -158,11 +159,3 @@ class LLM(FrontDoor):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _flat(bursts: Generator[list[Chunk], None, None]) -> Generator[Chunk, None, None]:
-    try:
-        for burst in bursts:
-            yield from burst
-    finally:
-        bursts.close()

@@ -9,6 +9,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..cache.base import LayerSpec, Step
+from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.residual import Stream, fallback_lines
@@ -38,7 +39,7 @@ class Model(Protocol):
         ...
 
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
-        """int32 `[T]` to the last layer's normed states `[T, hidden]`, keys and values appended to the cache."""
+        """int32 `[T]` to the last layer's states `[T, hidden]` as `logits` takes them, keys and values appended to the cache."""
         ...
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -103,6 +104,8 @@ class Decoder:
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
         self.runs = runs(self.blocks, self.embedding.dtype)
+        self.joined = kernels_in_use()
+        """Whether sums and norms between the parts are one kernel."""
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
         self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
 
@@ -110,19 +113,34 @@ class Decoder:
         return tuple(rope.regime(length) for rope in self.ropes.values())
 
     def hidden(self, tokens: mx.array, step: Step) -> mx.array:
-        """int32 `[T]` to the last block's normed states `[T, hidden]`; keys, values and states go to the cache."""
-        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
+        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`)."""
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        stream = Stream(x)
+        return self.through(x, step)
+
+    def through(self, x: mx.array, step: Step) -> mx.array:
+        """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
+        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        if self.joined:
+            stream = Stream(x)
+            for block in self.blocks:
+                stream = block.advance(stream, step, rotations)
+            return stream.normed(self.norm)[1]
         for run in self.runs:
-            stream = run(stream, step, rotations)
-        return stream.normed(self.norm)[1]
+            if run.native is not None and step.runs_blocks:
+                turns = [None if rope is None else rotations[rope] for rope in run.ropes]
+                x = step.run_blocks(x, run.native, run.layers, turns)
+            else:
+                for block in run.blocks:
+                    x = block(x, step, rotations)
+        return x
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
-        y = (self.head(hidden) if self.head else self.embedding.as_linear(hidden)).astype(mx.float32)
+        norm = None if self.joined else self.norm
+        y = (self.head(hidden, norm=norm) if self.head else self.embedding.as_linear(hidden, norm=norm)).astype(mx.float32)
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import HeadNorm, Rotation, Step
+from ..cache.base import HeadNorm
 from ..nn.activations import Activated
 from ..nn.attention import Attention
-from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
-from ..nn.residual import Stream
 from .block import Block
 
 
@@ -33,27 +31,10 @@ class Run:
     ropes: Sequence[str | None] = ()
     """Key of each block's rope, None where it does not rotate, for the CPU kernels."""
 
-    joined: bool = False
-    """Whether sums and norms between the parts are one kernel."""
-
-    def __call__(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        if self.joined:
-            for block in self.blocks:
-                stream = block.advance(stream, step, rotations)
-            return stream
-        x = stream.sum()
-        if self.native is not None and step.runs_blocks:
-            turns = [None if rope is None else rotations[rope] for rope in self.ropes]
-            return Stream(step.run_blocks(x, self.native, self.layers, turns))
-        for block in self.blocks:
-            x = block(x, step, rotations)
-        return Stream(x)
-
 
 def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
     found = []
-    joined = kernels_in_use()
     for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
         same = list(group)
         if is_native:
@@ -61,7 +42,7 @@ def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
             ropes = [block.rope if _attention(block).rotates else None for block in same]
             found.append(Run(same, kernels_cpu.blocks([_native(block) for block in same], dtype), layers, ropes))
         else:
-            found.append(Run(same, joined=joined))
+            found.append(Run(same))
     return found
 
 

@@ -171,6 +171,8 @@ class Embedding:
         rows = map_rows(self.matrix, lambda table: table[tokens])
         return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 
-    def as_linear(self, x: mx.array) -> mx.array:
-        """Logits: `[..., dims]` to `[..., vocab]`."""
-        return multiply(x, self.matrix)
+    def as_linear(self, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
+        """Logits: `[..., dims]` to `[..., vocab]`. `norm` is applied to x first."""
+        if norm is not None and isinstance(self.matrix, Packed):
+            return self.matrix.multiply(x, norm=norm.weight, eps=norm.eps)
+        return multiply(x if norm is None else norm(x), self.matrix)

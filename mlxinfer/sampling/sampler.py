@@ -6,7 +6,7 @@ needs it. The order is vLLM's: log-probabilities of the plain logits, bias, pena
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -183,14 +183,16 @@ class Settings:
     """None where no row cuts anything."""
     bias: mx.array | None
     """float32, added to the logits; None where no row has any."""
+    argmax: Callable[[mx.array], mx.array]
+    """From float32 `[R, vocab]` to uint32 `[R]`."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:
         greedy = [p.greedy for p in params]
         temperature = column([value or 1.0 for value in values(params, "temperature")])
-        return Settings(
-            mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, Cuts.of(params, vocab_size), _bias(params, vocab_size)
-        )
+        argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
+        cuts, bias = Cuts.of(params, vocab_size), _bias(params, vocab_size)
+        return Settings(mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, cuts, bias, argmax)
 
     def pick(self, picked: PickedRows) -> Settings:
         """Those of some rows."""
@@ -203,14 +205,13 @@ class Settings:
 
     def choose(self, logits: mx.array, seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
         """A token for each row, uint32 `[R]`."""
-        argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
         if self.all_greedy:
-            return argmax(logits)
+            return self.argmax(logits)
         scaled, keys = logits / self.temperature, row_keys(seeds, positions)
         noisy = _noisy(scaled, keys) if self.cuts is None else _cut_and_noisy(scaled, self.cuts.threshold(scaled), keys)
         if self.any_greedy:
             noisy = mx.where(self.greedy, logits, noisy)
-        return argmax(noisy)
+        return self.argmax(noisy)
 
 
 def _plain_argmax(x: mx.array) -> mx.array:

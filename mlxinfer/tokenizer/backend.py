@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,8 +31,9 @@ class Backend(Protocol):
         """Token ids; special tokens spelled in the text are parsed. `add_special_tokens` puts BOS and EOS where the model wants them."""
         ...
 
-    def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for an id outside the vocabulary."""
+    @property
+    def token(self) -> Callable[[int], str | None]:
+        """From an id to the token as the vocabulary spells it; None for an id outside the vocabulary."""
         ...
 
     def save(self, path: str) -> None:
@@ -87,13 +88,10 @@ class TokenizersBackend:
             self.decoder = tokenizer.decoder
             self.special = frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self.tokenizer = tokenizer
+        self.token: Callable[[int], str | None] = tokenizer.id_to_token
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def token(self, token_id: int) -> str | None:
-        token: str | None = self.tokenizer.id_to_token(token_id)
-        return token
 
     def save(self, path: str) -> None:
         self.tokenizer.save(path, pretty=False)

@@ -147,7 +147,7 @@ def run_blocks(
         x,
         blocks,
         [store.sealed for store in stores],
-        [store.open for store in stores],
+        [store.kept for store in stores],  # the native operation leaves no rows apart
         [step.plan for step in steps],
         _native_rotations(steps, rotations),
         [(store.format.k_bits, store.format.v_bits) for store in stores],
