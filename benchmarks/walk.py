@@ -18,7 +18,7 @@ from types import FrameType
 import mlxinfer
 from mlxinfer import LLM, SamplingParams
 
-WARM_STEPS, STEPS = 40, 100
+WARM_STEPS, STEPS = 80, 100
 _ROOT = str(Path(mlxinfer.__file__).parent)
 _PROMPT = "The capital of France is"
 
@@ -48,9 +48,9 @@ class Walk:
         self.switches += caller is not None and caller.f_code.co_filename.startswith(_ROOT) and caller.f_code.co_filename != path
 
 
-def walks(model: str, steps: int = STEPS) -> list[Walk]:
-    """One walk for each of `steps` tokens of a greedy answer."""
-    params = SamplingParams(temperature=0.0, max_tokens=WARM_STEPS + steps + 8, ignore_eos=True)
+def walks(model: str, steps: int = STEPS, temperature: float = 0.0) -> list[Walk]:
+    """One walk for each of `steps` tokens of an answer, a greedy one by default."""
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=WARM_STEPS + steps + 8, ignore_eos=True)
     found: list[Walk] = []
     with LLM(model) as llm:
         stream = llm.stream(_PROMPT, params)

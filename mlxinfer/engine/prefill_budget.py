@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 from ..cache.pages import PAGE
 from .step_times import StepTimes
@@ -37,8 +37,8 @@ class PrefillBudget:
         self.max_step_s = max_step_s
         self.balance = 0.0
         """Seconds that may be spent on prompts."""
-        self.saving = True
-        """Whether steps without prompts still add to the balance."""
+        self.plain: defaultdict[int, int] = defaultdict(int)
+        """Steps without prompts that have not been booked yet, by their rows: whoever schedules one counts it here."""
         self._planned: deque[tuple[int, int, float]] = deque()
         self._target = 0.0
         self._explored = False
@@ -50,6 +50,7 @@ class PrefillBudget:
         most = min(wanted, most)
         if not decode_rows or most <= 0:
             return max(min(most, self._quiet_rows()), 0)
+        self._credit()
         alone = self._alone(decode_rows)
         if alone is None:
             return 0
@@ -76,22 +77,28 @@ class PrefillBudget:
         return max(int(_QUIET_S / reading), _LEAST_ROWS) if reading else _QUIET_ROWS
 
     def commit(self, decode_rows: int, prefill_rows: int) -> None:
-        """Book what the next step will probably cost. Need not be called for one without prompts unless `saving`."""
-        self._mixed = self._mixed + 1 if decode_rows and prefill_rows else 0
+        """Book what the next step, which reads prompts, will probably cost."""
+        self._credit()
+        self._mixed = self._mixed + 1 if decode_rows else 0
+        alone = self.times.alone(decode_rows) if decode_rows else None
         booked = 0.0
-        if decode_rows:
-            alone = self.times.alone(decode_rows)
-            if alone is not None:
-                extra = self.times.prompts.at(prefill_rows) if prefill_rows else 0.0
-                booked = alone * (1 / self.share - 1) - (alone * prefill_rows if extra is None else extra)
+        if alone is not None:
+            extra = self.times.prompts.at(prefill_rows)
+            booked = alone * (1 / self.share - 1) - (alone * prefill_rows if extra is None else extra)
         self.balance += booked
-        most = max(self.max_step_s, self._target)
-        if not prefill_rows:
-            self.balance = min(self.balance, most)
-        self.saving = self.balance < most
         self._planned.append((decode_rows, prefill_rows, booked))
         if len(self._planned) > 4:
             self._planned.popleft()
+
+    def _credit(self) -> None:
+        """Book the steps without prompts since the last one with prompts: what they pay in, up to what may be saved."""
+        if not self.plain:
+            return
+        for rows, steps in self.plain.items():
+            self.balance += steps * (self.times.alone(rows) or 0.0) * (1 / self.share - 1)
+        self.balance = min(self.balance, max(self.max_step_s, self._target))
+        self.plain.clear()
+        self._mixed = 0
 
     def observe(self, decode_rows: int, prefill_rows: int, seconds: float) -> None:
         """What a step with prompts took that was committed, in seconds from the end of the one before it; `times` has learnt from it
@@ -101,7 +108,6 @@ class PrefillBudget:
         booked = self._booked(decode_rows, prefill_rows)
         alone = self.times.alone(decode_rows)
         if alone is not None:
-            self.saving = True
             self.balance += alone / self.share - min(seconds, alone + 4 * max(self.max_step_s, alone)) - booked
 
     def _booked(self, decode_rows: int, prefill_rows: int) -> float:

@@ -202,8 +202,10 @@ class Scheduler:
             work += chunks
         for w in work:
             self.waiting.service.served[w.sequence.client_id] += w.count
-        if prefill or self.budget.saving:
+        if prefill_rows:
             self.budget.commit(decode_rows, prefill_rows)
+        else:
+            self.budget.plain[decode_rows] += 1
         return Schedule(work, [], decode_rows, prefill_rows, drafts)
 
     def _make_room(self, ready: list[Sequence]) -> Schedule:

@@ -36,7 +36,10 @@ def simulate(device: Device, n: int, share: float, noise: Callable[[], float], b
     for step in range(STEPS + 20):
         rows = budget.allowance(n, 10**6, 512 - n, 10**6) if step >= 20 else 0
         assert 0 <= rows <= 512 - n
-        budget.commit(n, rows)
+        if rows:
+            budget.commit(n, rows)
+        else:
+            budget.plain[n] += 1
         seconds = device(n, rows, depth) * noise()
         log.append((rows, seconds, device(n, 0, depth)))
         pending.append((n, rows, seconds))
@@ -100,7 +103,7 @@ def test_nothing_wild_before_anything_is_measured() -> None:
     budget = PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1)
     assert budget.allowance(1, 5000, 500) == 0
     assert budget.allowance(0, 5000, 500) == 500
-    budget.commit(1, 0)
+    budget.plain[1] += 1
     observe(budget, 1, 0, 0.003)
     assert 1 <= budget.allowance(1, 5000, 500) <= 16
 
@@ -109,7 +112,7 @@ def test_a_short_prompt_is_read_at_once_and_paid_back() -> None:
     device, budget = DEVICES["linear"], PrefillBudget(StepTimes(), share=0.75, max_step_s=0.1)
     simulate(device, 1, 0.75, lambda: 1.0, budget)
     for _ in range(5):
-        budget.commit(1, 0)
+        budget.plain[1] += 1
         observe(budget, 1, 0, device(1, 0, 0))
     assert budget.allowance(1, 20, 500, 20) == 20
     budget.commit(1, 20)
