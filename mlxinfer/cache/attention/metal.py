@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...kernels_metal.append_rows.launcher import Norm, Part, append_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
-from ...kernels_metal.paged_attention.launcher import paged_attention_decode
+from ...kernels_metal.paged_attention.launcher import paged_attention_append, paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -107,21 +107,18 @@ class MetalStep:
         """Append the rows of segments with a few, and attend with their `count` query heads: `[T, Hq, Dv]`."""
         shape = _shape(store, count)
         append = self._append_plan(store)
+        plan = self._decode_plan(store, shape, append)
         norms = [None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm)]
         waves = None if heads.rotation is None else heads.rotation.waves
-        q, recent = append_rows(parts, store.recent.arrays, append, shape, q_norm=norms[0], k_norm=norms[1], waves=waves)
+        steps = {"q_norm": norms[0], "k_norm": norms[1], "waves": waves}
+        how = {"scale": params.scale, "softcap": params.softcap, "sinks": params.sinks}
+        old, pools = store.recent.arrays, (store.sealed, store.first, store.kept)
+        if plan.appends:
+            y, recent = paged_attention_append(parts, old, append, *pools, plan, **steps, **how)
+        else:
+            q, recent = append_rows(parts, old, append, shape, **steps)
+            y = paged_attention_decode(q, *pools, plan, recent=recent, **how)
         store.recent = RecentRows(append.new, tuple(recent))
-        y = paged_attention_decode(
-            q,
-            store.sealed,
-            store.first,
-            store.kept,
-            self._decode_plan(store, shape, append),
-            recent=recent,
-            scale=params.scale,
-            softcap=params.softcap,
-            sinks=params.sinks,
-        )
         return y, self._filled(store)
 
     def _append_plan(self, store: LayerStore) -> AppendPlan:
