@@ -63,16 +63,17 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
     rows = x.size // x.shape[-1]
     if not 2 <= rows <= _MOST_ROWS or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
         return None
-    from ..kernels_metal.quantized_matmul.launcher import quantized_matmul, rows_of_variant
+    from ..kernels_metal.quantized_matmul.launcher import launch_of, parts_of, rows_of_variant
 
     if rows_of_variant(rows) not in choice.variants:
         return None
-    f = matrix.format
-    arrays = matrix.weight, matrix.scales, matrix.biases
-    if x.ndim == 2:
-        return quantized_matmul(x, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
-    y = quantized_matmul(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
-    return y.reshape(*x.shape[:-1], -1)
+    flat = x if x.ndim == 2 else x.reshape(rows, -1)
+    arrays, launch = (matrix.weight, matrix.scales, matrix.biases), matrix.launches.get((rows, x.dtype))
+    if launch is None:
+        f = matrix.format
+        launch = matrix.launches[rows, x.dtype] = launch_of(flat, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
+    y: mx.array = launch.run([flat, *parts_of(*arrays)])
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], -1)
 
 
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
@@ -235,8 +236,15 @@ def _located(rows: Sequence[mx.array], spec: AttentionSpec) -> tuple[int, tuple[
 
 
 def _shape(store: LayerStore, heads: int) -> Shape:
-    spec, form = store.spec, store.format
-    return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+    shape = _shapes.get(store)
+    if shape is None or shape.heads != heads:
+        spec, form = store.spec, store.format
+        shape = _shapes[store] = Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+    return shape
+
+
+_shapes: WeakKeyDictionary[LayerStore, Shape] = WeakKeyDictionary()
+"""Of layers that are in use: every step asks for it."""
 
 
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
