@@ -53,10 +53,8 @@ def quantized_matmul(
     return launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode).run([x, *parts_of(weight, scales, biases)])
 
 
-def launch_of(
-    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str
-) -> Launch:
-    """How `quantized_matmul` is launched for arrays like these, and what it raises. Whoever multiplies one matrix again and again keeps it."""
+def launch_of(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str) -> Launch:
+    """How `quantized_matmul` is launched for arrays like these; raises what that does. To be kept by who multiplies a matrix again."""
     parts = [weight, scales] if biases is None else [weight, scales, biases]
     return _of_codes(x.shape, x.dtype, tuple((a.shape, a.dtype) for a in parts), bits, group_size, mode)
 

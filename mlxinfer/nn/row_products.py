@@ -192,8 +192,8 @@ def _described(choice: Choice) -> str:
 
 
 def _cost(form: Format) -> str:
-    """What it costs to do without the kernel. Blocks are not turned into codes of MLX's formats meanwhile: those are larger by a ninth (Q4_K)
-    to a third (Q6_K), and what the weights leave has been given to the cache. At the next load they are codes, or blocks again."""
+    """What it costs to do without the kernel. Blocks are not turned into codes of MLX's formats meanwhile: those are larger by a ninth
+    (Q4_K) to a third (Q6_K), and what the weights leave has been given to the cache. At the next load they are codes, or blocks again."""
     return "" if form.mode in ("affine", "mxfp4") else "; its matrices are unpacked for every product until the model is loaded again"
 
 
@@ -212,9 +212,7 @@ class _Products:
     def lost(self) -> list[str]:
         """Formats whose kernels do not work; slow ones are no loss."""
         with _lock:
-            return sorted(
-                f"products of few rows, {_name(*key)}: {_described(c)}{_cost(key[0])}" for key, c in _choices.items() if c.failed
-            )
+            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}{_cost(key[0])}" for key, c in _choices.items() if c.failed)
 
 
 TRIAL = _Products()

@@ -30,13 +30,17 @@ SCENES = {
         sinks=True,
     ),
     "shared pages, others keep their rows": AppendedAttention(
-        AppendScene(((2, 1, 9), (0, 4, 30)), ((0, 24, 31), (1, 7, 12), (3, 0, 9)), dim=64, heads=6, kv_heads=1, norms="q", dims=64, dtype=BF16),
+        AppendScene(
+            ((2, 1, 9), (0, 4, 30)), ((0, 24, 31), (1, 7, 12), (3, 0, 9)), dim=64, heads=6, kv_heads=1, norms="q", dims=64, dtype=BF16
+        ),
         (2, 5),
         (16, 16),
         softcap=5.0,
         cores=40,
     ),
-    "nothing to do": AppendedAttention(AppendScene(((0, 3, 1), (1, 1, 0)), dim=40, value_dim=16, heads=1, kv_heads=1, joined=False), (1, 0)),
+    "nothing to do": AppendedAttention(
+        AppendScene(((0, 3, 1), (1, 1, 0)), dim=40, value_dim=16, heads=1, kv_heads=1, joined=False), (1, 0)
+    ),
 }
 SANITIZED = ("norms, odd heads", "shared pages, others keep their rows")
 """One of each kind of tile; compiling for all sanitizers takes long."""
@@ -60,7 +64,8 @@ def test_neither_sanitizers_nor_the_order_of_threads_change_a_bit(name: str) -> 
     s = SCENES[name]
     with emulated():
         expected = [to_float(x) for x in s.run()]
-    for mode, order, seed in (("asan", "random", 1), ("tsan", "random", 2), ("msan", "forward", 0), ("trace", "random", 3), ("fast", "reversed", 0)):
+    runs = (("asan", "random", 1), ("tsan", "random", 2), ("msan", "forward", 0), ("trace", "random", 3), ("fast", "reversed", 0))
+    for mode, order, seed in runs:
         with emulated(mode=mode, order=order, seed=seed):
             for got, want in zip(s.run(), expected, strict=True):
                 assert np.array_equal(to_float(got), want), (mode, order)

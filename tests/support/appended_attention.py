@@ -124,7 +124,9 @@ class AppendedAttention:
             there = r.past % 64 + r.count - r.kept
             keys, values = (
                 np.concatenate(
-                    [*(meant[:, p] for p in r.pages), to_float(opened)[r.slot, :, : r.kept], new[r.recent, :, :there]], axis=1, dtype=np.float64
+                    [*(meant[:, p] for p in r.pages), to_float(opened)[r.slot, :, : r.kept], new[r.recent, :, :there]],
+                    axis=1,
+                    dtype=np.float64,
                 )
                 for meant, opened, new in zip(self.pages[1], self.opened, recent, strict=True)
             )
