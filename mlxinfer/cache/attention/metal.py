@@ -109,16 +109,17 @@ class MetalStep:
         shape = _shape(store, count)
         append = self._append_plan(store)
         plan = self._decode_plan(store, shape, append)
-        norms = [None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm)]
+        q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm))
         waves = None if heads.rotation is None else heads.rotation.waves
-        steps = {"q_norm": norms[0], "k_norm": norms[1], "waves": waves}
-        how = {"scale": params.scale, "softcap": params.softcap, "sinks": params.sinks}
+        scale, softcap, sinks = params.scale, params.softcap, params.sinks
         old, pools = store.recent.arrays, (store.sealed, store.first, store.kept)
         if plan.appends:
-            y, recent = paged_attention_append(parts, old, append, *pools, plan, **steps, **how)
+            y, recent = paged_attention_append(
+                parts, old, append, *pools, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks
+            )
         else:
-            q, recent = append_rows(parts, old, append, shape, **steps)
-            y = paged_attention_decode(q, *pools, plan, recent=recent, **how)
+            q, recent = append_rows(parts, old, append, shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
+            y = paged_attention_decode(q, *pools, plan, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
         store.recent = RecentRows(append.new, tuple(recent))
         return y, self._filled(store)
 
