@@ -130,10 +130,10 @@ class PhantomGPU:
         start = thread_time()
         asked = list({id(a): a for a in _leaves(arrays)}.values())
         graph = self._record(asked) if self.recording else None
+        if self._drained is not None and (graph is not None or not self.recording):
+            self.exposed += start - self.seconds - self._drained
+            self._drained = None
         if graph is not None:
-            if self._drained is not None:
-                self.exposed += start - self.seconds - self._drained
-                self._drained = None
             self.graphs.append(graph)
             self._submitted += 1
             self._born.update({id(a): (a, self._submitted) for a in asked})
