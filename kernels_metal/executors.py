@@ -62,16 +62,17 @@ def get_kernel(file: str, name: str) -> Kernel:
 
 
 def _chosen() -> Maker | None:
-    """MLX's own makers fail only at the first call, so this checks for a GPU beforehand."""
+    """MLX's own makers fail only at the first call, so this checks for a GPU beforehand: first for that of a Mac, as it is asked for every
+    launch."""
     maker = _maker.get()
     if maker is not None:
         return maker
+    if mx.metal.is_available():
+        return cast(Maker, mx.fast.metal_kernel)
     if os.environ.get("MLXINFER_KERNELS") == "emulator":
         from . import emulator  # only imported on request
 
         return emulator.metal_kernel
-    if mx.metal.is_available():
-        return cast(Maker, mx.fast.metal_kernel)
     if mx.cuda.is_available():
         from .cuda import CudaKernel
 

@@ -27,10 +27,10 @@ UNPACKING = 2
 
 
 def seconds(ledger: Ledger, chip: Chip, *, drains: float = 0, host_s: float = 0) -> float:
-    """Computed seconds of these launches with so many drains, after each of which the host takes `host_s` to submit more."""
+    """Computed seconds of these launches with so many drains, after which the host takes `host_s` in all until it submits more."""
     busy = sum(launch_s(launch, chip) for launch in ledger.launches)
     waiting = ledger.stages * STAGE_S + (ledger.count - ledger.stages) * BESIDE_S
-    return busy + waiting + drains * (DRAIN_S + host_s)
+    return busy + waiting + drains * DRAIN_S + host_s
 
 
 def launch_s(launch: Launch, chip: Chip) -> float:

@@ -29,7 +29,7 @@ FEW_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One kind of work by one program. All but `host_us` is computed from graphs."""
+    """One kind of work by one program. All but `host_us` and `exposed_us` is computed from graphs."""
 
     program: str
     """"mlxinfer" or "mlx-lm"."""
@@ -57,6 +57,8 @@ class Count:
     """Waits of the GPU for the host."""
     host_us: float
     """Microseconds of the host for a step or a prompt, measured on this machine's processor."""
+    exposed_us: float
+    """Of these, the ones between a drain and the next submission, while the GPU waits."""
     names: dict[str, int]
     """Launches by name."""
     seconds: dict[str, float]
@@ -124,16 +126,16 @@ def _decoding(name: str, make: Callable[[Subject], Program], program: Program, s
     step = ledger(turn.graphs[0])
     others = [turn.graphs for turn in turns if len(turn.graphs) > 1]
     host = median(turn.seconds for turn in turns)
-    drains = sum(turn.drains for turn in turns) / len(turns)
+    drains, exposed = (sum(each) / len(turns) for each in ([turn.drains for turn in turns], [turn.exposed for turn in turns]))
     speeds = {}
     for chip in CHIPS:
         usual = seconds(ledger(turn.graphs[0], chip.gpu), chip)
         rare = sum(seconds(total(graphs, chip.gpu), chip) - usual for graphs in others) / len(turns)
-        speeds[chip.name] = usual + rare + seconds(total([]), chip, drains=drains, host_s=host)
+        speeds[chip.name] = usual + rare + seconds(total([]), chip, drains=drains, host_s=exposed)
     wide, deep = layer(make, subject, rows, past)
     return Count(
         name, f"decode {rows}", step.count, step.stages, wide, deep, step.reads, step.distinct, step.matrix, step.writes,
-        sum(turn.syncs for turn in turns) / len(turns), drains, host * 1e6, dict(step.names), speeds,
+        sum(turn.syncs for turn in turns) / len(turns), drains, host * 1e6, exposed * 1e6, dict(step.names), speeds,
     )  # fmt: skip
 
 
@@ -144,11 +146,10 @@ def _reading(name: str, program: Program, prompt: int) -> Count:
 
     turn = program.prefill(prompt)
     whole = total(turn.graphs)
-    host = turn.seconds / max(len(turn.graphs), 1)
-    speeds = {chip.name: seconds(total(turn.graphs, chip.gpu), chip, drains=turn.drains, host_s=host) for chip in CHIPS}
+    speeds = {chip.name: seconds(total(turn.graphs, chip.gpu), chip, drains=turn.drains, host_s=turn.exposed) for chip in CHIPS}
     return Count(
         name, "prefill", whole.count, whole.stages, 0, 0, whole.reads, whole.distinct, whole.matrix, whole.writes,
-        turn.syncs, turn.drains, turn.seconds * 1e6, dict(whole.names), speeds,
+        turn.syncs, turn.drains, turn.seconds * 1e6, turn.exposed * 1e6, dict(whole.names), speeds,
     )  # fmt: skip
 
 

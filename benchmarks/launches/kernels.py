@@ -48,14 +48,17 @@ def work_of(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -
 
 
 def _decode(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    """Each work item reads its pages once, for all query heads and rows; of the open page only the rows there are."""
+    """Each work item reads its pages once, for all query heads and rows; of the open page only the rows there are. Queries, keys and values
+    of the step may lie in one array."""
     page, row = _page_bytes(named)
     read = tokens = 0
     for _slot, _start, count, past, _oldest, first, end, *_ in _table(details, "work", details["groups"][2]):
         own = end > past // _PAGE
         read += (end - first - own) * page + own * (past % _PAGE + count) * row
         tokens += count * (end - first) * _PAGE
-    return Work(read + _besides(named), operations=2 * tokens * _width(details, named))
+    step = {id(a): named[name].bytes for name, a in zip(details["names"], details["arrays"], strict=True) if name in _STEP}
+    others = sum(a.bytes for name, a in named.items() if name not in (*_POOLS, *_STEP))
+    return Work(read + sum(step.values()) + others, operations=2 * tokens * _width(details))
 
 
 def _prefill(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
@@ -69,7 +72,7 @@ def _prefill(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) 
         asked += (last // _PAGE + 1 - first) * page * parts
         distinct = max(distinct, (past // _PAGE + 1) * page)
         products += 2 * count * (last - first * _PAGE)
-    operations = products * _width(details, named)
+    operations = products * _width(details)
     return Work(asked + _besides(named), max(asked - distinct, 0), operations=operations, on_matrix_units=True)
 
 
@@ -100,15 +103,19 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = 
 _POOLS = ("sealed_keys", "key_scales", "sealed_values", "value_scales", "first_keys", "first_values", "open_keys", "open_values")
 """Inputs of the attention kernels of which a launch reads a part."""
 
+_STEP = ("queries", "keys", "values")
+"""Inputs of decode attention that hold the step's rows."""
+
 
 def _besides(named: Named) -> int:
     return sum(a.bytes for name, a in named.items() if name not in _POOLS)
 
 
-def _width(details: Mapping[str, Any], named: Named) -> int:
+def _width(details: Mapping[str, Any]) -> int:
     """Channels of queries and answers, all heads."""
-    template = details["template"]
-    return int(named["queries"].shape[1] * (template["KEY_DIM"] + template["VALUE_DIM"]))
+    template, groups = details["template"], details["groups"]
+    heads = groups[1] * template["HEADS"]
+    return int(heads * (template["KEY_DIM"] + template["VALUE_DIM"]))
 
 
 def _page_bytes(named: Named) -> tuple[int, int]:

@@ -70,6 +70,8 @@ class PhantomGPU:
         """How often the host waited."""
         self.drains = 0
         """How often the GPU had nothing left to do by then."""
+        self.exposed = 0.0
+        """Processor time of the program between a drain and its next submission: the GPU waits for it."""
         self.seconds = 0.0
         """Processor time spent on recording, which is not the program's own."""
         self.recording = True
@@ -82,6 +84,7 @@ class PhantomGPU:
         self._tracing = False
         self._born: dict[int, tuple[mx.array, int]] = {}
         self._submitted = self._awaited = 0
+        self._drained: float | None = None
         self._patches = contextlib.ExitStack()
         self._eval, self._compile, self._sdpa = mx.eval, mx.compile, mx.fast.scaled_dot_product_attention
 
@@ -127,6 +130,9 @@ class PhantomGPU:
         start = thread_time()
         asked = list({id(a): a for a in _leaves(arrays)}.values())
         graph = self._record(asked) if self.recording else None
+        if self._drained is not None and (graph is not None or not self.recording):
+            self.exposed += start - self.seconds - self._drained
+            self._drained = None
         if graph is not None:
             self.graphs.append(graph)
             self._submitted += 1
@@ -149,6 +155,7 @@ class PhantomGPU:
         self.syncs += 1
         if submission == self._submitted:
             self.drains += 1
+            self._drained = thread_time() - self.seconds
 
     def _reading(self, read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:
         """`item` and `tolist` wait as `eval` does."""

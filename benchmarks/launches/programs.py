@@ -47,6 +47,8 @@ class Turn:
     """Times the GPU had nothing left to do by then."""
     seconds: float
     """The host's processor time, without recording."""
+    exposed: float
+    """Of that, between a drain and the next submission."""
 
 
 class Program(Protocol):
@@ -72,12 +74,12 @@ class _Watch:
 
     def _mark(self) -> None:
         gpu = self._gpu
-        self._before = len(gpu.graphs), gpu.syncs, gpu.drains, gpu.seconds, thread_time()
+        self._before = len(gpu.graphs), gpu.syncs, gpu.drains, gpu.exposed, gpu.seconds, thread_time()
 
     def turn(self) -> Turn:
-        gpu, (graphs, syncs, drains, recording, start) = self._gpu, self._before
+        gpu, (graphs, syncs, drains, exposed, recording, start) = self._gpu, self._before
         seconds = thread_time() - start - (gpu.seconds - recording)
-        found = Turn(gpu.graphs[graphs:], gpu.syncs - syncs, gpu.drains - drains, seconds)
+        found = Turn(gpu.graphs[graphs:], gpu.syncs - syncs, gpu.drains - drains, seconds, gpu.exposed - exposed)
         self._mark()
         return found
 

@@ -50,6 +50,7 @@ def costs(counts: Counts, layers: int) -> str:
         ("waits of the host", "", lambda c: f"{c['syncs']:.2f}".rstrip("0").rstrip(".")),
         ("waits of the GPU for the host", "", lambda c: f"{c['drains']:.2f}".rstrip("0").rstrip(".")),
         ("host, ms", "", lambda c: f"{c['host_us'] / 1e3:.1f}"),
+        ("of that while the GPU waits", "", lambda c: f"{c['exposed_us'] / 1e3:.2f}"),
     ]
     works = list(dict.fromkeys(count["work"] for count in counts))
     head = ["", *(f"{_title(work)}: {program}" for work in works for program in PROGRAMS)]

@@ -52,7 +52,7 @@ def append_rows(
     Heads of queries and keys are normed, then rotated by `waves`, float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old`
     are the recent keys and values before the step (empty if there are none). Raises ValueError if arrays do not fit the plan.
     """
-    _check(parts, old, plan, shape, (q_norm, k_norm), waves)
+    check_rows(parts, old, plan, shape, (q_norm, k_norm), waves)
     (queries, q_at), (keys, k_at), (values, v_at) = ((part.rows, part.at) for part in parts)
     half = 0 if waves is None else waves.shape[2]
     entries, length = len(plan.new), plan.length
@@ -89,7 +89,7 @@ def _settings(*numbers: float) -> mx.array:
     return mx.array(numbers, mx.float32)
 
 
-def _check(
+def check_rows(
     parts: tuple[Part, Part, Part],
     old: Sequence[mx.array],
     plan: AppendPlan,
@@ -97,6 +97,7 @@ def _check(
     norms: tuple[Norm | None, Norm | None],
     waves: mx.array | None,
 ) -> None:
+    """Raise ValueError unless these are arrays that can be appended by the plan."""
     sizes = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
     for part, size in zip(parts, sizes, strict=True):
         rows, width = part.rows.shape

@@ -64,10 +64,13 @@ def integers(rows: Sequence[object]) -> mx.array:
 
 
 @cache
-def settings(scale: float, softcap: float, has_sinks: bool, divided: bool = False) -> mx.array:
-    """float32 `[4]`: scale, soft cap (0: none), 1 if there are sinks, and 1 if answers are parts that are merged later. Evaluated, like
-    everything that is kept here: streams belong to threads, and who made it may be gone."""
-    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided)], mx.float32))
+def settings(
+    scale: float, softcap: float, has_sinks: bool, divided: bool = False, query_eps: float = -1.0, key_eps: float = -1.0
+) -> mx.array:
+    """float32 `[8]`: scale, soft cap (0: none), 1 if there are sinks, 1 if answers are parts that are merged later, and what is added to
+    the mean of squares where heads of queries and of keys are normed (-1: they are not). Evaluated, like everything that is kept here:
+    streams belong to threads, and who made it may be gone."""
+    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided), query_eps, key_eps, 0.0, 0.0], mx.float32))
 
 
 @cache

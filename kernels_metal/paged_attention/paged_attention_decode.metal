@@ -7,6 +7,7 @@
 //                   simdgroups are merged at the end.
 //   SHARED = true:  there are more. All simdgroups work on the same page, each for queries of its own, and read it from
 //                   threadgroup memory, where they have put it together, part by part: it still leaves device memory once.
+#include "paged_attention/decode/append.h"
 #include "paged_attention/decode/keys.h"
 #include "paged_attention/decode/values.h"
 #include "paged_attention/decode/answers.h"
@@ -55,8 +56,9 @@ inline void attend_pages(Pages<typename D::T> pages, Item item, const device int
   }
 }
 
-//: kernel paged_attention_decode(queries, sealed_keys, key_scales, sealed_values, value_scales, first_keys, first_values, open_keys,
-//:                               open_values, recent_keys, recent_values, table, work, settings, sinks) -> answers, parts
+//: kernel paged_attention_decode(queries, keys, values, query_weights, key_weights, waves, sealed_keys, key_scales, sealed_values,
+//:                               value_scales, first_keys, first_values, open_keys, open_values, recent_keys, recent_values, entries,
+//:                               table, work, numbers, settings, sinks) -> answers, parts, new_keys, new_values
 //: threads (32 * SIMDGROUPS, KV heads, work items), groups of (32 * SIMDGROUPS, 1, 1)
 typedef Decode<T, K_BITS, V_BITS, KEY_DIM, VALUE_DIM, GROUP, HEADS, QUERIES, KEY_RUN, VALUE_RUN, SIMDGROUPS, SHARED, STAGE> D;
 typedef Room<D, STAGED_QUERIES> R;
@@ -79,7 +81,28 @@ place.weights = floats + place.simdgroup * R::weights;
 const int head = threadgroup_position_in_grid.y, heads = threadgroups_per_grid.y;
 const Item item = item_at(work, threadgroup_position_in_grid.z);
 const size_t sealed = size_t(head) * sealed_keys_shape[1], first = size_t(head) * first_keys_shape[1];
-const size_t open = size_t(item.slot) * heads + head, recent = (size_t(item.recent) * heads + head) * recent_keys_shape[2];
+
+const bool appends = numbers[0] != 0;  // otherwise queries are ready, and recent rows have the step's own among them
+const int pairs = numbers[7], recent_length = appends ? numbers[9] : numbers[8];
+typedef Steps<decltype(&query_weights[0]), decltype(&waves[0])> QuerySteps;
+typedef Steps<decltype(&key_weights[0]), decltype(&waves[0])> KeySteps;
+if (appends) {
+  Appending<T, KeySteps> step;
+  step.keys = {keys + numbers[4], numbers[3], recent_keys, numbers[8], new_keys, numbers[9]};
+  step.values = {values + numbers[6], numbers[5], recent_values, numbers[8], new_values, numbers[9]};
+  step.key_steps = {&key_weights[0], settings[5], &waves[0], pairs};
+  step.value_steps = {&key_weights[0], -1.0f, &waves[0], 0};
+  step.entries = &entries[0];
+  if (item.end > item.past / 64) append_entry<D>(step, item.recent, head, heads, place);
+  // Sequences that do not take part in the step keep what they have.
+  const int items = int(threadgroups_per_grid.z);
+  for (int i = numbers[11] + int(threadgroup_position_in_grid.z); i < numbers[10]; i += items) append_entry<D>(step, i, head, heads, place);
+  threadgroup_barrier(mem_flags::mem_device);
+}
+
+const size_t open = size_t(item.slot) * heads + head, recent = (size_t(item.recent) * heads + head) * recent_length;
+const device T* recent_k = appends ? new_keys : recent_keys;
+const device T* recent_v = appends ? new_values : recent_values;
 Pages<T> pages;
 pages.keys = (const device uchar*)sealed_keys + sealed * (KeyRows<D, K_BITS>::bytes * KEY_DIM);
 pages.key_scales = key_scales + (K_BITS == 16 ? 0 : sealed * 2 * KEY_DIM);
@@ -88,20 +111,21 @@ pages.value_scales = value_scales + (V_BITS == 16 ? 0 : sealed * 128 * D::GROUPS
 pages.first_keys = (const device uchar*)first_keys + first * (KeyRows<D, 16>::bytes * KEY_DIM);
 pages.first_values = (const device uchar*)first_values + first * (ValueRows<D, 16>::bytes * 64);
 pages.open_keys.page = (const device uchar*)open_keys + open * (64 * KEY_DIM * sizeof(T));
-pages.open_keys.recent = (const device uchar*)recent_keys + recent * (KEY_DIM * sizeof(T));
+pages.open_keys.recent = (const device uchar*)recent_k + recent * (KEY_DIM * sizeof(T));
 pages.open_values.page = (const device uchar*)open_values + open * (64 * VALUE_DIM * sizeof(T));
-pages.open_values.recent = (const device uchar*)recent_values + recent * (VALUE_DIM * sizeof(T));
+pages.open_values.recent = (const device uchar*)recent_v + recent * (VALUE_DIM * sizeof(T));
 pages.open_keys.kept = pages.open_values.kept = uint(item.kept);
 pages.open_keys.stride = KEY_DIM * sizeof(T);
 pages.open_values.stride = VALUE_DIM * sizeof(T);
 
 const int first_query = SHARED ? int(place.simdgroup) * QUERIES : 0;
 DeviceQueries<T> all;
-all.row = uint(heads * HEADS * KEY_DIM);
-all.start = queries + size_t(item.row) * all.row + head * HEADS * KEY_DIM;
+all.row = uint(numbers[1]);
+all.start = queries + size_t(item.row) * all.row + numbers[2] + head * HEADS * KEY_DIM;
 all.first = first_query;
 all.last = item.count * HEADS - 1;
-const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, query_room, place.index);
+const QuerySteps query_steps = {&query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs};
+const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, appends, query_steps, query_room, place);
 State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);
 add_lanes<D>(place, state);
@@ -118,6 +142,10 @@ if (place.index == 0 && head == 0 && threadgroup_position_in_grid.z == 0) {  // 
     answers[0] = static_cast<T>(0.0f);
   } else {
     parts[0] = 0.0f;
+  }
+  if (!appends) {
+    new_keys[0] = static_cast<T>(0.0f);
+    new_values[0] = static_cast<T>(0.0f);
   }
 }
 if (SHARED) {

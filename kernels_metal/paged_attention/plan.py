@@ -85,6 +85,9 @@ class DecodePlan:
     """int32: page ids of all sequences."""
     parts: mx.array | None
     """int32 `[rows, 3]`: first part, number of parts and their distance in rows; None if no sequence is divided."""
+    appends: bool
+    """Whether the kernel can make the step's own rows ready itself: it has room for the queries, and one work item has all rows that a
+    sequence's open page is read for."""
 
 
 def plan_decode(
@@ -121,6 +124,7 @@ def plan_decode(
         integers(work),
         integers([page for r in rows for page in r.pages]),
         integers(parts) if divided else None,
+        tile.staged_queries > 0 and len(pieces) == len(rows),
     )
 
 

@@ -30,10 +30,15 @@ _THREADS = 256
 _PADDED = 8
 """Smaller arrays are passed in another address space."""
 
+Shape = tuple[int, ...]
+
+
+_VARIANTS = tuple(next(most for most in ROWS if rows <= most) for rows in range(ROWS[-1]))
+
 
 def rows_of_variant(rows: int) -> int:
     """Which of `ROWS` computes this many rows."""
-    return next((most for most in ROWS if rows <= most), ROWS[-1])
+    return _VARIANTS[rows] if rows < len(_VARIANTS) else ROWS[-1]
 
 
 def quantized_matmul(
@@ -45,12 +50,21 @@ def quantized_matmul(
     None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
     `UnsupportedShapeError` for a format without a kernel.
     """
+    return launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode).run([x, *parts_of(weight, scales, biases)])
+
+
+def launch_of(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str) -> Launch:
+    """How `quantized_matmul` is launched for arrays like these; raises what that does. To be kept by who multiplies a matrix again."""
     parts = [weight, scales] if biases is None else [weight, scales, biases]
-    shapes = tuple((a.shape, a.dtype) for a in parts)
-    launch = _of_codes(x.shape, x.dtype, shapes, bits, group_size, mode)
+    return _of_codes(x.shape, x.dtype, tuple((a.shape, a.dtype) for a in parts), bits, group_size, mode)
+
+
+def parts_of(weight: mx.array, scales: mx.array, biases: mx.array | None) -> list[mx.array]:
+    """A matrix as its kernel takes it."""
+    parts = [weight, scales] if biases is None else [weight, scales, biases]
     if scales.size < _PADDED:
         parts[1:] = [mx.pad(a.reshape(-1), (0, _PADDED - a.size)) for a in parts[1:]]
-    return launch.run([x, *parts])
+    return parts
 
 
 def why_unsupported(dtype: mx.Dtype, bits: int, group_size: int, mode: str, scales: mx.Dtype) -> str | None:
@@ -108,9 +122,6 @@ class Launch:
             grid=self.grid,
             threadgroup=(self.threads, 1, 1),
         )[0]
-
-
-Shape = tuple[int, ...]
 
 
 @lru_cache(_KNOWN_SHAPES)

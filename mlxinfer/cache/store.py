@@ -22,7 +22,7 @@ ALL = slice(None)
 
 
 _LARGE_POOL = 2**19
-"""Bytes of a layer's pool from which on it matters that it is there twice while it grows."""
+"""Bytes of a layer's pool from which on it matters that they are there twice while it grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class LayerStore:
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
         """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
-        twice meanwhile."""
+        twice meanwhile. The first pages of all need no copy, and nobody waits for them."""
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
             self.kept = [_padded(a, 0, slots) for a in self.kept]
             return
@@ -102,10 +102,11 @@ class LayerStore:
             # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
             # a pool would be copied for every page that is sealed.
             mx.clear_cache()
+        copied = sum(a.nbytes for a in (*self.sealed, *self.first))
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self.kept = [_padded(a, 0, slots) for a in self.kept]
-        if sum(a.nbytes for a in self.sealed) > _LARGE_POOL:
+        if copied > _LARGE_POOL:
             mx.eval(self.sealed, self.first)
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
@@ -238,4 +239,6 @@ def _padded(array: mx.array, axis: int, size: int) -> mx.array:
         return array
     shape = list(array.shape)
     shape[axis] = missing
+    if missing == size:
+        return mx.zeros(shape, array.dtype)
     return mx.concatenate([array, mx.zeros(shape, array.dtype)], axis=axis)

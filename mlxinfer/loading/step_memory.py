@@ -15,11 +15,13 @@ from ..cache.base import PAGE, AttentionParams, AttentionSpec, LayerSpec, Recurr
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
 from ..device import command_buffer_numbers, is_gpu
+from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
 from ..models.decoder import Model
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
-from ..nn.weights import RawBlocks
+from ..nn.row_products import UNPACKED_BYTES
+from ..nn.weights import Blocks, RawBlocks
 from ..sampling import SAMPLED_ROWS_AT_ONCE
 
 _SLACK = 16 * 2**20
@@ -42,6 +44,8 @@ _LAYER_ARRAYS = 64
 _MOST_EXPERTS = 16
 """Experts per token; only the matrices are known here, and few models choose more."""
 _STEPS_IN_FLIGHT = 2
+_SLICES = 2
+"""Slices of a matrix of blocks that are unpacked at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +165,14 @@ def state_bytes(spec: LayerSpec) -> int:
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
-    """Bytes of a matrix that is unpacked for its product: raw GGUF blocks, where the kernels for them are missing."""
-    if isinstance(node.matrix, RawBlocks) and not kernels_cpu.in_use():
-        return prod(tuple(node.matrix.shape)) * dtype.size
-    return 0
+    """Bytes of a matrix that is unpacked for its product: GGUF's blocks. On a GPU these come into memory as they are, and products of many
+    rows unpack slices, of which one is multiplied and the next is there; on a CPU without kernels, the whole."""
+    matrix = node.matrix
+    if not isinstance(matrix, (Blocks, RawBlocks)) or (isinstance(matrix, RawBlocks) and kernels_cpu.in_use()):
+        return 0
+    size = prod(tuple(matrix.shape)) * dtype.size
+    sliced = isinstance(matrix, Blocks) or (is_gpu() and matrix.format.mode in BLOCKS)
+    return min(size, _SLICES * UNPACKED_BYTES) if sliced else size
 
 
 def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:

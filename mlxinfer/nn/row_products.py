@@ -27,7 +27,7 @@ _MOST_ROWS = 16
 """Rows up to which a product reads a matrix in MLX's form once."""
 _MOST_BLOCK_ROWS = 48
 """Rows up to which reading blocks once per 16 rows costs less than unpacking them into memory and back."""
-_UNPACKED_BYTES = 64 << 20
+UNPACKED_BYTES = 64 << 20
 """Bytes of a matrix that are unpacked at a time, for products of many rows."""
 _SECONDS = 0.2
 """How long the speed of a format is measured, once on a machine."""
@@ -63,16 +63,17 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
     rows = x.size // x.shape[-1]
     if not 2 <= rows <= _MOST_ROWS or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
         return None
-    from ..kernels_metal.quantized_matmul.launcher import quantized_matmul, rows_of_variant
+    from ..kernels_metal.quantized_matmul.launcher import launch_of, parts_of, rows_of_variant
 
     if rows_of_variant(rows) not in choice.variants:
         return None
-    f = matrix.format
-    arrays = matrix.weight, matrix.scales, matrix.biases
-    if x.ndim == 2:
-        return quantized_matmul(x, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
-    y = quantized_matmul(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
-    return y.reshape(*x.shape[:-1], -1)
+    flat = x if x.ndim == 2 else x.reshape(rows, -1)
+    arrays, launch = (matrix.weight, matrix.scales, matrix.biases), matrix.launches.get((rows, x.dtype))
+    if launch is None:
+        f = matrix.format
+        launch = matrix.launches[rows, x.dtype] = launch_of(flat, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
+    y: mx.array = launch.run([flat, *parts_of(*arrays)])
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], -1)
 
 
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:
@@ -85,7 +86,7 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
 
         y = block_matmul(flat, weight, form.mode)
     else:
-        step = max(_UNPACKED_BYTES // (x.shape[-1] * x.dtype.size) // 16 * 16, 16)
+        step = max(UNPACKED_BYTES // (x.shape[-1] * x.dtype.size) // 16 * 16, 16)
         slices = [weight[at : at + step] for at in range(0, weight.shape[0], step)]
         y = mx.concatenate([flat @ block_rows(piece, form, x.dtype).T for piece in slices], axis=-1)
     return y.reshape(*x.shape[:-1], -1)
@@ -190,6 +191,12 @@ def _described(choice: Choice) -> str:
     return f"this project's kernels; next to MLX's products {speeds} rows"
 
 
+def _cost(form: Format) -> str:
+    """What it costs to do without the kernel. Blocks are not turned into codes of MLX's formats meanwhile: those are larger by a ninth
+    (Q4_K) to a third (Q6_K), and what the weights leave has been given to the cache. At the next load they are codes, or blocks again."""
+    return "" if form.mode in ("affine", "mxfp4") else "; its matrices are unpacked for every product until the model is loaded again"
+
+
 class _Products:
     """`Trial` of all formats."""
 
@@ -205,7 +212,7 @@ class _Products:
     def lost(self) -> list[str]:
         """Formats whose kernels do not work; slow ones are no loss."""
         with _lock:
-            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
+            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}{_cost(key[0])}" for key, c in _choices.items() if c.failed)
 
 
 TRIAL = _Products()

@@ -11,9 +11,9 @@ the model also supplies `Recipe`s for making the tensor from others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Protocol, Union
+from typing import Any, Protocol, Union
 
 import mlx.core as mx
 import numpy as np
@@ -57,6 +57,8 @@ class Quantized:
     """The same shape; None except in mode "affine"."""
     format: Format
     """How the codes are to be read."""
+    launches: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """How its products are launched, by rows and dtype, as `row_products` has worked it out."""
 
     @property
     def shape(self) -> tuple[int, ...]:

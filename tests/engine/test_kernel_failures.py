@@ -59,6 +59,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     monkeypatch.setattr(select, "_has_gpu_kernels", lambda: True)
     monkeypatch.setattr(metal, "paged_attention_decode", found)
     monkeypatch.setattr(metal, "append_rows", appended)
+
+    def both(parts: Any, old: Any, append: Any, *pages: Any, **options: Any) -> tuple[mx.array, list[mx.array]]:
+        steps = {name: options.pop(name) for name in ("q_norm", "k_norm", "waves")}
+        q, recent = appended(parts, old, append, pages[3].shape, **steps)
+        return found(q, *pages, recent=recent, **options), recent
+
+    monkeypatch.setattr(metal, "paged_attention_append", both)
     trial.forget()
     yield found
     trial.forget()

@@ -14,6 +14,7 @@ from mlxinfer.cache import recent
 from mlxinfer.kernels_metal.add_norm import launcher as add_norm
 from mlxinfer.kernels_metal.append_rows import launcher as append_rows
 from mlxinfer.kernels_metal.paged_attention import arrays
+from mlxinfer.kernels_metal.paged_attention import launcher as paged_attention
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Callable[[], mx.array]] = {
@@ -22,6 +23,7 @@ KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/add_norm/launcher.py:_settings": lambda: add_norm._settings(1e-5, 1e-6, 0.5),
     "kernels_metal/append_rows/launcher.py:_numbers": lambda: append_rows._numbers(1, 2, 3),
     "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6),
+    "kernels_metal/paged_attention/launcher.py:_numbers": lambda: paged_attention._numbers(1, 2, 3),
     "mlxinfer/cache/recent.py:_heads": lambda: recent._heads(3),
     "mlxinfer/cache/recent.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
@@ -42,7 +44,8 @@ def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() ->
 
 @pytest.mark.parametrize("name", KEPT)
 def test_made_in_one_thread_and_used_in_another(name: str) -> None:
-    for keeper in (arrays.settings, arrays.nothing, add_norm._settings, append_rows._numbers, append_rows._settings):
+    kept_here = (add_norm._settings, append_rows._numbers, append_rows._settings, paged_attention._numbers)
+    for keeper in (arrays.settings, arrays.nothing, *kept_here):
         keeper.cache_clear()
     recent._heads.cache_clear()
     recent._places.cache_clear()

@@ -1,5 +1,6 @@
 // Decode attention: where the queries are read from.
 #pragma once
+#include "append_rows/rows.h"
 #include "paged_attention/decode/work.h"
 
 // Queries in threadgroup memory, [query][channel], or, where there is no room, in device memory.
@@ -33,11 +34,22 @@ inline float query_at(DeviceQueries<typename D::T> queries, int query, int chann
 template <bool STAGED>
 struct Staging {};
 
-template <typename D, typename T>
-inline StagedQueries<T> queries_of(Staging<true>, DeviceQueries<T> queries, threadgroup T* room, uint index) {
-  for (int i = int(index); i < (queries.last + 1) * D::KEY_DIM; i += 32 * D::SIMDGROUPS) {
-    const int query = i / D::KEY_DIM;
-    room[i] = queries.start[uint(query / D::HEADS) * queries.row + uint(query % D::HEADS * D::KEY_DIM + i % D::KEY_DIM)];
+// Queries as they are, or as projections have them, with their norm and rotation still to come (`makes`); `steps.waves` are those of the
+// item's first row.
+template <typename D, typename T, typename Steps>
+inline StagedQueries<T> queries_of(Staging<true>, DeviceQueries<T> queries, bool makes, Steps steps, threadgroup T* room, Place place) {
+  if (makes) {
+    const auto waves = steps.waves;
+    for (int query = int(place.simdgroup); query <= queries.last; query += D::SIMDGROUPS) {
+      const int row = query / D::HEADS;
+      steps.waves = waves + row * 2 * steps.pairs;
+      make_head<D::KEY_DIM>(queries.start + uint(row) * queries.row + query % D::HEADS * D::KEY_DIM, room + query * D::KEY_DIM, steps, place.lane);
+    }
+  } else {
+    for (int i = int(place.index); i < (queries.last + 1) * D::KEY_DIM; i += 32 * D::SIMDGROUPS) {
+      const int query = i / D::KEY_DIM;
+      room[i] = queries.start[uint(query / D::HEADS) * queries.row + uint(query % D::HEADS * D::KEY_DIM + i % D::KEY_DIM)];
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   StagedQueries<T> staged;
@@ -46,7 +58,7 @@ inline StagedQueries<T> queries_of(Staging<true>, DeviceQueries<T> queries, thre
   return staged;
 }
 
-template <typename D, typename T>
-inline DeviceQueries<T> queries_of(Staging<false>, DeviceQueries<T> queries, threadgroup T* room, uint index) {
+template <typename D, typename T, typename Steps>
+inline DeviceQueries<T> queries_of(Staging<false>, DeviceQueries<T> queries, bool makes, Steps steps, threadgroup T* room, Place place) {
   return queries;
 }

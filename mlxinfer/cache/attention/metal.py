@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
 from ...kernels_metal.append_rows.launcher import Norm, Part, append_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
-from ...kernels_metal.paged_attention.launcher import paged_attention_decode
+from ...kernels_metal.paged_attention.launcher import paged_attention_append, paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -107,21 +108,19 @@ class MetalStep:
         """Append the rows of segments with a few, and attend with their `count` query heads: `[T, Hq, Dv]`."""
         shape = _shape(store, count)
         append = self._append_plan(store)
-        norms = [None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm)]
+        plan = self._decode_plan(store, shape, append)
+        q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm))
         waves = None if heads.rotation is None else heads.rotation.waves
-        q, recent = append_rows(parts, store.recent.arrays, append, shape, q_norm=norms[0], k_norm=norms[1], waves=waves)
+        scale, softcap, sinks = params.scale, params.softcap, params.sinks
+        old, pools = store.recent.arrays, (store.sealed, store.first, store.kept)
+        if plan.appends:
+            y, recent = paged_attention_append(
+                parts, old, append, *pools, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks
+            )
+        else:
+            q, recent = append_rows(parts, old, append, shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
+            y = paged_attention_decode(q, *pools, plan, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
         store.recent = RecentRows(append.new, tuple(recent))
-        y = paged_attention_decode(
-            q,
-            store.sealed,
-            store.first,
-            store.kept,
-            self._decode_plan(store, shape, append),
-            recent=recent,
-            scale=params.scale,
-            softcap=params.softcap,
-            sinks=params.sinks,
-        )
         return y, self._filled(store)
 
     def _append_plan(self, store: LayerStore) -> AppendPlan:
@@ -238,8 +237,15 @@ def _located(rows: Sequence[mx.array], spec: AttentionSpec) -> tuple[int, tuple[
 
 
 def _shape(store: LayerStore, heads: int) -> Shape:
-    spec, form = store.spec, store.format
-    return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+    shape = _shapes.get(store)
+    if shape is None or shape.heads != heads:
+        spec, form = store.spec, store.format
+        shape = _shapes[store] = Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+    return shape
+
+
+_shapes: WeakKeyDictionary[LayerStore, Shape] = WeakKeyDictionary()
+"""Of layers that are in use: every step asks for it."""
 
 
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:

@@ -25,11 +25,6 @@ class Groups:
     """float32 `[rows, groups]`."""
 
 
-def q4_k(blocks: np.ndarray) -> Groups:
-    """uint8 `[rows, blocks, 144]`, 4 bits in groups of 32."""
-    return _groups(_pairs(blocks[..., 16:]), 32, *of_32(blocks))
-
-
 def q5_k(blocks: np.ndarray) -> Groups:
     """uint8 `[rows, blocks, 176]`, 5 bits in groups of 32; the highest bits stand apart."""
     fifth = _shifted(blocks[..., 16:48], range(8)) & 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import mlx.core as mx
@@ -12,7 +14,7 @@ import numpy as np
 from ...errors import UnsupportedModelError, WeightsError
 from ...nn.weights import Dense, Format, Matrix, Quantized
 from .bits import squeeze, words
-from .packings import ALIKE, PACKINGS
+from .packings import ALIKE, PACKINGS, Packed
 from .reader import TensorInfo
 from .types import TensorType
 
@@ -79,6 +81,8 @@ _OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": _q1_0, "Q2_0": _q
 
 CHUNK_BYTES = 16 << 20
 """Bytes of float32 numbers that are decoded at a time."""
+_PACKERS = min(os.cpu_count() or 1, 8)
+"""Threads that take a piece of blocks apart together: NumPy lets go of the interpreter while it computes."""
 
 _PLAIN: dict[str, tuple[str, mx.Dtype]] = {
     "F32": ("<f4", mx.float32),
@@ -127,17 +131,23 @@ def _packed(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Qua
     shapes = [(*outer, columns * form.bits // 32), *[(*outer, columns // form.group_size)] * (2 if form.mode == "affine" else 1)]
     arrays = [_empty(shape, dtype) for shape, dtype in zip(shapes, (mx.uint32, narrow, narrow), strict=False)]
     targets = [_rows_of(array) for array in arrays]
-    pack = PACKINGS[info.type.name].pack
-    row = 0
-    for piece in pieces:
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                parts = pack(piece.reshape(len(piece), -1, info.type.block_bytes))
-        except ValueError as error:
-            raise WeightsError(f"tensor {info.name}: {error}; the file is damaged, download or convert it again") from None
+    pack, row = PACKINGS[info.type.name].pack, 0
+
+    def place(piece: np.ndarray, row: int) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts: Packed = pack(piece.reshape(len(piece), -1, info.type.block_bytes))
         for target, part in zip(targets, parts, strict=True):
             target[row : row + len(piece)] = part
-        row += len(piece)
+
+    with ThreadPoolExecutor(_PACKERS) as pool:
+        for piece in pieces:
+            step = -(-len(piece) // _PACKERS)
+            starts = range(0, len(piece), step)
+            try:
+                list(pool.map(place, [piece[at : at + step] for at in starts], [row + at for at in starts]))
+            except ValueError as error:
+                raise WeightsError(f"tensor {info.name}: {error}; the file is damaged, download or convert it again") from None
+            row += len(piece)
     return Quantized(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, form)
 
 

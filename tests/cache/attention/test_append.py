@@ -1,4 +1,4 @@
-"""Decode as the engine runs it on a GPU, in the emulator: rows are appended in one launch, and lie apart from their pages for a while."""
+"""Decode as the engine runs it on a GPU, in the emulator: attention appends rows, which lie apart from their pages for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from support.tiny import open_model, random_tokens
 from support.tiny_engine import request, run
 
 from mlxinfer.cache.attention import select
-from mlxinfer.cache.attention.metal import MetalStep
+from mlxinfer.cache.attention.metal import MetalAttention, MetalStep
+from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.base import AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.pages import AttentionGroup, PageTable
@@ -65,7 +66,9 @@ def test_every_family_says_the_same_as_with_plain_mlx(family: str, on_a_mac: Non
     monkeypatch.setattr(select, "why_unsupported", lambda *layer: None)
     with emulator.count_bytes() as counts:
         assert run(engine_of(model, kv), [request(prompts[2][0], 3)])[0] == plain[2][:3]
-    assert any(launch.kernel == "append_rows" for launch in counts.launches)
+    kernels = {launch.kernel for launch in counts.launches}
+    assert "paged_attention_decode" in kernels
+    assert "append_rows" not in kernels
     assert answers() == plain
 
 
@@ -120,6 +123,22 @@ def test_nothing_is_copied_but_recent_rows(layer: tuple[LayerStore, AttentionGro
             stepped(store, group, [(0, past, 1)], past)
         with emulator.count_bytes() as counts:
             stepped(store, group, [(0, 9, 1)], 9)
-    append, row = counts.of("append_rows"), 2 * 16 * 4
-    assert append["old_keys"].loaded == append["old_values"].loaded == 9 * row
+    append, row = counts.of("paged_attention_decode"), 2 * 16 * 4
+    assert append["recent_keys"].loaded == append["recent_values"].loaded == 9 * row
     assert append["new_keys"].stored == append["new_values"].stored == 10 * row
+
+
+@pytest.mark.emulator
+def test_rows_of_too_many_heads_are_appended_in_a_launch_of_their_own() -> None:
+    """Where one work item does not take all queries of a sequence."""
+    spec, segments = AttentionSpec(1, 80, 80, query_heads=16), (Segment(0, 0, 8, 0, 0),)
+    q, k, v = (mx.random.normal((8, heads, 80), key=mx.random.key(heads)) for heads in (16, 1, 2))
+    answers = []
+    with emulated(), emulator.count_bytes() as counts:
+        for backend in (MetalAttention(), PlainAttention()):
+            store, group = LayerStore(spec, mx.float32), AttentionGroup(None, 8)
+            store.grow(slots=1)
+            group.tables[0] = PageTable()
+            answers.append(backend.begin(segments, group).heads(store, (q, k, v[:, :1]), AttentionParams(0.1))[0])
+    assert [launch.kernel for launch in counts.launches][:2] == ["append_rows", "paged_attention_decode"]
+    assert mx.allclose(*answers, atol=1e-5).item()

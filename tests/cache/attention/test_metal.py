@@ -115,12 +115,13 @@ def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch
     def broken(*arguments, **options):
         if wrong == "crash":
             raise RuntimeError("Unable to build metal library from source\nerror: no")
-        return real(*arguments, **options) * 1.5
+        answers, recent = real(*arguments, **options)
+        return answers * 1.5, recent
 
     from mlxinfer.cache.attention import metal
 
-    real = metal.paged_attention_decode
-    monkeypatch.setattr(metal, "paged_attention_decode", broken)
+    real = metal.paged_attention_append
+    monkeypatch.setattr(metal, "paged_attention_append", broken)
     chosen = attention_backend(LayerStore(SPECS[0], mx.float32, KVFormat(4, 4)))
     assert isinstance(chosen, PlainAttention)
     lines = fallback_lines(SPECS[:1], KVFormat(4, 4), mx.float32)

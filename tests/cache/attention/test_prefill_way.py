@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_formats_meaning(kv: KVFormat, monkeypatch: pytest
     kernels = [launch.kernel for launch in counts.launches]
     assert kernels.count("unseal_pages") == 2 * 7
     assert "paged_attention_prefill" in kernels
-    assert "append_rows" in kernels
+    assert "paged_attention_decode" in kernels
 
 
 def test_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+// Norms and rotation of heads, and the newest rows of open pages: the kernels that append rows share these.
+//
+// A simdgroup makes one head of one row. Arithmetic is in float32, and rounds once.
+#pragma once
+
+// What is done to a head: a norm, unless `eps` is negative, then the rotation of channel i with channel i + pairs, for i below pairs.
+template <typename Weights, typename Waves>
+struct Steps {
+  Weights weights;  // of the norm, by channel
+  float eps;
+  Waves waves;  // of the row: cosines of all pairs, then sines
+  int pairs;
+};
+
+template <typename T, typename Weights, typename Waves>
+inline float normed(const device T* from, Steps<Weights, Waves> steps, float factor, int channel) {
+  const float x = float(from[channel]);
+  return steps.eps < 0.0f ? x : x * factor * float(steps.weights[channel]);
+}
+
+// `To` points to device or threadgroup memory.
+template <int DIM, typename T, typename To, typename Weights, typename Waves>
+inline void make_head(const device T* from, To to, Steps<Weights, Waves> steps, uint lane) {
+  float factor = 1.0f;
+  if (steps.eps >= 0.0f) {
+    float squares = 0.0f;
+    for (int i = int(lane); i < DIM; i += 32) squares += float(from[i]) * float(from[i]);
+    factor = precise::rsqrt(simd_sum(squares) / float(DIM) + steps.eps);
+  }
+  for (int i = int(lane); i < DIM; i += 32) {
+    float x = normed(from, steps, factor, i);
+    if (i < 2 * steps.pairs) {
+      const bool low = i < steps.pairs;
+      const int pair = low ? i : i - steps.pairs;
+      const float other = normed(from, steps, factor, low ? i + steps.pairs : pair);
+      x = x * steps.waves[pair] + (low ? -other : other) * steps.waves[steps.pairs + pair];
+    }
+    to[i] = static_cast<T>(x);
+  }
+}
+
+// A row of another head that is finished, or none at all.
+template <int DIM, typename T>
+inline void copy_head(const device T* from, bool there, device T* to, uint lane) {
+  for (int i = int(lane); i < DIM; i += 32) to[i] = there ? from[i] : T(0);
+}
+
+// Rows of keys or of values: a step's own, and recent ones `[entries][KV heads][rows]` before the step and after it.
+template <typename T>
+struct RecentRows {
+  const device T* rows;  // of the step, from the first head on
+  int width;             // elements from row to row
+  const device T* before;
+  int before_length;  // rows of an entry
+  device T* after;
+  int length;  // rows of an entry
+};
+
+// Row `place` of an entry, one head: one that the entry has kept is copied, a new one is made, and what is left is zero. `entry`: its number
+// before the step, rows kept of it, first row of the step, number of new rows. `steps.waves` are those of the step's first row.
+template <int DIM, typename T, typename Weights, typename Waves>
+inline void make_recent(RecentRows<T> recent, Steps<Weights, Waves> steps, const device int* entry, int number, int place, int head, int heads,
+                        uint lane) {
+  const int kept = entry[1], row = entry[2] + place - kept;
+  const size_t before = size_t(entry[0] * heads + head) * recent.before_length + place;
+  device T* to = recent.after + (size_t(number * heads + head) * recent.length + place) * DIM;
+  if (place >= kept && place < kept + entry[3]) {
+    steps.waves += row * 2 * steps.pairs;
+    make_head<DIM>(recent.rows + size_t(row) * recent.width + head * DIM, to, steps, lane);
+  } else {
+    copy_head<DIM>(recent.before + before * DIM, place < kept, to, lane);
+  }
+}
