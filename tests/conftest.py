@@ -30,7 +30,8 @@ from mlxinfer.kernels_metal import emulator
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 _REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", **_REPEATABLE)
+settings.register_profile("full", **_REPEATABLE)
+settings.register_profile("repeatable", max_examples=34, **_REPEATABLE)
 settings.register_profile("quick", max_examples=25, **_REPEATABLE)
 settings.register_profile("smoke", max_examples=5, **_REPEATABLE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

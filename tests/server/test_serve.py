@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from support.tiny_directory import tiny_directory
 
+from mlxinfer.cli import main
+
 PROMPT = "a secret of the prompt"
 
 
@@ -184,10 +186,22 @@ def _first_bytes(server: Process) -> bytes:
         (["--kv", "99", "MODEL"], "99"),
     ],
 )
-def test_mistakes_end_in_one_line(start: Start, tiny_path: Path, arguments: list[str], message: str) -> None:
-    server = start(*(str(tiny_path) if argument == "MODEL" else argument for argument in arguments))
-    out, errors = server.process.communicate(timeout=60)
-    assert (server.process.returncode, out) == (2, "")
+def test_mistakes_end_in_one_line(
+    short_path: Path,
+    tiny_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(short_path)
+    for name in ("HOME", "MLXINFER_HOME"):
+        monkeypatch.setenv(name, str(short_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *(str(tiny_path) if argument == "MODEL" else argument for argument in arguments)])
+    out, errors = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
     assert message in errors
     assert len(errors.splitlines()) == 1
 
