@@ -59,7 +59,7 @@ def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
 def test_who_gives_pages_back_gets_the_same_later(family, kv):
     """Five that grow together to more pages than there are."""
     name = FAMILIES[family]
-    engine = tiny_engine(name, KVFormat.parse(kv), **CROWDED)
+    engine = tiny_engine(name, KVFormat.parse(kv), **{**CROWDED, "kv_cache_tokens": 320})
     growing = [Kind(tuple(range(5 + i, 15 + i)), 130, i) for i in range(5)]
     assert run(engine, [kind.sequence() for kind in growing]) == [alone(name, kv, kind) for kind in growing]
     assert engine.stats().preemptions > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import plistlib
 import resource
@@ -40,7 +41,7 @@ class Process:
             command = [sys.executable, "-c", program, "serve", *arguments]
         if files is not None:
             hard = f"ulimit -Hn {most_files}; " if most_files else ""
-            command = ["bash", "-c", f'ulimit -Sn {files}; {hard}exec "$@"', "-", *command]
+            command = ["sh", "-c", f'ulimit -Sn {files}; {hard}exec "$@"', "-", *command]
         self.process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ready(self) -> str:
@@ -194,6 +195,9 @@ def test_mistakes_end_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for logger in map(logging.getLogger, ("mlxinfer", "uvicorn")):  # as they were, afterwards
+        monkeypatch.setattr(logger, "handlers", logger.handlers)
+        monkeypatch.setattr(logger, "propagate", logger.propagate)
     monkeypatch.chdir(short_path)
     for name in ("HOME", "MLXINFER_HOME"):
         monkeypatch.setenv(name, str(short_path))
