@@ -331,6 +331,7 @@ def test_a_relative_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert same_weights(source, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
     """A matrix of 256 MB, mostly a hole in the file, in blocks of 1 MB."""
     config = config_of("llama", vocab_size=8, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)

@@ -237,6 +237,7 @@ def assert_close(scene: Scene | PrefillScene) -> None:
     assert np.abs(ours).max() <= 1.5 * np.abs(theirs).max() + 2.0**-22
 
 
+@pytest.mark.long
 @needs_emulator
 @pytest.mark.parametrize(
     "scene",

@@ -134,6 +134,7 @@ def test_signals_that_were_blocked_at_the_start(start: Start) -> None:
     assert server.end()[0] == 0
 
 
+@pytest.mark.long
 def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path) -> None:
     server = start("--socket", "run/api.sock", "--port", "0", f"named={tiny_path}", f"tiny={tiny_path}", "--alias", "claude-*=named")
     assert server.ready().endswith("(named, tiny)")
@@ -149,6 +150,7 @@ def test_the_log_has_no_text_of_prompts_or_answers(start: Start, tiny_path: Path
     assert "secret" not in json.dumps(log)
 
 
+@pytest.mark.long
 def test_connecting_while_the_model_loads_means_waiting(start: Start) -> None:
     server = start()
     while not _listens(server.path):

@@ -1,4 +1,4 @@
-"""How many random examples of a property are tried: all of them where HYPOTHESIS_PROFILE is `full`, fewer in `make test` and the shorter loops."""
+"""How many random examples of a property are tried: all with `HYPOTHESIS_PROFILE=full`, a third in `make test`, fewer in quicker loops."""
 
 from __future__ import annotations
 
