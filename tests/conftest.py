@@ -39,6 +39,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
 os.environ["MLXINFER_PACKED_GB"] = "0"
 
+# What MLX fuses for a CPU, it has a C++ compiler make a library of, which takes seconds each; without, the same is computed step by step.
+if not mx.metal.is_available():
+    mx.disable_compile()
+
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
