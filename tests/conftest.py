@@ -30,13 +30,18 @@ from mlxinfer.kernels_metal import emulator
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 _REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", **_REPEATABLE)
+settings.register_profile("full", **_REPEATABLE)
+settings.register_profile("repeatable", max_examples=34, **_REPEATABLE)
 settings.register_profile("quick", max_examples=25, **_REPEATABLE)
 settings.register_profile("smoke", max_examples=5, **_REPEATABLE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
 os.environ["MLXINFER_PACKED_GB"] = "0"
+
+# What MLX fuses for a CPU, it has a C++ compiler make a library of, which takes seconds each; without, the same is computed step by step.
+if not mx.metal.is_available():
+    mx.disable_compile()
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

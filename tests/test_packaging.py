@@ -49,6 +49,7 @@ def _modules_of_the_tree() -> set[str]:
     return names
 
 
+@pytest.mark.long
 def test_sdist_holds_every_module(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:

@@ -8,6 +8,7 @@ then overwrites what it was asked for with zeros that take no memory. So an 8B m
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
@@ -89,6 +90,9 @@ class PhantomGPU:
         self._eval, self._compile, self._sdpa = mx.eval, mx.compile, mx.fast.scaled_dot_product_attention
 
     def __enter__(self) -> PhantomGPU:
+        """Raises RuntimeError without g++: what MLX would fuse on a GPU it tells on a CPU only where it could compile it."""
+        if shutil.which("g++") is None:
+            raise RuntimeError("launches are counted where there is a C++ compiler called g++, and none was found")
         for owner, name, value in self._replacements():
             self._patches.enter_context(patch.object(owner, name, value))
         return self

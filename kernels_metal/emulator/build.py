@@ -97,7 +97,7 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         checked = _with_checked_shifts(done.stdout) if mode == "asan" else done.stdout
         (Path(folder) / "kernel.ll").write_text(_with_arrays(checked, name), encoding="utf-8")
-        back = [toolchain(mode).compiler, "-x", "ir", "-g", "-fPIC"]
+        back = [toolchain(mode).compiler, "-x", "ir", "-gline-tables-only", "-fPIC"]
         instrumenting = [*flags.sanitizers, *flags.passes]
         if flags.instrumented_first:
             _call([*back, "-O0", *instrumenting, "-S", "-emit-llvm", "kernel.ll", "-o", "instrumented.ll"], folder)

@@ -25,7 +25,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 # structs cannot be copied without it; lint.py finds its uses.
 LANGUAGE = (
     *("-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-target", "x86_64-pc-linux-gnu"),
-    *("-ffp-contract=off", "-g", "-fPIC", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-gline-tables-only", "-fPIC", "-fvisibility=hidden"),
     *("-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns", "-Xclang", "-fbfloat16-excess-precision=none"),
     *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+__opencl_c_generic_address_space,+__cl_clang_non_portable_kernel_param_types"),
     *("-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unused-value", "-Wno-c++2b-extensions", "-Wno-unknown-pragmas"),
@@ -37,7 +37,7 @@ class Mode:
     """Compiler flags of a mode."""
 
     optimization: tuple[str, ...]
-    """For a kernel."""
+    """For a kernel. Most run once, on little data, and optimizing them takes several times as long as all of that."""
     sanitizers: tuple[str, ...] = ()
     """For a kernel, also while its first IR is emitted."""
     passes: tuple[str, ...] = ()
@@ -57,13 +57,14 @@ _ADDRESS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recov
 _TRACE = (
     "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
 )
-_SMALL = _flags("-O1 -mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # keeps stack traces complete
+_FRAMES = _flags("-mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # keeps stack traces complete
+_SMALL = ("-O1", *_FRAMES)  # without, each access to a variable is instrumented, and there are many
 FLAGS = {
-    "fast": Mode(_flags("-O2 -mavx2 -mfma -mf16c")),
-    "asan": Mode(_SMALL, _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
+    "fast": Mode(_flags("-O0 -mavx2 -mfma -mf16c")),
+    "asan": Mode(("-O0", *_FRAMES), _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
     "tsan": Mode(_SMALL, _flags("-fsanitize=thread"), process=_flags("-fsanitize=thread")),
     "msan": Mode(
-        _SMALL,
+        ("-O0", *_FRAMES),
         _flags("-fsanitize=memory -fsanitize-memory-track-origins"),
         process=_flags("-fsanitize=memory"),
         instrumented_first=True,

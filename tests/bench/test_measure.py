@@ -102,6 +102,7 @@ def test_a_plan_gives_its_rows(llm: LLM) -> None:
     assert "prefill 70: 2 of 2" in told
 
 
+@pytest.mark.long
 def test_models_of_mlx_lm_are_measured_without_costs(borrowed: LLM) -> None:
     rows = list(measure(borrowed, FOREVER, lambda _: None))
     assert [row.cost for row in rows] == [None] * 6

@@ -21,6 +21,7 @@ def test_without_a_gpu_it_says_what_it_needs() -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.long
 @needs_emulator
 def test_all_ways_are_measured_and_right() -> None:
     with emulated():
@@ -41,6 +42,7 @@ def test_a_kernel_that_answers_wrongly_is_not_measured(monkeypatch: pytest.Monke
         measure((4, 2, 64), 128, 1, samples=1, layers=2)
 
 
+@pytest.mark.long
 @needs_emulator
 def test_prefill_is_measured_at_every_format() -> None:
     with emulated():

@@ -10,6 +10,8 @@ import pexpect
 import pytest
 from support.tiny_directory import tiny_directory
 
+from mlxinfer.device import default_dtype
+
 QUICK = ("--prefill", "7,40", "--decode-depth", "0,70", "--batch", "1,2", "--repeat", "2", "--steps", "5")
 
 
@@ -25,7 +27,7 @@ def test_json(call, tiny):
     numbers = {"weight_bytes", "load_s", "first_token_s", "peak_rss_bytes"}
     assert set(found) == numbers | {"model", "dtype", "kv", "rows", "machine", "versions"}
     assert all(found[name] > 0 for name in numbers)
-    assert (found["model"], found["dtype"]) == ("tiny", "float32")
+    assert (found["model"], found["dtype"]) == ("tiny", str(default_dtype()).removeprefix("mlx.core."))
     assert found["first_token_s"] > found["load_s"]
     assert {"device", "threads", "read_bytes", "copy_bytes", "operations"} <= set(found["machine"])
     assert [(r["work"], r["depth"], r["batch"]) for r in found["rows"]] == [

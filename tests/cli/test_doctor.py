@@ -57,7 +57,9 @@ def test_a_model_comes_with_its_plan(call, chat_model):
     found = json.loads(call("doctor", chat_model, "--json", "--memory", "0.2").out)
     plan, tokens = found["plan"], found["context_tokens"]
     assert plan["limit"] == 200_000_000 == plan["used"] + plan["left"]
-    assert 0 < tokens["8"] < tokens["4"] > tokens["16"]
+    assert 0 < tokens["8"] < tokens["4"]
+    if kernels_cpu.in_use():  # plain MLX unpacks a whole layer in a step, which takes what fewer bits save here
+        assert tokens["4"] > tokens["16"]
     page = call("doctor", chat_model, "--memory", "0.2").out
     assert "200 MB of" in page
     assert f"{tokens['4']} at 4 bits" in page

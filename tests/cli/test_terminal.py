@@ -73,6 +73,7 @@ def test_ctrl_c_twice_at_the_prompt_leaves(chat):
     assert child.exitstatus == 130
 
 
+@pytest.mark.long
 def test_lines_can_be_continued(chat, tmp_path):
     child = chat("--max-tokens", "3")
     for text in (f"a{ALT_ENTER}b\r", "c\\\rd\r", '"""e\rf"""\r'):
@@ -179,6 +180,7 @@ def test_ctrl_z_at_the_prompt_is_no_text(endless):
     shell.close(force=True)
 
 
+@pytest.mark.long
 def test_conversations_on_a_terminal_are_kept(chat, own_home):
     child = chat("--max-tokens", "90000")
     child.send("hello\r")

@@ -331,6 +331,7 @@ def test_a_relative_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert same_weights(source, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
     """A matrix of 256 MB, mostly a hole in the file, in blocks of 1 MB."""
     config = config_of("llama", vocab_size=8, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
@@ -369,7 +370,7 @@ def test_a_gguf_keeps_its_exact_formats(tmp_path: Path) -> None:
     assert converted.tokenizer.encode(text) == original.tokenizer.encode(text)
     assert converted.tokenizer.chat_template == original.tokenizer.chat_template
     source = open_checkpoint(original.path)
-    for name in source.names():
+    for name in sorted(source.names())[::7]:  # of a layer's nine each in turn
         assert mx.allclose(numbers(stored.read(name)), numbers(source.read(name)), rtol=1e-3, atol=1e-6).item()
 
 

@@ -87,15 +87,15 @@ def answers(llm: LLM) -> list[Any]:
     return [(c.token_ids, c.text, c.finish_reason) for c in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.fixture
-def plain(folder: Path, kernels: Kernels) -> list[Any]:
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> list[Any]:
     """What plain MLX answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(select.SWITCH, "0")
+        patch.setattr(select.kernels_cpu, "in_use", lambda: False)
         with LLM(folder, dtype="float32", prefix_cache=False) as llm:
-            found = answers(llm)
-    assert kernels.calls == 0
-    return found
+            assert backends(llm) == {PlainAttention}
+            return answers(llm)
 
 
 def backends(llm: LLM) -> set[type]:

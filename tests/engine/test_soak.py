@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import psutil
 import pytest
+from support.active_memory import active_memory
 from support.schedules import kinds, play
 from support.tiny_engine import request, tiny_engine
 
@@ -38,7 +39,7 @@ def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
             engine.abort(engine.scheduler.running[0])
         engine.step()
         if step % (steps // 10) == steps // 10 - 1:
-            samples.append((live_arrays(), graph_edges(engine), mx.get_active_memory(), psutil.Process().memory_info().rss))
+            samples.append((live_arrays(), graph_edges(engine), active_memory(), psutil.Process().memory_info().rss))
     return engine, samples
 
 

@@ -45,7 +45,7 @@ def test_the_order_of_threads_changes_no_bit(name: str, order: str, seed: int) -
 
 
 @pytest.mark.parametrize("name", SCENES)
-@pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
+@pytest.mark.parametrize("mode", ["asan", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("tsan", "msan"))])
 def test_sanitizers_are_silent(name: str, mode: str) -> None:
     with emulated(mode=mode, order="random", seed=3):
         assert np.array_equal(to_float(SCENES[name].run()), answer(name))
@@ -91,6 +91,7 @@ def traffic(bits: int) -> int:
     return total.fetched + total.stored
 
 
+@pytest.mark.long
 def test_four_bits_are_less_than_a_third_of_the_traffic() -> None:
     plain = traffic(16)
     assert traffic(4) <= 0.30 * plain

@@ -81,7 +81,10 @@ def root_mean_square(x: Array) -> float:
 
 
 @needs_emulator
-@pytest.mark.parametrize(("index", "choice"), list(enumerate(pairwise(AXES))))
+@pytest.mark.parametrize(
+    ("index", "choice"),
+    [pytest.param(index, choice, marks=[pytest.mark.long] if index >= 15 else []) for index, choice in enumerate(pairwise(AXES))],
+)
 def test_pairs_of_all_choices(index: int, choice: dict[str, Any]) -> None:
     check(scene(choice, index))
 
@@ -107,6 +110,7 @@ def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> Non
         check(scene({**choice, "rows": rows, "heads": heads, "past": past, "window": window, "dim": 64, "value_dim": "same"}, seed))
 
 
+@pytest.mark.long
 @needs_emulator
 @pytest.mark.parametrize("dim", [16, 40, 72, 112, 192])
 def test_other_head_sizes(dim: int) -> None:

@@ -229,8 +229,17 @@ def test_a_search_that_fails_its_trial_is_not_used(wrong, on_a_gpu):
     assert "61 logits" in cuts.TRIAL.obstacle(VOCAB)
 
 
+@pytest.fixture
+def compiling():
+    """MLX fuses, as it does for users."""
+    mx.enable_compile()
+    yield
+    if not mx.metal.is_available():
+        mx.disable_compile()
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++ on a CPU")
-def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path):
+def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path, compiling):
     """Next to the random bits themselves, and the width of a range, one number that nothing waits for; and the noise is the same."""
     logits, lowest, keys = logits_of(3), mx.array([[0.5], [-mx.inf], [-1.0]]), sampler.row_keys([1, 2, 3], [4, 5, 6])
     mx.eval(logits, lowest, keys)

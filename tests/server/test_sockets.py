@@ -150,9 +150,9 @@ with listening(ServerSettings(activated=True)) as sockets:
 """
     with unix_socket(place) as listener:
         copy = os.dup(listener.fileno())
-        command = f'exec {sys.executable} -c "$SCRIPT" 3<&{copy}'
+        program = f"import os, sys; os.dup2({copy}, 3); os.execv(sys.executable, [sys.executable, '-c', os.environ['SCRIPT']])"
         environment = {**os.environ, "LISTEN_FDS": "1", "SCRIPT": script}
-        done = subprocess.run(["bash", "-c", command], env=environment, pass_fds=[copy], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", program], env=environment, pass_fds=[copy], capture_output=True, text=True, check=True)
         os.close(copy)
     assert done.stdout.split() == [f"unix:{place}", "False", "False"]
 

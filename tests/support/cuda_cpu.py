@@ -19,7 +19,7 @@ from mlxinfer.kernels_metal.emulator import toolchain
 from .nvrtc import TYPES, cuda_source
 
 HERE = Path(__file__).parent / "cuda_on_cpu"
-FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w", f"-I{HERE}", "-rtlib=compiler-rt"]
+FLAGS = ["-std=c++17", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-w", f"-I{HERE}", "-rtlib=compiler-rt"]
 FLAGS += ["-mf16c"] if platform.machine() == "x86_64" else []
 CACHE = Path(tempfile.gettempdir()) / "mlxinfer-cuda-on-cpu"
 

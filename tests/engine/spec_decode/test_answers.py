@@ -1,5 +1,7 @@
 """Drafts decide how fast an answer comes, never which: with and without them it is the same token for token."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from support.drafting import Guesser, eager_engine, noisy_model
@@ -25,6 +27,7 @@ def requests():
     return [request(p, n, **v) for p, n, v in zip(PROMPTS, LIMITS, SETTINGS, strict=True)]
 
 
+@cache
 def plain(name="llama", kv=None):
     return run(tiny_engine(name, kv, max_draft=0), requests())
 

@@ -68,6 +68,7 @@ def test_what_the_draft_model_has_read_is_reused():
     assert sum(read) < 60
 
 
+@pytest.mark.long
 def test_drafts_while_pages_run_out():
     prompts = [[(i * k) % 89 + 3 for i in range(10)] for k in range(1, 7)]
 

@@ -273,6 +273,7 @@ def test_an_open_copy_outlives_its_replacement(model: Path) -> None:
     assert np.array_equal(logits(loaded), expected)
 
 
+@pytest.mark.long
 def test_processes_at_the_same_time_leave_one_whole_copy(model: Path) -> None:
     script = f"from mlxinfer.loading.load import load\nload({str(model)!r})"
     processes = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
@@ -317,6 +318,7 @@ cache.os.pread = lambda *ignored: os.kill(os.getpid(), {int(number)})
     assert (done.returncode, done.stderr) == (-number, "")
 
 
+@pytest.mark.long
 def test_native_work_never_outlives_the_interpreter(model: Path) -> None:
     settled(model)
     script = f"""
