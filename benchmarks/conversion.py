@@ -14,17 +14,16 @@ from time import perf_counter
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from mlxinfer import LLM
 from mlxinfer.convert import convert
 from mlxinfer.convert.encoders import ENCODERS
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.nn.weights import Quantized, numbers
 
 from .loss import Comparison, Loss
 
 _TEXTS, _TOKENS = 8, 384
-_GROUP = 32
-"""Weights that share a scale in the files that are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def study(models: dict[str, Path], bits: tuple[int, ...], encoders: tuple[str, .
     with tempfile.TemporaryDirectory() as room:
         for name, path in models.items():
             source = Path(room, name)
-            convert(path, source, dtype="float32", measure=False)
+            convert(path, source, measure=False)
             _leave_the_lattice(source)
             for number in bits:
                 for encoder in encoders:
@@ -62,24 +61,23 @@ def study(models: dict[str, Path], bits: tuple[int, ...], encoders: tuple[str, .
 
 
 def _leave_the_lattice(directory: Path) -> None:
+    """Make quantized matrices plain ones in float32."""
     rng = np.random.default_rng(0)
-    for file in sorted(directory.glob("*.safetensors")):
-        tensors, metadata = mx.load(str(file), return_metadata=True)
-        for name, array in tensors.items():
-            if array.ndim > 1 and array.shape[-1] % _GROUP == 0:
-                weight = np.array(array)
-                tensors[name] = mx.array(weight + _cells(weight) * (rng.random(weight.shape, dtype=np.float32) - 0.5))
-        mx.save_safetensors(str(file), tensors, metadata)
-
-
-def _cells(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The distance of neighbouring codes, for each number: the least difference within its group."""
-    groups = weight.reshape(-1, _GROUP)
-    steps = np.diff(np.sort(groups, axis=-1), axis=-1)
-    steps[steps <= 1e-4 * np.abs(groups).max(axis=-1, keepdims=True)] = np.inf
-    least = steps.min(axis=-1, keepdims=True)
-    least[~np.isfinite(least)] = 0
-    return np.broadcast_to(least, groups.shape).reshape(weight.shape)
+    checkpoint = SafetensorsCheckpoint(directory)
+    tensors = {}
+    for name in checkpoint.names():
+        matrix = checkpoint.read(name)
+        plain = np.array(numbers(matrix))
+        if isinstance(matrix, Quantized):
+            cells = np.repeat(np.abs(np.array(matrix.scales.astype(mx.float32))), matrix.format.group_size, axis=-1)
+            plain += cells * (rng.random(plain.shape, dtype=np.float32) - 0.5)
+        tensors[name] = mx.array(plain)
+    config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
+    checkpoint.close()
+    for file in directory.glob("*.safetensors*"):
+        file.unlink()
+    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def _loss(source: Path, result: Path) -> Loss:
@@ -100,7 +98,10 @@ def _rows(path: Path) -> Iterator[LLM]:
 
 def table(results: list[Result]) -> str:
     """The results as Markdown."""
-    lines = ["| model | bits per weight | encoder | KL | 99 % below | same likeliest token | seconds |", "| --- | ---: | --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| model | bits per weight | encoder | KL | 99 % below | same likeliest token | seconds |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
     for each in results:
         loss = each.loss
         figures = f"{loss.mean_kl:.4f} | {loss.high_kl:.2f} | {loss.same_top:.1%} | {each.seconds:.0f}"

@@ -98,7 +98,7 @@ def _fit_groups(weight: mx.array, importance: mx.array, bits: int) -> Parts:
 
     for pair in starts:
         for _ in range(_ROUNDS):
-            pair = _refined(x, importance, *pair, total, total_x, top)  # noqa: PLW2901
+            pair = _refined(x, importance, *pair, total, total_x, top)
         judge(pair)
     pair = best
     for _ in range(_LAST_ROUNDS):

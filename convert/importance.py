@@ -23,7 +23,8 @@ from ..nn.linear import Embedding, JoinedLinear, Linear
 from ..nn.moe import ExpertLinear
 from ..nn.norms import RMSNorm
 from ..nn.packing import objects, settle
-from ..nn.weights import Dense, Matrix
+from ..nn.weights import Dense, Matrix, map_rows, numbers
+from .reader import blocks
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""
@@ -53,11 +54,39 @@ def measure(checkpoint: Checkpoint, texts: Sequence[Sequence[int]], progress: Pr
     names = _names_of_inputs(checkpoint)
     config = checkpoint.config
     plan = architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
-    reader = _Reader(plan, texts, names)
-    weights = CheckpointWeights(checkpoint, reader.dtype, progress=progress)
+    weights = _Weights(checkpoint, default_dtype(), progress=progress)
+    reader = _Reader(plan, texts, names, weights)
     build(config, weights, ready=reader.read)
     weights.finish()
     return reader.found
+
+
+class _Weights(CheckpointWeights):
+    """Without the largest matrices: of the embedding only the rows of a text are read, and what comes after the last layer need not be
+    computed."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
+        super().__init__(checkpoint, dtype, progress=progress)
+        self._embedding: TensorRequest | None = None
+
+    def _answer(self, request: TensorRequest) -> Matrix:
+        if not request.name.endswith(("embed_tokens.weight", "lm_head.weight")):
+            return super()._answer(request)
+        self._embedding = self._embedding or request
+        self._count(request)
+        return Dense(mx.zeros(request.shape, self.dtype))  # never evaluated
+
+    def embedded(self, tokens: Sequence[int]) -> mx.array:
+        """Rows of the embedding `[tokens, hidden]`."""
+        assert self._embedding is not None
+        ids, wanted, first, found = np.array(tokens), np.unique(tokens), 0, []
+        for block in blocks(self.index.checkpoint, self._embedding):
+            here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
+            if here.size:
+                found.append(numbers(map_rows(block, lambda rows, here=here: rows[mx.array(here)])).astype(self.dtype))  # type: ignore[misc]
+                mx.eval(found[-1])
+            first += block.shape[0]
+        return mx.concatenate(found)[mx.array(np.searchsorted(wanted, ids))]
 
 
 class _Named(MetaWeights):
@@ -181,13 +210,13 @@ class _Watched(Packed):
 class _Reader:
     """Takes the parts of a model as they are built: each reads the texts' states on, and is dropped."""
 
-    def __init__(self, plan: Architecture, texts: Sequence[Sequence[int]], names: list[list[list[str]]]) -> None:
-        self.dtype = default_dtype()
+    def __init__(self, plan: Architecture, texts: Sequence[Sequence[int]], names: list[list[list[str]]], weights: _Weights) -> None:
         self.found: Importance = {}
         self._plan, self._names = plan, iter(names)
-        self._tokens = mx.array([token for text in texts for token in text], mx.int32)
+        self._weights = weights
+        self._tokens = [token for text in texts for token in text]
         longest, total = max(map(len, texts)), sum(map(len, texts))
-        cache = PagedCache(plan.specs, dtype=self.dtype, kv_cache_tokens=total + 64 * len(texts), chunk=longest)
+        cache = PagedCache(plan.specs, dtype=weights.dtype, kv_cache_tokens=total + 64 * len(texts), chunk=longest)
         starts = [sum(map(len, texts[:number])) for number in range(len(texts))]
         self._step: Step = cache.begin(
             [Segment(cache.open(), start, len(text), 0, len(text)) for start, text in zip(starts, texts, strict=True)]
@@ -198,11 +227,10 @@ class _Reader:
 
     def read(self, part: object) -> None:
         """Takes the next part."""
-        settle(part)
         names = next(self._names)
         if isinstance(part, Embedding):
             self._embedding = names[0]
-            self._x = part(self._tokens)
+            self._x = self._weights.embedded(self._tokens)
             if self._plan.embedding_scale != 1.0:
                 self._x = self._x * mx.array(self._plan.embedding_scale, self._x.dtype)
         elif isinstance(part, Block):
@@ -212,6 +240,7 @@ class _Reader:
         mx.eval(self._x)
 
     def _read_block(self, block: Block, names: list[list[str]]) -> None:
+        settle(block)
         watched: list[tuple[list[str], _Moments]] = []
         places = list(_places(block))
         for place, linears in zip(names, places, strict=True):
@@ -238,5 +267,3 @@ class _Reader:
         if mean is not None:
             mx.eval(mean)
             self.found.update((name, mean) for name in names)
-
-
