@@ -146,7 +146,7 @@ def _refined(
 
 
 def pack_codes(codes: mx.array, bits: int) -> mx.array:
-    """Codes below `2**bits`, uint8 `[..., in]`, as MLX stores them: uint32 `[..., in * bits / 32]`, a stream of bits from the low ones up."""
+    """Codes below `2**bits`, uint8 `[..., in]`, as MLX stores them: uint32 `[..., in * bits / 32]`, bits from the low ones up."""
     lanes = codes.reshape(*codes.shape[:-1], -1, 32).astype(mx.uint32)
     words: list[mx.array] = [mx.zeros(lanes.shape[:-1], mx.uint32) for _ in range(bits)]
     for lane in range(32):

@@ -63,8 +63,8 @@ def convert(
     written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
     `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
     error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
-    "minmax" rounds within the range of each group, as `mx.quantize` does. Everything that can be wrong is found before a weight is read, except NaN, and the destination
-    is complete or absent. Raises `MLXInferError`.
+    "minmax" rounds within the range of each group, as `mx.quantize` does. Everything that can be wrong is found before a weight is
+    read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")

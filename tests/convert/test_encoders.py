@@ -15,14 +15,8 @@ from mlxinfer.errors import ConversionError
 from mlxinfer.nn.weights import Format, Quantized
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-WAYS = [
-    pytest.param(encoders._mlx_fit, id="mlx"),
-    pytest.param(
-        encoders._native_fit,
-        id="kernels",
-        marks=pytest.mark.skipif(not kernels_cpu.in_use(), reason=f"CPU kernels: {kernels_cpu.status()}"),
-    ),
-]
+no_kernels = pytest.mark.skipif(not kernels_cpu.in_use(), reason=f"CPU kernels: {kernels_cpu.status()}")
+WAYS = [pytest.param(encoders._mlx_fit, id="mlx"), pytest.param(encoders._native_fit, id="kernels", marks=no_kernels)]
 
 
 def loss(weight: mx.array, found: Quantized, importance: mx.array) -> float:
@@ -66,15 +60,13 @@ def test_scales_are_the_best_for_their_codes(way):
         assert found[group] <= (w[group] * (columns @ best - x[group]) ** 2).sum() * 1.1 + 1e-12
 
 
-@pytest.mark.skipif(not kernels_cpu.in_use(), reason=f"CPU kernels: {kernels_cpu.status()}")
+@no_kernels
 def test_both_ways_find_as_good_a_fit():
     for seed, (bits, group_size) in enumerate([(2, 32), (3, 64), (4, 64), (6, 128), (8, 32)]):
         weight, importance = matrix(seed, 33, 640 if group_size < 128 else 512, mx.bfloat16)
         form = Format(bits, group_size)
-        results = [
-            Quantized(pack_codes(c, bits), s, b, form)
-            for c, s, b in (way(weight, form, importance[None]) for way in (encoders._mlx_fit, encoders._native_fit))
-        ]
+        found = (way(weight, form, importance[None]) for way in (encoders._mlx_fit, encoders._native_fit))
+        results = [Quantized(pack_codes(codes, bits), scales, biases, form) for codes, scales, biases in found]
         first, second = (loss(weight, each, importance) for each in results)
         assert first == pytest.approx(second, rel=0.03)
 
