@@ -57,6 +57,10 @@ Parts = tuple[mx.array, mx.array, mx.array]
 """Codes uint8 `[rows, in]`, scales and biases `[rows, in / group_size]`."""
 
 
+Pair = tuple[mx.array, mx.array]
+"""Scales and biases of groups."""
+
+
 def _native_fit(weight: mx.array, form: Format, importance: mx.array) -> Parts:
     plain, weights = np.array(weight.astype(mx.float32), copy=False), np.array(importance, copy=False)
     found = kernels_cpu.fit_affine(plain, weights, bits=form.bits, group_size=form.group_size, dtype=weight.dtype)
@@ -73,7 +77,7 @@ def _mlx_fit(weight: mx.array, form: Format, importance: mx.array) -> Parts:
         weights = importance if importance.shape[0] == 1 else importance[first : first + step]
         pieces.append(_fit_groups(weight[first : first + step].reshape(shape), weights.reshape(shape), form.bits))
         mx.eval(pieces[-1])
-    codes, scales, biases = (mx.concatenate(parts) for parts in zip(*pieces, strict=True))
+    codes, scales, biases = (mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True))
     return codes.reshape(rows, columns), scales, biases
 
 
@@ -85,10 +89,10 @@ def _fit_groups(weight: mx.array, importance: mx.array, bits: int) -> Parts:
     total, total_x = mx.broadcast_to(importance, x.shape).sum(-1), (importance * x).sum(-1)
     best = _range_of(low, high, top)
     starts = [best, *((mx.maximum(2 * half * share / top, 1e-8), middle - half * share) for share in _SHRUNKEN)]
-    best = tuple(part.astype(dtype) for part in best)
+    best = best[0].astype(dtype), best[1].astype(dtype)
     least = _error(x, importance, *best, top)
 
-    def judge(pair: tuple[mx.array, mx.array]) -> None:
+    def judge(pair: Pair) -> None:
         nonlocal best, least
         stored = pair[0].astype(dtype), pair[1].astype(dtype)
         error = _error(x, importance, *stored, top)
@@ -96,18 +100,19 @@ def _fit_groups(weight: mx.array, importance: mx.array, bits: int) -> Parts:
         least = mx.where(better, error, least)
         best = mx.where(better, stored[0], best[0]), mx.where(better, stored[1], best[1])
 
-    for pair in starts:
+    for start in starts:
+        pair = start
         for _ in range(_ROUNDS):
-            pair = _refined(x, importance, *pair, total, total_x, top)
+            pair = _refined(x, importance, pair, total, total_x, top)
         judge(pair)
     pair = best
     for _ in range(_LAST_ROUNDS):
-        pair = _refined(x, importance, *pair, total, total_x, top)
+        pair = _refined(x, importance, pair, total, total_x, top)
         judge(pair)
     return _codes(x, *best, top).astype(mx.uint8), *best
 
 
-def _range_of(low: mx.array, high: mx.array, top: float) -> tuple[mx.array, mx.array]:
+def _range_of(low: mx.array, high: mx.array, top: float) -> Pair:
     """Scale and bias as `mx.quantize` chooses them: the extreme farther from zero, and zero itself, are exact."""
     from_low = mx.abs(low) > mx.abs(high)
     scale = mx.maximum((high - low) / top, 1e-7)
@@ -130,11 +135,9 @@ def _error(x: mx.array, importance: mx.array, scale: mx.array, bias: mx.array, t
     return (importance * mx.square(decoded - x)).sum(-1)
 
 
-@fused
-def _refined(
-    x: mx.array, importance: mx.array, scale: mx.array, bias: mx.array, total: mx.array, total_x: mx.array, top: float
-) -> tuple[mx.array, mx.array]:
+def _refined(x: mx.array, importance: mx.array, pair: Pair, total: mx.array, total_x: mx.array, top: float) -> Pair:
     """Weighted least squares for the codes of this scale and bias; these themselves where the codes are all the same."""
+    scale, bias = pair
     codes = _codes(x, scale, bias, top)
     weighted = importance * codes
     first, second, product = weighted.sum(-1), (weighted * codes).sum(-1), (weighted * x).sum(-1)

@@ -174,6 +174,8 @@ class _Watched(Packed):
     """A matrix that notes what it is multiplied with. Products hand everything to a packed matrix, so it passes for one."""
 
     __slots__ = ("matrix", "moments")
+    matrix: Matrix | Packed
+    moments: _Moments
 
     def __init__(self, matrix: Matrix | Packed, moments: _Moments) -> None:
         object.__setattr__(self, "matrix", matrix)
