@@ -31,6 +31,22 @@ def precision(models: dict[str, Path]) -> None:
 
 @click.command()
 @models_option(*DEFAULT_MODELS)
+@click.option("--bits", type=click.IntRange(2, 8), default=(3, 4, 5, 6), show_default=True, multiple=True, help="Of a weight; repeatable.")
+def conversion(models: dict[str, Path], bits: tuple[int, ...]) -> None:
+    """What conversions lose, by encoder. Writes results/conversion.md and .json."""
+    from .conversion import study, table, to_json
+
+    results = []
+    for result in study(models, bits):
+        results.append(result)
+        click.echo(table([result]).splitlines()[-1], err=True)
+    (RESULTS / "conversion.json").write_text(to_json(results), encoding="utf-8")
+    (RESULTS / "conversion.md").write_text(table(results), encoding="utf-8")
+    click.echo(table(results))
+
+
+@click.command()
+@models_option(*DEFAULT_MODELS)
 @click.option("--depth", type=click.IntRange(1), default=(1,), show_default=True, multiple=True, help="Tokens in the cache; repeatable.")
 def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
     """The budget of a decode step, with and without the CPU kernels. Writes results/step.md."""
@@ -165,5 +181,5 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
 
 COMMANDS = (
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
-    *(batch, serving, memory_cap, structure, types),
+    *(batch, serving, memory_cap, structure, types, conversion),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
@@ -17,10 +18,14 @@ from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
+from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import check_destination, check_room, staged
+from .encoders import check_encoder
+from .importance import Importance, random_texts
+from .importance import measure as measure_importance
 from .mapper import QUANTIZED, ConversionPlan, Output, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .quantizer import Quantizer
@@ -47,6 +52,8 @@ def convert(
     progress: Progress | None = None,
     measure: bool | None = None,
     shard_bytes: int = SHARD_BYTES,
+    encoder: str | None = None,
+    weighing: Progress | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -54,13 +61,16 @@ def convert(
     keep their codes, those with groups of 16 get more bits in groups of 32 (`PACKINGS`), and nothing else is quantized. `dtype` applies to
     what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes
     written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
-    `shard_bytes` limits the size of a file. Everything that can be wrong is found before a weight is read, except NaN, and the destination
-    is complete or absent. Raises `MLXInferError`.
+    `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
+    error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
+    "minmax" rounds within the range of each group, as `mx.quantize` does. Everything that can be wrong is found before a weight is
+    read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
     asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
     target_dtype = None if dtype is None else parse_dtype(dtype)
+    chosen = check_encoder(encoder)
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
     checkpoint = open_checkpoint(resolve(src).path)
@@ -73,13 +83,14 @@ def convert(
             _check_growth(checkpoint, planned, source_nbytes)
         check_room(destination, planned.nbytes)
         tokenizer = load_tokenizer(checkpoint)
+        importance = _importance(checkpoint.path, planned, weighing) if chosen == "fit" else {}
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = source_nbytes
         with staged(destination) as directory:
             _write_small_files(checkpoint, tokenizer, planned, directory, report)
             writer = Writer(directory, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
-            _write_tensors(checkpoint, planned, report, writer, progress)
+            _write_tensors(checkpoint, planned, importance, report, writer, progress)
             verify(directory, planned)
     finally:
         checkpoint.close()
@@ -116,11 +127,25 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _write_tensors(checkpoint: Checkpoint, planned: ConversionPlan, report: Report, writer: Writer, progress: Progress | None) -> None:
+def _importance(path: Path, planned: ConversionPlan, progress: Progress | None) -> Importance:
+    """What the matrices to be rounded are weighed with; nothing if there are none."""
+    rounded = [o for o in planned.outputs if o.action in ("quantized", "requantized") and isinstance(o.target, Format)]
+    if all(o.target.mode != "affine" for o in rounded if isinstance(o.target, Format)):
+        return {}
+    checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.available())
+    try:
+        return measure_importance(checkpoint, random_texts(checkpoint.config), progress)
+    finally:
+        checkpoint.close()
+
+
+def _write_tensors(
+    checkpoint: Checkpoint, planned: ConversionPlan, importance: Importance, report: Report, writer: Writer, progress: Progress | None
+) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     try:
         for output in planned.outputs:
-            report.tensors.append(_write_tensor(checkpoint, output, writer))
+            report.tensors.append(_write_tensor(checkpoint, output, importance.get(output.request.name), writer))
             report.nbytes += report.tensors[-1].nbytes
             mx.clear_cache()
             if progress:
@@ -130,8 +155,8 @@ def _write_tensors(checkpoint: Checkpoint, planned: ConversionPlan, report: Repo
         writer.abandon()
 
 
-def _write_tensor(checkpoint: Checkpoint, output: Output, writer: Writer) -> TensorReport:
-    quantizer, parts = Quantizer(output), output.parts()
+def _write_tensor(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer) -> TensorReport:
+    quantizer, parts = Quantizer(output, importance), output.parts()
     for block in blocks(checkpoint, output.request):
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)

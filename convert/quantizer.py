@@ -9,14 +9,18 @@ import mlx.core as mx
 from ..errors import WeightsError
 from ..loading.weights import cast, is_finite, quantize, settle
 from ..nn.weights import Dense, Format, Matrix, Quantized, numbers
+from .encoders import fit
 from .mapper import Output
 
 
 class Quantizer:
     """Transforms the blocks of one output, and accumulates the error."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, importance: mx.array | None = None) -> None:
+        """`importance` as in `importance.Importance`; None rounds within the range of each group."""
         self._output = output
+        self._importance = importance
+        self._rows = 0
         self._changes = _changes(output)
         self._squared_error = 0.0
         self._squared_norm = 0.0
@@ -30,7 +34,8 @@ class Quantizer:
         """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
         if not is_finite(block):
             raise WeightsError(f"{self._output.name} holds NaN or infinite values")
-        written = settle(_transform(block, self._output))
+        written = settle(_transform(block, self._output, self._importance_of(block)))
+        self._rows += block.shape[0] if block.shape else 1
         if not is_finite(written):
             raise WeightsError(f"{self._output.name} leaves the range of the dtype it is written in: choose another with --dtype")
         if self._changes:
@@ -39,6 +44,13 @@ class Quantizer:
             return [written.weight]
         assert isinstance(written, Quantized)
         return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
+
+    def _importance_of(self, block: Matrix) -> mx.array | None:
+        """Of the block's rows: those of experts come one after another."""
+        if self._importance is None or self._importance.ndim == 1:
+            return self._importance
+        rows = self._output.request.shape[-2]
+        return self._importance[mx.arange(self._rows, self._rows + block.shape[0]) // rows]
 
     def _measure(self, block: Matrix, written: Matrix) -> None:
         before, after = numbers(block), numbers(written)
@@ -55,10 +67,11 @@ def _changes(output: Output) -> bool:
     return isinstance(output.target, Format) or isinstance(output.stored, Format) or output.stored != output.target
 
 
-def _transform(block: Matrix, output: Output) -> Matrix:
+def _transform(block: Matrix, output: Output, importance: mx.array | None) -> Matrix:
     target = output.target
     if isinstance(target, Format):
         if isinstance(block, Quantized) and block.format == target:
             return cast(block, output.dtype)
-        return quantize(numbers(block).astype(output.dtype), target)
+        plain = numbers(block).astype(output.dtype)
+        return quantize(plain, target) if importance is None else fit(plain, target, importance)
     return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))

@@ -6,6 +6,7 @@ never fails; `available()` says whether the operations can be called, and `statu
 
 from __future__ import annotations
 
+from .fit import fit_affine
 from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
 from .operations import (
     Block,
@@ -38,6 +39,7 @@ __all__ = [
     "available",
     "blocks",
     "default_precision",
+    "fit_affine",
     "gguf_types",
     "in_use",
     "into_huge_pages",

@@ -71,6 +71,18 @@ class Native(Protocol):
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None, /) -> mx.array: ...
 
+    def fit_affine(
+        self,
+        weight: np.ndarray,
+        importance: np.ndarray,
+        bits: int,
+        stored: int,
+        codes: np.ndarray,
+        scales: np.ndarray,
+        biases: np.ndarray,
+        /,
+    ) -> None: ...
+
     def reserve_weight_memory(self, nbytes: int, /) -> None: ...
 
     def release_weight_memory(self) -> None: ...

@@ -19,6 +19,7 @@ NB_MODULE(_native, m) {
   bind_blocks(m);
   bind_argmax(m);
   bind_threshold(m);
+  bind_fit(m);
 }
 
 } // namespace mlxinfer::cpu

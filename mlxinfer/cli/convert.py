@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
 @click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
 @click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
+@click.option("--encoder", help="How to round: fit (to what each layer computes) or minmax (to its range, as mlx-lm).  [default: fit]")
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
 @click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:
@@ -29,8 +30,11 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
     """
     from ..convert import convert as convert_checkpoint
 
-    with byte_bar(f"converting {source}", then="measuring what was lost") as progress:
-        report = convert_checkpoint(source, destination, progress=progress, **settings)
+    with (
+        byte_bar("weighing what each layer reads") as weighing,
+        byte_bar(f"converting {source}", then="measuring what was lost") as progress,
+    ):
+        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, **settings)
     click.echo("\n".join(_lines(report)))
 
 

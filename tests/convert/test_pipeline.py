@@ -149,7 +149,7 @@ def test_to_convert_and_load_is_to_quantize_at_load(
     config = config_of(name, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, intermediate_size=128,
                        **({"moe_intermediate_size": 128} if "moe" in name else {}), num_hidden_layers=1, head_dim=16)  # fmt: skip
     source = random_checkpoint(directory / "source", config)
-    convert(source, directory / "out", bits=bits, group_size=group_size)
+    convert(source, directory / "out", bits=bits, group_size=group_size, encoder="minmax")
     converted = load(directory / "out", dtype="float32")
     quantized = load(source, dtype="float32", bits=bits, group_size=group_size)
     for a, b in zip(arrays(converted.model), arrays(quantized.model), strict=True):

@@ -21,5 +21,6 @@ void bind_rms_norm(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_argmax(nb::module_& m);
 void bind_threshold(nb::module_& m);
+void bind_fit(nb::module_& m);
 
 } // namespace mlxinfer::cpu
