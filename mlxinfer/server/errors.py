@@ -25,6 +25,9 @@ Kind = Literal[
 ]
 """What went wrong. Dialects translate it into their own names of error types."""
 
+_MOST_FAULTS = 20
+"""Faults of one body that are named; any more are counted."""
+
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again when the server is busy."""
 
@@ -103,16 +106,23 @@ def of_error(error: MLXInferError) -> APIError:
 
 
 def of_validation(error: ValidationError) -> APIError:
-    """The response to a body that does not fit its model: the first fault. Never quotes a value, which may be the text of a prompt."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param, message = _field(first["loc"]), first["msg"]
-    if first["type"] == "json_invalid":
+    """The response to a body that does not fit its model: all faults, `param` and `code` those of the first. Never quotes a value, which
+    may be the text of a prompt."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [_of_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
+    more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
+    message = "; ".join(dict.fromkeys(one.message for one in told)) + more
+    return APIError(400, told[0].kind, message, param=told[0].param, code=told[0].code)
+
+
+def _of_fault(kind: str, param: str, message: str) -> APIError:
+    if kind == "json_invalid":
         return invalid(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
-    if first["type"] == "unsupported":
+    if kind == "unsupported":
         return unsupported(param, f"{param}: {message}")
-    if first["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return invalid(f"Unknown field: {param}", param=param, code="unknown_parameter")
-    if first["type"] == "missing":
+    if kind == "missing":
         return invalid(f"Missing required field: {param}", param=param, code="missing_required_parameter")
     return invalid(f"{param}: {message}" if param else message, param=param or None, code="invalid_value")
 

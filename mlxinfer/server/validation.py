@@ -1,7 +1,8 @@
-"""Building blocks for request bodies: strict types, and fields that are known but not supported yet."""
+"""Building blocks for request bodies: strict types, fields that are known but not supported yet, and fields that ask for nothing here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
@@ -26,7 +27,7 @@ class Unsupported:
         self._why = why
 
     def _check(self, value: Any) -> Any:
-        if any(type(value) is type(one) and value == one for one in self._values):
+        if _is_one_of(self._values, value):
             return value
         raise PydanticCustomError("unsupported", "{why}", {"why": self._why})
 
@@ -35,6 +36,40 @@ class Unsupported:
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"enum": self._values, "description": f"Other values are {self._why}."}
+
+
+def _is_one_of(values: Iterable[Any], value: Any) -> bool:
+    """Whether it is one of these values and of the same type: True is not 1."""
+    return any(type(value) is type(one) and value == one for one in values)
+
+
+class Ignored:
+    """Annotates a known field that asks for nothing here: whatever it says is taken without effect, and `why` is noted in the log.
+
+    A body is validated with a dict as its context, which is given the reason by the name of each field that was taken, and the name of
+    the object that it is `within`. Absence, null and what is empty are not worth a note. A field of which some values do ask for something
+    is `Unsupported`.
+    """
+
+    def __init__(self, why: str, *, within: str = "") -> None:
+        self.why = why
+        self._within = within
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        name = ".".join(filter(None, (self._within, handler.field_name)))
+
+        def take(value: Any, info: core_schema.ValidationInfo) -> Any:
+            if info.context is not None and not _is_one_of(_EMPTY, value):
+                info.context[name] = self.why
+            return value
+
+        return core_schema.with_info_after_validator_function(take, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "description": f"Taken without effect: {self.why}."}
+
+
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 class _FirstErrorOnly:
