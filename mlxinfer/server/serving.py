@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MLXInferError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
@@ -15,6 +15,10 @@ from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
 from .structure import refused
+from .tools import NO_TOOLS, Offer
+
+if TYPE_CHECKING:
+    from ..engine.chat_prompt import ChatPrompt
 
 T = TypeVar("T")
 
@@ -30,8 +34,8 @@ class GenerateRequest:
 
     served: ServedModel
     """The model to run."""
-    prompt: list[int]
-    """Token ids."""
+    prompt: list[int] | ChatPrompt
+    """Token ids, or a conversation."""
     params: SamplingParams
     """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
@@ -39,11 +43,20 @@ class GenerateRequest:
     structure_field: str = "structure"
     """The request's field that `params.structure` comes from."""
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt if isinstance(self.prompt, list) else self.prompt.token_ids)
 
-async def encode_chat(served: ServedModel, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-    """Token ids of a conversation, rendered by the model's chat template with these extra `variables`. Raises `APIError`."""
-    size = sum(len(str(message.get("content", ""))) for message in messages)
-    return await _encode(size, lambda: served.llm.tokenizer.encode_chat(messages, **variables))
+
+async def encode_chat(
+    served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
+) -> ChatPrompt:
+    """A conversation, rendered by the model's chat template with these tools and extra `variables`. Raises `APIError`."""
+    try:
+        return await served.llm.chat_prompt(messages, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+    except MLXInferError as error:
+        raise of_error(error) from error
 
 
 async def encode_text(served: ServedModel, text: str) -> list[int]:

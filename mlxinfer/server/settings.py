@@ -6,12 +6,16 @@ import os
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 
 from ..errors import ServerError
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
 """The address for TCP if only a port is given."""
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content", "none"]
+"""Where chat completions put what a model thought: clients know one name or the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class ServerSettings:
     """The key that requests on TCP must have; None asks for none. Unix sockets need no key: the system tells which user connects."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that clients may use for this machine, besides those of loopback and `host`."""
+    reasoning_field: ReasoningField = "both"
+    """The fields of chat completions with what the model thought; "none" leaves it out."""
     limits: Limits = field(default_factory=Limits)
     """Sizes, times and counts."""
 

@@ -39,6 +39,11 @@ class Tokenizer:
         """The source of the default chat template."""
         return self._templates.default
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat templates read, such as "messages" and "enable_thinking". Raises `TemplateError`."""
+        return self._templates.variables
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Special-token strings in the text are parsed as such; BOS is added where the model wants it.
 

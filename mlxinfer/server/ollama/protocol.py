@@ -19,6 +19,7 @@ from ..errors import APIError, invalid
 from ..models import ServedModel
 from ..structure import SchemaField, made, refused
 from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
+from .messages import Think
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -140,7 +141,7 @@ KeepAlive = Annotated[
 
 
 class Request(StrictModel):
-    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after it, only the neutral values are supported
+    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after `think`, only the neutral values are supported
     so far: a prompt that is too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -150,7 +151,7 @@ class Request(StrictModel):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     format: SchemaField | None = None
-    think: Annotated[Any, Unsupported(False)] = None
+    think: Think | None = None
     truncate: Annotated[Any, Unsupported(False)] = None
     shift: Annotated[Any, Unsupported(False)] = None
 
@@ -170,8 +171,3 @@ class Request(StrictModel):
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Variables of the chat template."""
-        return {} if self.think is None else {"enable_thinking": False}
