@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from starlette.types import ASGIApp
 
-from .. import sse
 from ...types import SamplingParams
+from .. import sse
 from ..errors import invalid
 from ..models import ServedModel
 from ..reasoning import Thinking
@@ -98,9 +98,7 @@ def routes(server: Server) -> list[Endpoint]:
     ]
 
 
-async def _prompt(
-    served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]
-) -> list[int] | ChatPrompt:
+async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]) -> list[int] | ChatPrompt:
     """Token ids, or a conversation of one message. Raises `APIError`."""
     if body.raw:
         for name in ("system", "context"):

@@ -141,8 +141,9 @@ KeepAlive = Annotated[
 
 
 class Request(StrictModel):
-    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after `think`, only the neutral values are supported
-    so far: a prompt that is too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
+    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after `think`, only the neutral values are
+    supported so far: a prompt that is too long is refused instead of cut (`truncate`), and an answer ends where the context does
+    (`shift`)."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None

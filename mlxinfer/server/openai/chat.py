@@ -10,7 +10,6 @@ from starlette.types import ASGIApp
 
 from .. import sse
 from ..errors import invalid
-from ..models import ServedModel
 from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream

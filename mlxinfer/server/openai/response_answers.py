@@ -209,10 +209,10 @@ class Events:
     def _output_text(self, text: str, logprobs: Sequence[TokenLogprob]) -> OutputText:
         return OutputText(type="output_text", text=text, annotations=[], logprobs=content_logprobs(self._tokenizer, logprobs))
 
-    def _of_item(self, name: str, **values: Any) -> bytes:
+    def _of_item(self, name: str, /, **values: Any) -> bytes:
         return self._event(name, item_id=self._open["id"], output_index=len(self._items), **values)
 
-    def _event(self, name: str, **values: Any) -> bytes:
+    def _event(self, name: str, /, **values: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return sse.event(name, {"type": name, "sequence_number": number, **values})
 

@@ -119,7 +119,7 @@ def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | 
             messages.append({"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)})
             turn = None
         else:
-            if turn is None or not isinstance(item, FunctionCallItem) and (turn["content"] or "tool_calls" in turn):
+            if turn is None or (not isinstance(item, FunctionCallItem) and (turn["content"] or "tool_calls" in turn)):
                 messages.append(turn := {"role": "assistant", "content": ""})
             _add(turn, item, calls)
     return messages

@@ -154,9 +154,7 @@ def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> Calls:
     functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
     if not calls or older_form:
         return Calls(function_call=functions[0]) if calls else Calls()
-    return Calls(
-        tool_calls=[AnswerToolCall(id=call.id, type="function", function=one) for call, one in zip(calls, functions, strict=True)]
-    )
+    return Calls(tool_calls=[AnswerToolCall(id=call.id, type="function", function=one) for call, one in zip(calls, functions, strict=True)])
 
 
 def delta_calls(pieces: Iterable[ToolCallDelta], older_form: bool) -> Calls:
