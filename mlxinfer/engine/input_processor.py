@@ -16,11 +16,16 @@ from ..errors import PromptError, SamplingError
 from ..sampling.sampler import sample_seed
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
+from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
+from .chat_prompt import ChatPrompt, end_of, spelled_tokens
 from .sequence import Sequence
 
 Prompt = Union[str, Many[int]]
 """Text, or token ids: a list, a tuple or an array."""
+AnyPrompt = Union[Prompt, ChatPrompt]
+PreparedPrompt = Union[list[int], ChatPrompt]
+"""A prompt whose token ids are known."""
 Messages = Many[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts."""
 
@@ -78,7 +83,7 @@ class RequestOptions:
             given = ", ".join(f"{name}={value!r}" for name, value in sampling.items())
             advice = f"pass SamplingParams({given}) as its second argument"
         elif "chat" in method:
-            known += ["tools", "template_vars"]
+            known += ["tools", "tool_choice", "parallel_tool_calls", "template_vars"]
             advice = f"a variable of the chat template is given as template_vars={{{name!r}: {unknown[name]!r}}}"
         raise unknown_keyword(f"{method}()", name, known, advice)
 
@@ -97,6 +102,8 @@ class InputProcessor:
     """What the model's authors recommend, every field set."""
     grammars: GrammarCompiler
     """Compiles what answers are held to."""
+    tool_format: str | None = None
+    """`EngineArgs.tool_format`."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
@@ -111,11 +118,31 @@ class InputProcessor:
         """`token_ids` of a prompt after which no answer needs room."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
-    def chat_ids(
-        self, messages: Messages, tools: Many[Mapping[str, Any]] | None = None, template_vars: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """The token ids of a conversation through the model's template. Raises `PromptError` and `TemplateError`."""
-        return self.token_ids(self.tokenizer.encode_chat(plain_messages(messages), tools=tools, **(template_vars or {})))
+    def chat(
+        self,
+        messages: Messages,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation through the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises `PromptError`
+        and `TemplateError`."""
+        from ..output_format.derive import output_format  # only where there are chats
+        from ..output_format.history import messages_for_template
+
+        tokenizer, plain = self.tokenizer, plain_messages(messages)
+        known = offered(tools)
+        choice = chosen(tool_choice, known, parallel=parallel_tool_calls)
+        callable_tools: Tools = {} if choice.mode == "none" else known
+        form = output_format(tokenizer, self.tool_format, tokenizer.response_template)
+        for_template, described = messages_for_template(form, plain, callable_tools)
+        ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
+        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form))
+
+    def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
+        """What `sequences` takes. Raises `PromptError`."""
+        return prompt if isinstance(prompt, ChatPrompt) else self.token_ids(prompt)
 
     def check(self, ids: Many[int]) -> list[int]:
         """Token ids as a list of ints. Raises `PromptError`."""
@@ -147,9 +174,11 @@ class InputProcessor:
             raise SamplingError(f"{len(params)} params for {count} prompts: give one SamplingParams for all, or a list with one for each")
         return [self.params(each) for each in params]
 
-    def sequences(self, ids: list[int], params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
+    def sequences(self, prompt: PreparedPrompt, params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
         """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token, and for a
         structure that cannot be held, which may take up to a few hundred milliseconds to find out."""
+        chat = prompt if isinstance(prompt, ChatPrompt) else None
+        ids = prompt if isinstance(prompt, list) else prompt.token_ids
         params = self.params(params)
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
             raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
@@ -171,6 +200,7 @@ class InputProcessor:
                 deadline=options.deadline,
                 snapshot_points=snapshot_points,
                 constraint=constraint and constraint.copy(),
+                chat=chat if chat is not None and chat.has_parts else None,
             )
             for i in range(params.n)
         ]
@@ -191,12 +221,12 @@ class InputProcessor:
         )
 
 
-def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
+def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
     """One prompt or many as a list of them."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, ChatPrompt)):
         return [prompts]
     items: list[Any] = _as_list(prompts)
-    return [items] if items and not isinstance(items[0], Iterable) else items
+    return [items] if items and not isinstance(items[0], (Iterable, ChatPrompt)) else items
 
 
 def _as_list(values: Any) -> list[Any]:

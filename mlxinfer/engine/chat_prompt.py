@@ -1,0 +1,59 @@
+"""A conversation that is ready to be answered: its tokens, and what reads and holds the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..tokenizer.tokenizer import Tokenizer
+from ..tools import ToolChoice, Tools
+
+if TYPE_CHECKING:
+    from ..output_format.format import OutputFormat
+    from ..output_format.reader import OutputReader
+
+_TAIL = 32
+"""Tokens at the prompt's end in which the answer's beginning is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Made by `LLM.chat_prompt`; taken wherever token ids are."""
+
+    token_ids: list[int]
+    """The rendered conversation."""
+    format: OutputFormat
+    """How the model writes reasoning and calls."""
+    tools: Tools = field(default_factory=dict)
+    """What may be called; empty where nothing may."""
+    choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
+    """Whether the model may, must or must not call."""
+    begun: str = ""
+    """The prompt's last characters, special tokens included: they may have opened the reasoning already."""
+    spelled: frozenset[int] = frozenset()
+    """Special tokens that the format's marks are made of."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether there is anything to tell apart in the answer."""
+        return bool(self.tools or self.format.reasoning or self.format.hidden)
+
+    def reader(self) -> OutputReader:
+        """What tells the parts of one answer apart."""
+        return self.format.reader(self.tools, self.begun)
+
+
+def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) -> str:
+    """What follows the last control token of a prompt, that one included, at most 32 tokens: the beginning of the answer."""
+    marks = spelled_tokens(tokenizer, output_format)
+    tail = ids[-_TAIL:]
+    first = max((i for i, token in enumerate(tail) if tokenizer.is_special(token) and token not in marks), default=0)
+    return tokenizer.decode(tail[first:], skip_special_tokens=False)
+
+
+@lru_cache(maxsize=64)
+def spelled_tokens(tokenizer: Tokenizer, output_format: OutputFormat) -> frozenset[int]:
+    """The special tokens that occur in a format's marks."""
+    ids = (token for mark in output_format.literals() if mark for token in tokenizer.encode(mark, add_special_tokens=False))
+    return frozenset(filter(tokenizer.is_special, ids))
