@@ -257,8 +257,6 @@ class Usage:
     """Tokens of the prompt."""
     completion_tokens: int
     """Tokens of the answer, the end token included."""
-    reasoning_tokens: int = 0
-    """Those of them up to the end of the model's reasoning; 0 if there was none."""
     ttft_s: float = 0.0
     """Seconds from the call to the first token."""
     prefill_tps: float = 0.0
@@ -269,6 +267,8 @@ class Usage:
     """The most bytes that the process has held since it began."""
     stats: RequestStats = field(default_factory=RequestStats)
     """What the request took in the engine."""
+    reasoning_tokens: int = 0
+    """Tokens of the answer up to the end of the model's reasoning; 0 if there was none."""
 
     @property
     def total_tokens(self) -> int:
