@@ -14,12 +14,12 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid
+from ..errors import APIError, Kind, TooLong, invalid
 from ..models import ServedModel
 from ..routing import RequestContext
 from ..serving import encode_chat
 from ..structure import SchemaFormat, refused
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version`."""
@@ -34,6 +34,9 @@ KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 MAX_MESSAGES = 4096
 OVERLOADED = 529
 """Anthropic's HTTP status for a busy server."""
+_NO_THINKING = ({"type": "disabled"},)
+_ADAPTIVE = ({"type": "adaptive"}, *({"type": "adaptive", "display": display} for display in ("summarized", "omitted")))
+"""Values of `thinking` that leave it to the model."""
 _BETWEEN_TURNS = "\n\n"
 """Joins consecutive turns of the same role."""
 _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
@@ -48,8 +51,6 @@ _TYPES: dict[Kind, str] = {
     "overloaded": "overloaded_error",
     "internal": "api_error",
 }
-_TOO_LONG = "prompt is too long"
-"""First words of the message: clients that shorten a conversation and try again recognize them."""
 
 
 class Details(TypedDict):
@@ -64,7 +65,9 @@ class Error(TypedDict):
 
 def error_object(error: APIError) -> Error:
     """The JSON of an error. The name of the field at fault is part of the message."""
-    message = f"{_TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
+    message = error.message
+    if isinstance(error, TooLong):  # clients that shorten a conversation and try again read these words and numbers
+        message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
     return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
@@ -203,7 +206,7 @@ class Conversation(StrictModel):
     output_config: OutputConfig | None = None
     tools: Annotated[Any, Unsupported([])] = None
     tool_choice: Annotated[Any, Unsupported({"type": "none"}, {"type": "auto"})] = None
-    thinking: Annotated[Any, Unsupported({"type": "disabled"})] = None
+    thinking: Annotated[Any, Unsupported(*_NO_THINKING, *_ADAPTIVE)] = None
     context_management: Annotated[Any, Unsupported({}, {"edits": []}, KEEP_THINKING)] = None
     mcp_servers: Annotated[Any, Unsupported([])] = None
     speed: Annotated[Any, Unsupported("standard")] = None
@@ -212,7 +215,7 @@ class Conversation(StrictModel):
 
     async def prompt(self, served: ServedModel) -> list[int]:
         """Token ids. Raises `APIError`."""
-        variables = {} if self.thinking is None else {"enable_thinking": False}
+        variables = {"enable_thinking": False} if self.thinking in _NO_THINKING else {}
         return await encode_chat(served, for_template(self.system, self.messages), **variables)
 
     @property
@@ -229,7 +232,7 @@ class MessageRequest(Conversation):
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, Unsupported("auto", "standard_only")] = None
+    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
     container: Annotated[Any, Unsupported()] = None
     diagnostics: Annotated[Any, Unsupported()] = None
     inference_geo: Annotated[Any, Unsupported()] = None

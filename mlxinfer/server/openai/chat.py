@@ -17,7 +17,8 @@ from ..errors import invalid
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
-from ..validation import StrictModel, Unsupported
+from ..validation import MaxTokens, StrictModel, Unsupported
+from .extras import VERBOSITY
 from .protocol import (
     FINGERPRINT,
     MAX_TOP_LOGPROBS,
@@ -43,8 +44,8 @@ class ChatRequest(Sampling):
     """The body of `POST /v1/chat/completions`. Of the fields from `tools` on, only the neutral values are supported so far."""
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -52,22 +53,14 @@ class ChatRequest(Sampling):
     tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
     functions: Annotated[Any, Unsupported([])] = None
     function_call: Annotated[Any, Unsupported("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, Unsupported(why="only for requests with tools")] = None
+    parallel_tool_calls: Annotated[Any, Unsupported(True, False)] = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None
-    reasoning_effort: Annotated[Any, Unsupported()] = None
-    verbosity: Annotated[Any, Unsupported("medium")] = None
+    reasoning_effort: Annotated[Any, Unsupported("none")] = None
+    verbosity: Annotated[Any, VERBOSITY] = None
     web_search_options: Annotated[Any, Unsupported()] = None
     moderation: Annotated[Any, Unsupported()] = None
-    store: Annotated[Any, Unsupported(False, why="not possible: conversations are not kept")] = None
-    metadata: Annotated[Any, Unsupported({}, why="only for stored conversations, which there are none of")] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # Accepted without effect: prompts are cached by their tokens, whichever user they come from.
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def limit(self) -> int | None:
         """Tokens that an answer may have; None is up to the end of the context. Raises `APIError`."""
@@ -77,7 +70,7 @@ class ChatRequest(Sampling):
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -22,6 +22,7 @@ from ..errors import APIError, Kind, invalid, unsupported
 from ..models import ServedModel
 from ..structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
 from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, TextOrParts, TextOrTexts, Unsupported, plain_text
+from .extras import Extras
 
 MAX_MESSAGES = 4096
 FINGERPRINT = f"mlxinfer-{__version__}"
@@ -119,7 +120,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
-class Sampled(StrictModel):
+class Sampled(Extras):
     """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]

@@ -21,11 +21,19 @@ from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
 from ..structure import SchemaFormat
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictModel, Unsupported, text_or_list
+from .extras import VERBOSITY
 from .protocol import MAX_MESSAGES, MAX_TOP_LOGPROBS, ContentLogprob, Sampled, content_logprobs
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+_ABSENT = (
+    *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+)
+"""Values of `include` that ask for more about what no answer has here."""
+_NO_SUCH_PARTS = Ignored("no answer has such parts", but=(LOGPROBS,))
+_NEVER_CUT = Ignored("a conversation that is too long is refused, never cut", but=("disabled",))
 
 
 class Part(StrictModel):
@@ -50,7 +58,7 @@ class Item(StrictModel):
     content: _Content
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Annotated[Any, Unsupported("final_answer")] = None
+    phase: Annotated[Any, Ignored("what an assistant said is one text", within="input[]")] = None
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates take it."""
@@ -63,40 +71,39 @@ _Items = Annotated[list[Item], FIRST_ERROR_ONLY, Field(min_length=1, max_length=
 
 class TextConfig(StrictModel):
     format: SchemaFormat | None = None
-    verbosity: Annotated[Any, Unsupported("medium")] = None
+    verbosity: Annotated[Any, Ignored(VERBOSITY.why, within="text")] = None
+
+
+class Reasoning(StrictModel):
+    effort: Annotated[Any, Unsupported("none")] = None
+    summary: Annotated[Any, Ignored("thinking is not summed up", within="reasoning")] = None
+    generate_summary: Annotated[Any, Ignored("thinking is not summed up", within="reasoning")] = None
 
 
 class ResponseRequest(Sampled):
-    """The body of `POST /v1/responses`. Responses are not stored, so `store` defaults to false and what refers to an earlier response is
+    """The body of `POST /v1/responses`. Responses are not stored, whatever `store` says, and what refers to an earlier response is
     refused."""
 
     input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[_Items, Tag("<items>")]], Discriminator(text_or_list)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: MaxTokens | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Annotated[str, OneOf(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
-    store: Annotated[Any, Unsupported(False, why="not possible: responses are not kept")] = None
+    include: Annotated[list[Annotated[str, OneOf(LOGPROBS, *_ABSENT), _NO_SUCH_PARTS]], FIRST_ERROR_ONLY] | None = None
     previous_response_id: Annotated[Any, Unsupported(why="not possible: responses are not kept, send the conversation")] = None
     conversation: Annotated[Any, Unsupported(why="not possible: conversations are not kept, send the messages")] = None
-    metadata: Annotated[Any, Unsupported({}, why="only for stored responses, which there are none of")] = None
+    client_metadata: Annotated[Any, Ignored("nothing is kept")] = None
     background: Annotated[Any, Unsupported(False)] = None
     tools: Annotated[Any, Unsupported([])] = None
     tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
     parallel_tool_calls: Annotated[Any, Unsupported(True, False)] = None
     max_tool_calls: Annotated[Any, Unsupported()] = None
-    reasoning: Annotated[Any, Unsupported({})] = None
+    reasoning: Reasoning | None = None
     text: TextConfig | None = None
-    truncation: Annotated[Any, Unsupported("disabled")] = None
+    truncation: Annotated[str, OneOf("auto", "disabled"), _NEVER_CUT] | None = None
     context_management: Annotated[Any, Unsupported([])] = None
     prompt: Annotated[Any, Unsupported()] = None
     moderation: Annotated[Any, Unsupported()] = None
     stream_options: Annotated[Any, Unsupported({}, {"include_obfuscation": False})] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # Accepted without effect, as for chat completions.
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it."""
