@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, SupportsIndex, TypedDict, Union
 
 from ..config import unknown_keyword
-from ..errors import PromptError, SamplingError
+from ..errors import ContextLengthError, PromptError, SamplingError
 from ..sampling.sampler import sample_seed
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
@@ -109,9 +109,10 @@ class InputProcessor:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
         ids = self.scored_ids(prompt)
         if len(ids) >= self.max_context:
-            raise PromptError(
+            message = (
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
             )
+            raise ContextLengthError(message, len(ids), self.max_context)
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
@@ -150,7 +151,8 @@ class InputProcessor:
         if not ids:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
-            raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
+            message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
+            raise ContextLengthError(message, len(ids), self.max_context)
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")

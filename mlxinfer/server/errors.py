@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from ..errors import (
+    ContextLengthError,
     DeadlineError,
     EngineError,
     MemoryPlanError,
@@ -57,6 +58,20 @@ class APIError(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
+class TooLong(APIError):
+    """400: a prompt of so many `tokens` leaves no room for an answer in the `context`.
+
+    Clients that shorten a conversation and try again go by the words: LiteLLM, vibe and gptme by the first ones, LangChain by the code,
+    which it looks for in the message.
+    """
+
+    def __init__(self, tokens: int, context: int, param: str | None = None) -> None:
+        message = f"This model's maximum context length is {context} tokens. However, your prompt has {tokens} tokens. Shorten it"
+        super().__init__(400, "invalid", f"{message} (context_length_exceeded).", param=param, code="context_length_exceeded")
+        self.tokens = tokens
+        self.context = context
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """400: the request is malformed or contradicts itself."""
     return APIError(400, "invalid", message, param=param, code=code)
@@ -87,9 +102,10 @@ def of_error(error: MLXInferError) -> APIError:
     message = str(error)
     if isinstance(error, SamplingError):
         return invalid(message, param=message.partition(" ")[0].rstrip(":"))
+    if isinstance(error, ContextLengthError):
+        return TooLong(error.tokens, error.context)
     if isinstance(error, PromptError):
-        code = "context_length_exceeded" if "context" in message else None
-        return invalid(message, code=code)
+        return invalid(message)
     if isinstance(error, TemplateError):
         return invalid(message, param="messages")
     if isinstance(error, MemoryPlanError):

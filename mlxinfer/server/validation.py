@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import PydanticCustomError, core_schema
 
 TAG = "<"
@@ -46,20 +46,21 @@ def _is_one_of(values: Iterable[Any], value: Any) -> bool:
 class Ignored:
     """Annotates a known field that asks for nothing here: whatever it says is taken without effect, and `why` is noted in the log.
 
-    A body is validated with a dict as its context, which is given the reason by the name of each field that was taken, and the name of
-    the object that it is `within`. Absence, null and what is empty are not worth a note. A field of which some values do ask for something
-    is `Unsupported`.
+    A body is validated with a dict as its context, which is given the reason by the name of each field that was taken, after that of the
+    object that it is `within`. Absence, null, what is empty and the values in `but`, which are honoured, are not worth a note. A field of
+    which some values ask for what there is not is `Unsupported`.
     """
 
-    def __init__(self, why: str, *, within: str = "") -> None:
+    def __init__(self, why: str, *, within: str = "", but: Iterable[Any] = ()) -> None:
         self.why = why
         self._within = within
+        self._silent = (*_EMPTY, *but)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         name = ".".join(filter(None, (self._within, handler.field_name)))
 
         def take(value: Any, info: core_schema.ValidationInfo) -> Any:
-            if info.context is not None and not _is_one_of(_EMPTY, value):
+            if info.context is not None and not _is_one_of(self._silent, value):
                 info.context[name] = self.why
             return value
 
@@ -96,6 +97,14 @@ def _kind_of_prompt(value: Any) -> str:
     return "<lists>" if isinstance(value[0], list) else "<ids>"
 
 
+def _not_zero(value: int) -> int | None:
+    if value == 0:
+        raise PydanticCustomError("too_few_tokens", "at least 1, or -1 for as many as the context allows")
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+"""Tokens that an answer may have at most. -1 is LM Studio's and llama.cpp's way to say no limit, and becomes None."""
 Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 TextOrTexts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[str], FIRST_ERROR_ONLY, Tag("<items>")]],

@@ -115,10 +115,8 @@ def test_the_context_may_be_made_smaller(unix_llama: Client) -> None:
     answer = chat(unix_llama, {"num_ctx": prompt + 5})
     assert (answer.eval_count, answer.done_reason) == (5, "length")
     assert chat(unix_llama, {"num_ctx": prompt + 50, "num_predict": -1}).eval_count == 50
-    with pytest.raises(ollama.ResponseError, match="num_ctx"):
+    with pytest.raises(ollama.ResponseError, match=rf"maximum context length is {prompt} tokens. However, your prompt has {prompt} "):
         chat(unix_llama, {"num_ctx": prompt})
-    with pytest.raises(ollama.ResponseError, match="4096"):
-        chat(unix_llama, {"num_ctx": 8192})
 
 
 HINTS = {
@@ -134,17 +132,17 @@ HINTS = {
 
 
 def test_how_ollama_would_run_a_model_changes_nothing(unix_llama: Client) -> None:
-    off = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0, "repeat_last_n": -1, "penalize_newline": True}
+    off = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0, "repeat_last_n": 64, "penalize_newline": True}
     assert chat(unix_llama, HINTS | off).message.content == chat(unix_llama).message.content
 
 
-@pytest.mark.parametrize("keep_alive", ["5m", "1h30m", "-1m", -1, 300, 0.5, "24h0m0s"])
+@pytest.mark.parametrize("keep_alive", ["5m", "1h30m", "-1m", -1, 300, 0.5, "24h0m0s", 0, 0.0, "0", "0s"])
 def test_models_stay_at_least_as_long_as_asked_for(unix_llama: Client, keep_alive: Any) -> None:
     assert chat(unix_llama, keep_alive=keep_alive).done
 
 
-@pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s", "soon", "5", ""])
-def test_models_are_not_unloaded(unix_llama: Client, keep_alive: Any) -> None:
+@pytest.mark.parametrize("keep_alive", ["soon", "5", ""])
+def test_a_time_that_is_none(unix_llama: Client, keep_alive: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="keep_alive"):
         chat(unix_llama, keep_alive=keep_alive)
 
@@ -221,8 +219,6 @@ def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str
         ("/api/chat", {"tools": [{"type": "function"}]}, "tools"),
         ("/api/chat", {"think": True}, "think"),
         ("/api/chat", {"think": "high"}, "think"),
-        ("/api/chat", {"truncate": True}, "truncate"),
-        ("/api/chat", {"shift": True}, "shift"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}, "messages[0].images"),
         ("/api/chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ("/api/chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
@@ -231,9 +227,7 @@ def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str
         ("/api/generate", {"suffix": "x"}, "suffix"),
         ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
         ("/api/chat", {"options": {"mirostat": 1}}, "options.mirostat"),
-        ("/api/chat", {"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
         ("/api/chat", {"options": {"typical_p": 0.7}}, "options.typical_p"),
-        ("/api/chat", {"keep_alive": 0}, "keep_alive"),
     ],
 )
 def test_what_is_known_but_not_supported_is_refused_by_name(unix_llama: Client, path: str, fields: dict[str, Any], param: str) -> None:

@@ -155,7 +155,9 @@ def test_response_items(sums_up: bool) -> None:
     name = "reasoning_summary_text" if sums_up else "reasoning_text"
     assert "".join(event["delta"] for event in found if event["type"] == f"response.{name}.delta") == "Let me see."
     for index, call in ((2, CALLS[0]), (3, CALLS[1])):
-        pieces = [event for event in found if event["type"].startswith("response.function_call_arguments") and event["output_index"] == index]
+        pieces = [
+            event for event in found if event["type"].startswith("response.function_call_arguments") and event["output_index"] == index
+        ]
         assert "".join(event["delta"] for event in pieces[:-1]) == pieces[-1]["arguments"] == call.arguments
         assert pieces[-1]["type"].endswith(".done")
 
@@ -199,7 +201,8 @@ def blocks(found: list[Any]) -> list[Any]:
             built.append({**event["content_block"], "json": "", "open": True})
         elif event["type"] == "content_block_delta":
             block, delta = built[event["index"]], event["delta"]
-            assert block["open"] and event["index"] == len(built) - 1
+            assert block["open"]
+            assert event["index"] == len(built) - 1
             field, value = next((name, value) for name, value in delta.items() if name != "type")
             block["json" if field == "partial_json" else field] += value
         elif event["type"] == "content_block_stop":
@@ -214,12 +217,16 @@ def blocks(found: list[Any]) -> list[Any]:
 
 def test_message_blocks() -> None:
     found = messages(CHUNKS)
-    assert blocks(found) == Answer(REQUEST, reports_cached=False, omits_thinking=False).whole(WHOLE)["content"] == [
-        {"type": "thinking", "thinking": "Let me see.", "signature": SIGNATURE},
-        {"type": "text", "text": "I'll look."},
-        {"type": "tool_use", "id": "toolu_0a", "name": "weather", "input": {"city": "Rome"}},
-        {"type": "tool_use", "id": "toolu_0b", "name": "time", "input": {}},
-    ]
+    assert (
+        blocks(found)
+        == Answer(REQUEST, reports_cached=False, omits_thinking=False).whole(WHOLE)["content"]
+        == [
+            {"type": "thinking", "thinking": "Let me see.", "signature": SIGNATURE},
+            {"type": "text", "text": "I'll look."},
+            {"type": "tool_use", "id": "toolu_0a", "name": "weather", "input": {"city": "Rome"}},
+            {"type": "tool_use", "id": "toolu_0b", "name": "time", "input": {}},
+        ]
+    )
     assert [event["type"] for event in found][-2:] == ["message_delta", "message_stop"]
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
 

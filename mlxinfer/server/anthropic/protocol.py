@@ -13,13 +13,13 @@ from typing_extensions import TypedDict
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid
+from ..errors import APIError, Kind, TooLong, invalid
 from ..models import ServedModel
 from ..reasoning import Thinking
 from ..routing import RequestContext
 from ..serving import encode_chat
 from ..structure import SchemaFormat, refused
-from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
+from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
 from .blocks import CacheControl, Messages, System, for_template, marks
 from .tools import Choice, Definitions, ThinkingConfig, offer_of, thinking_of
 
@@ -50,8 +50,6 @@ _TYPES: dict[Kind, str] = {
     "overloaded": "overloaded_error",
     "internal": "api_error",
 }
-_TOO_LONG = "prompt is too long"
-"""First words of the message: clients that shorten a conversation and try again recognize them."""
 
 
 class Details(TypedDict):
@@ -66,7 +64,9 @@ class Error(TypedDict):
 
 def error_object(error: APIError) -> Error:
     """The JSON of an error. The name of the field at fault is part of the message."""
-    message = f"{_TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
+    message = error.message
+    if isinstance(error, TooLong):  # clients that shorten a conversation and try again read these words and numbers
+        message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
     return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
@@ -138,7 +138,7 @@ class MessageRequest(Conversation):
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, Unsupported("auto", "standard_only")] = None
+    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
     container: Annotated[Any, Unsupported()] = None
     diagnostics: Annotated[Any, Unsupported()] = None
     inference_geo: Annotated[Any, Unsupported()] = None

@@ -19,7 +19,7 @@ from ...types import SamplingParams
 from ..errors import APIError
 from ..models import Registry, ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..validation import StrictModel, Unsupported
+from ..validation import Ignored, StrictModel, Unsupported
 from .protocol import Options
 
 VERSION = "0.12.11"
@@ -178,7 +178,7 @@ class ShowRequest(StrictModel):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    verbose: Annotated[Any, Unsupported(False)] = None
+    verbose: Annotated[bool, Ignored("tensors and tokens are not listed")] | None = None
     system: Annotated[Any, Unsupported("")] = None
     template: Annotated[Any, Unsupported("")] = None
     options: Options | None = None

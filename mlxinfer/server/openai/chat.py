@@ -13,8 +13,9 @@ from ..errors import invalid
 from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
-from ..validation import StrictModel, Unsupported
+from ..validation import MaxTokens, StrictModel, Unsupported
 from .chat_answers import ChatCompletion, Events, Form
+from .extras import VERBOSITY
 from .messages import Messages, for_template
 from .protocol import MAX_TOP_LOGPROBS, Sampling, error_event
 from .tools import ToolFields
@@ -39,8 +40,8 @@ class ChatRequest(ToolFields, Sampling):
     """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's."""
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -49,17 +50,9 @@ class ChatRequest(ToolFields, Sampling):
     modalities: Annotated[Any, Unsupported(["text"])] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None
-    verbosity: Annotated[Any, Unsupported("medium")] = None
+    verbosity: Annotated[Any, VERBOSITY] = None
     web_search_options: Annotated[Any, Unsupported()] = None
     moderation: Annotated[Any, Unsupported()] = None
-    store: Annotated[Any, Unsupported(False, why="not possible: conversations are not kept")] = None
-    metadata: Annotated[Any, Unsupported({}, why="only for stored conversations, which there are none of")] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # Accepted without effect: prompts are cached by their tokens, whichever user they come from.
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def thinking(self) -> Thinking:
         """What the request says about thinking."""
@@ -80,7 +73,7 @@ class ChatRequest(ToolFields, Sampling):
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
 

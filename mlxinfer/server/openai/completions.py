@@ -27,14 +27,22 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(Sampling):
-    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing."""
+    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing; -1 is no
+    limit."""
 
     prompt: PromptOrPrompts
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[Any, Unsupported(1)] = None
     suffix: Annotated[Any, Unsupported("")] = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that an answer may have; None is up to the end of the context."""
+        if self.max_tokens is None:
+            return DEFAULT_MAX_TOKENS
+        return None if self.max_tokens == -1 else self.max_tokens or 1
 
     def prompts(self, most: int) -> list[str | list[int]]:
         """The prompts as texts or token ids, at most this many answers to all of them together. Raises `APIError`."""
@@ -67,7 +75,7 @@ class TextCompletion(TypedDict):
 
 async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
     served = context.server.models.get(body.model)
-    params = body.params(served, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1, body.logprobs)
+    params = body.params(served, body.limit, body.logprobs)
     wants_usage = body.wants_usage()
     jobs: list[_Job] = []
     for number, prompt in enumerate(body.prompts(context.limits.prompts)):

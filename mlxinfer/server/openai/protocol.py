@@ -22,6 +22,7 @@ from ..errors import APIError, Kind, invalid
 from ..models import ServedModel
 from ..structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
 from ..validation import Ids, StrictModel, TextOrTexts, Unsupported
+from .extras import Extras
 
 FINGERPRINT = f"mlxinfer-{__version__}"
 """`system_fingerprint`."""
@@ -75,7 +76,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
-class Sampled(StrictModel):
+class Sampled(Extras):
     """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]

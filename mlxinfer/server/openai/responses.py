@@ -21,18 +21,26 @@ from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
 from ..structure import SchemaFormat
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictModel, Unsupported, text_or_list
+from .extras import VERBOSITY
 from .protocol import MAX_TOP_LOGPROBS, Sampled
 from .response_answers import Events, OutputItem
 from .response_items import Choice, Items, Status, Tools, for_template, offer_of
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+_ABSENT = (
+    *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+)
+"""Values of `include` that ask for more about what no answer has here."""
+_NO_SUCH_PARTS = Ignored("no answer has such parts", but=(LOGPROBS,))
+_NEVER_CUT = Ignored("a conversation that is too long is refused, never cut", but=("disabled",))
 
 
 class TextConfig(StrictModel):
     format: SchemaFormat | None = None
-    verbosity: Annotated[Any, Unsupported("medium")] = None
+    verbosity: Annotated[Any, Ignored(VERBOSITY.why, within="text")] = None
 
 
 class ReasoningConfig(StrictModel):
@@ -48,18 +56,17 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponseRequest(Sampled):
-    """The body of `POST /v1/responses`. Responses are not stored, so `store` defaults to false and what refers to an earlier response is
+    """The body of `POST /v1/responses`. Responses are not stored, whatever `store` says, and what refers to an earlier response is
     refused."""
 
     input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[Items, Tag("<items>")]], Discriminator(text_or_list)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: MaxTokens | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Annotated[str, OneOf(LOGPROBS)]], FIRST_ERROR_ONLY] | None = None
-    store: Annotated[Any, Unsupported(False, why="not possible: responses are not kept")] = None
+    include: Annotated[list[Annotated[str, OneOf(LOGPROBS, *_ABSENT), _NO_SUCH_PARTS]], FIRST_ERROR_ONLY] | None = None
     previous_response_id: Annotated[Any, Unsupported(why="not possible: responses are not kept, send the conversation")] = None
     conversation: Annotated[Any, Unsupported(why="not possible: conversations are not kept, send the messages")] = None
-    metadata: Annotated[Any, Unsupported({}, why="only for stored responses, which there are none of")] = None
+    client_metadata: Annotated[Any, Ignored("nothing is kept")] = None
     background: Annotated[Any, Unsupported(False)] = None
     tools: Tools | None = None  # type: ignore[valid-type]
     tool_choice: Choice | None = None
@@ -67,17 +74,11 @@ class ResponseRequest(Sampled):
     max_tool_calls: Annotated[Any, Unsupported()] = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    truncation: Annotated[Any, Unsupported("disabled")] = None
+    truncation: Annotated[str, OneOf("auto", "disabled"), _NEVER_CUT] | None = None
     context_management: Annotated[Any, Unsupported([])] = None
     prompt: Annotated[Any, Unsupported()] = None
     moderation: Annotated[Any, Unsupported()] = None
     stream_options: Annotated[Any, Unsupported({}, {"include_obfuscation": False})] = None
-    service_tier: Annotated[Any, Unsupported("auto", "default")] = None
-    prompt_cache_retention: Annotated[Any, Unsupported("in_memory")] = None
-    prompt_cache_options: Annotated[Any, Unsupported({})] = None
-    # Accepted without effect, as for chat completions.
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat templates take it. Raises `APIError`."""
