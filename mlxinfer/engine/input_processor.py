@@ -9,7 +9,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
 from operator import index
 from time import perf_counter
-from typing import Any, SupportsIndex, TypedDict, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
 from ..config import unknown_keyword
 from ..errors import ContextLengthError, PromptError, SamplingError
@@ -20,6 +20,9 @@ from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
 from .chat_prompt import ChatPrompt, end_of, spelled_tokens
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from ..output_format.format import OutputFormat
 
 Prompt = Union[str, Many[int]]
 """Text, or token ids: a list, a tuple or an array."""
@@ -119,6 +122,13 @@ class InputProcessor:
         """`token_ids` of a prompt after which no answer needs room."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
+    @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats. Raises `MLXInferError` for a `tool_format` that there is not."""
+        from ..output_format.derive import output_format  # only where there are chats
+
+        return output_format(self.tokenizer, self.tool_format, self.tokenizer.response_template)
+
     def chat(
         self,
         messages: Messages,
@@ -129,14 +139,13 @@ class InputProcessor:
     ) -> ChatPrompt:
         """A conversation through the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises `PromptError`
         and `TemplateError`."""
-        from ..output_format.derive import output_format  # only where there are chats
         from ..output_format.history import messages_for_template
 
         tokenizer, plain = self.tokenizer, plain_messages(messages)
         known = offered(tools)
         choice = chosen(tool_choice, known, parallel=parallel_tool_calls)
         callable_tools: Tools = {} if choice.mode == "none" else known
-        form = output_format(tokenizer, self.tool_format, tokenizer.response_template)
+        form = self.output_format
         for_template, described = messages_for_template(form, plain, callable_tools)
         ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
         return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form))

@@ -67,6 +67,5 @@ class Thinking:
         known = served.llm.tokenizer.template_variables
         if self.wanted is False and known.isdisjoint(SWITCHES):
             return None if self.optional else 0
-        if self.effort in _SHARES and EFFORT not in known:
-            return int(_SHARES[self.effort] * (limit or served.llm.max_context))
-        return None
+        share = _SHARES.get(self.effort or "")
+        return None if share is None or EFFORT in known else int(share * (limit or served.llm.max_context))

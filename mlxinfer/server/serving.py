@@ -44,9 +44,9 @@ class GenerateRequest:
     """The request's field that `params.structure` comes from."""
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt if isinstance(self.prompt, list) else self.prompt.token_ids)
+    def token_ids(self) -> list[int]:
+        """Those of the prompt."""
+        return self.prompt if isinstance(self.prompt, list) else self.prompt.token_ids
 
 
 async def encode_chat(
@@ -117,7 +117,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
     """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
     context.log["model"] = request.served.name
     try:
-        return await request.served.llm.score(request.prompt, top, **_options(context, request))
+        return await request.served.llm.score(request.token_ids, top, **_options(context, request))
     except MLXInferError as error:
         raise of_error(error) from error
 

@@ -45,10 +45,9 @@ NO_TOOLS = Offer()
 
 def made_tool(where: str, name: str, description: str | None, parameters: SchemaObject | None, strict: bool | None) -> Tool:
     """A tool of a request, whose field is `where`. Raises `APIError`."""
-    more = {"parameters": parameters} if parameters else {}
     try:
-        schemas = {key: Schema(schema) for key, schema in more.items()}
-        return Tool(name, description or "", strict=bool(strict), **schemas)
+        schema = Schema(parameters or {"type": "object", "properties": {}})
+        return Tool(name, description or "", schema, strict=bool(strict))
     except SamplingError as error:
         raise invalid(f"{where}: {str(error).removeprefix('structure: ')}", where, "invalid_value") from None
     except PromptError as error:

@@ -33,7 +33,7 @@ BROKEN = [
 ]
 BROKEN_WHOLE = Completion("", [1], "length", USAGE, tool_calls=(ToolCall("call_0a", "weather", '{"city": "Ro'),))
 SERVED: Any = SimpleNamespace(name="tiny", llm=SimpleNamespace(tokenizer=None))
-REQUEST: Any = SimpleNamespace(served=SERVED, prompt_tokens=7, params=SamplingParams(max_tokens=5))
+REQUEST: Any = SimpleNamespace(served=SERVED, token_ids=[0] * 7, params=SamplingParams(max_tokens=5))
 
 
 def events(raw: bytes) -> list[Any]:

@@ -101,7 +101,7 @@ class Answer:
         return _event("message_start", message=self._message([], self._usage_before()))
 
     def _usage_before(self) -> MessageUsage:
-        return usage_of(Usage(self._request.prompt_tokens, 0), self._reports_cached)
+        return usage_of(Usage(len(self._request.token_ids), 0), self._reports_cached)
 
     def render(self, chunks: list[Chunk]) -> bytes:
         """The events of these chunks."""

@@ -167,7 +167,7 @@ def _turns(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str,
 
 
 def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    texts = {
+    texts: dict[str, Any] = {
         name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name))))
         for name in ("content", "reasoning_content")
         if name in one or name in other

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from .. import sse
+from ..errors import TooLong
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, stream
 from .answers import Answer, MessageObject
@@ -42,7 +43,11 @@ async def count_tokens(context: RequestContext, body: CountRequest) -> ASGIApp:
     check_version(context)
     served = context.server.models.get(body.model)
     context.log["model"] = served.name
-    return JSONResponse(TokenCount(input_tokens=len((await body.prompt(served)).token_ids)))
+    try:
+        tokens = len((await body.prompt(served)).token_ids)
+    except TooLong as error:  # which is what clients count for
+        tokens = error.tokens
+    return JSONResponse(TokenCount(input_tokens=tokens))
 
 
 def routes(server: Server) -> list[Endpoint]:

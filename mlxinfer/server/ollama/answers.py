@@ -185,7 +185,7 @@ class Lines:
         return {"logprobs": content_logprobs(self._request.served.llm.tokenizer, part.logprobs)}
 
     def _end(self, last: Chunk | Completion) -> dict[str, Any]:
-        usage = last.usage or Usage(self._request.prompt_tokens, 0)
+        usage = last.usage or Usage(len(self._request.token_ids), 0)
         return {
             "done": True,
             "done_reason": last.finish_reason,

@@ -232,10 +232,17 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
             template=card.served.llm.tokenizer.chat_template or "",
             details=card.details,
             model_info=card.info,
-            capabilities=["completion"],
+            capabilities=_capabilities(card.served),
             modified_at=card.modified_at,
         )
     )
+
+
+def _capabilities(served: ServedModel) -> list[str]:
+    """What a model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+    if served.llm.tokenizer.chat_template is None:
+        return ["completion"]
+    return ["completion", "tools", *(["thinking"] if served.llm.output_format.reasoning else [])]
 
 
 async def version(context: RequestContext, body: Any) -> ASGIApp:

@@ -156,9 +156,11 @@ class _Job:
         if self.body.echo:
             scored: list[TokenLogprob] = await self._score()
             for index, one in enumerate(logprobs):
-                yield template.data([self._choice(index, self.echoed, one.of_prompt(self.request.prompt, scored) if one else None, None)])
+                yield template.data(
+                    [self._choice(index, self.echoed, one.of_prompt(self.request.token_ids, scored) if one else None, None)]
+                )
         if self.body.max_tokens == 0:
-            self.usages.append(Usage(len(self.request.prompt), 0))
+            self.usages.append(Usage(len(self.request.token_ids), 0))
             for index in range(len(logprobs)):
                 yield template.data([self._choice(index, "", None, "length")])
             return
@@ -174,13 +176,13 @@ class _Job:
 
     async def _complete(self) -> Any:
         if self.body.max_tokens == 0:
-            return [Completion("", [], "length", Usage(len(self.request.prompt), 0), None, i) for i in range(self.request.params.n)]
+            return [Completion("", [], "length", Usage(len(self.request.token_ids), 0), None, i) for i in range(self.request.params.n)]
         return await complete(self.context, self.request)
 
     def _whole(self, completion: Completion, scored: Sequence[TokenLogprob]) -> Choice:
         logprobs, found = self._logprobs(), None
         if logprobs is not None:
-            before = logprobs.of_prompt(self.request.prompt, scored) if self.body.echo else None
+            before = logprobs.of_prompt(self.request.token_ids, scored) if self.body.echo else None
             found = logprobs.joined(before, completion.logprobs or ())
         return self._choice(completion.index, self.echoed + completion.text, found, completion.finish_reason)
 

@@ -177,10 +177,11 @@ class Events:
         if self._open is None:
             return b""
         text = "".join(self._texts)
-        out, item = {"message": self._message, "reasoning": self._reasoned, "function_call": self._called}[self._open["type"]](text)
-        item = {**item, "status": status}
-        out += self._event("response.output_item.done", output_index=len(self._items), item=item)
-        self._items.append(item)
+        done: Any
+        out, done = {"message": self._message, "reasoning": self._reasoned, "function_call": self._called}[self._open["type"]](text)
+        done["status"] = status
+        out += self._event("response.output_item.done", output_index=len(self._items), item=done)
+        self._items.append(done)
         self._open = None
         return out
 
