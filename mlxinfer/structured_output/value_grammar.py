@@ -124,9 +124,10 @@ class ArgumentRules:
             item = f"{self._string()} {quoted(words.colon)} {self._any()}" if words is _PYTHON else f"{self._bare_key()} {self._any()}"
             return rules.rule(f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"')
         self._check(schema, _NOTES)
-        plain = {"string": self._string, "integer": lambda: rules.rule(_INTEGER), "number": lambda: rules.rule(_NUMBER)}
-        if kind in plain:
-            return plain[kind]()
+        if kind == "string":
+            return self._string()
+        if kind in ("integer", "number"):
+            return rules.rule(_INTEGER if kind == "integer" else _NUMBER)
         return rules.one_of([quoted(words.true), quoted(words.false)]) if kind == "boolean" else quoted(words.null)
 
     def _any(self) -> str:
