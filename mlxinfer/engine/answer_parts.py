@@ -11,7 +11,8 @@ from ..tokenizer.detokenizer import StopStrings
 from ..types import ToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
-    from ..output_format.reader import OutputEvent, OutputReader
+    from ..output_format.format import OutputEvent
+    from ..output_format.reader import OutputReader
 
 
 @dataclass(slots=True)

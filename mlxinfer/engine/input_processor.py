@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 from ..config import unknown_keyword
 from ..errors import ContextLengthError, PromptError, SamplingError
 from ..sampling.sampler import sample_seed
+from ..structured_output.constraint import Constraint
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
@@ -196,7 +197,7 @@ class InputProcessor:
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
-        constraint = None if params.structure is None else self.grammars.compile(params.structure)
+        constraint = self._constraint(params, chat)
         snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
         sequences = [
             Sequence(
@@ -217,6 +218,15 @@ class InputProcessor:
         ]
         sequences[0].lead(sequences[1:])
         return sequences
+
+    def _constraint(self, params: SamplingParams, chat: ChatPrompt | None) -> Constraint | None:
+        """What an answer is held to; None where it is free."""
+        if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
+            return None if params.structure is None else self.grammars.compile(params.structure)
+        from ..structured_output.answer import answer_constraint
+
+        budget = params.thinking_token_budget
+        return answer_constraint(self.grammars, chat.format, chat.tools, chat.choice, chat.begun, params.structure, budget)
 
     def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
         """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""

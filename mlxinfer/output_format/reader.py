@@ -14,6 +14,11 @@ from .tagged_reader import TaggedCallReader
 _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}
 
 
+_LONGEST_ENTRY = 256
+_ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
+"""A further entry of a call's object, shorter than `_LONGEST_ENTRY` and without what shows that there is none."""
+
+
 class _Marker:
     """A literal that ends content."""
 
@@ -206,7 +211,7 @@ class OutputReader:
         if call.failed:
             self._call, self._state = None, self._content
         elif call.ended:
-            self._state = self._after_call
+            self._state = self._object_rest if call.calls.kind == "object" else self._after_call
         return call.failed or call.ended
 
     def _no_call(self) -> None:
@@ -215,8 +220,21 @@ class OutputReader:
         self._at, self._held, self._call, self._state = 0, [], None, self._content
         self._write(skip_whitespace(self._text, 0) + 1)
 
+    def _object_rest(self, final: bool) -> bool:
+        """What a call's object has after its arguments, such as an id."""
+        at = skip_whitespace(self._text, self._at)
+        rest = self._text[at : at + _LONGEST_ENTRY]
+        entry = _ENTRY.match(rest)
+        if entry is not None and (entry.end() < len(rest) or final):
+            self._at = at + entry.end()
+            return True
+        if not final and (not rest or (rest[0] == "," and len(rest) < _LONGEST_ENTRY and not re.search(r"[}\n]", rest))):
+            return False
+        self._state = self._after_call
+        return True
+
     def _after_call(self, final: bool) -> bool:
-        """The rest of an object, and what ends a call, a section, or leads to the next call."""
+        """What ends a call, a section, or leads to the next call."""
         assert self._call is not None
         calls, text, best = self._call.calls, self._text, (MISS, "")
         for kind, literal in _endings(calls):

@@ -12,6 +12,8 @@ from .schema_types import json_of, types_of
 from .values import escaped
 
 _LONGEST_KEY = 256
+_CDATA = "<![CDATA["
+"""Some models put texts between this and "]]>"."""
 
 
 class TaggedCallReader(CallReader):
@@ -96,10 +98,13 @@ class TaggedCallReader(CallReader):
 
     def _read_value(self, text: str, at: int, final: bool) -> int:
         if not self._value_begun:
-            if self._lead and len(text) - at < len(self._lead) and not final:
+            begin = at + (len(self._lead) if text.startswith(self._lead, at) else 0)
+            if not final and (len(text) < begin + len(_CDATA) and _CDATA.startswith(text[begin:]) or len(text) < at + len(self._lead)):
                 return at
-            self._value_begun = True
-            at += len(self._lead) if text.startswith(self._lead, at) else 0
+            at, self._value_begun = begin, True
+            if text.startswith(_CDATA, at):
+                at += len(_CDATA)
+                self._value_end = Literal("]]>" + self._value_end.text)
             if self._is_text:
                 self._emit("arguments", '"')
         core, trail = self._value_end.text.lstrip(), self._value_end.lead

@@ -281,6 +281,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if not isinstance(__obj, Undefined) and not __self.is_safe_callable(__obj):
             raise SecurityError(f"it calls {getattr(__obj, '__name__', None) or type(__obj).__name__!r}")
         if type(__obj) is BuiltinMethodType and isinstance(__obj.__self__, str):
+            for internal in ("_block_vars", "_loop_vars"):  # jinja2 passes these to every call in a block or a loop
+                kwargs.pop(internal, None)
             return _paid(__self._call_text_method(__obj.__name__, __obj.__self__, args, kwargs))
         return _paid(__context.call(__obj, *args, **kwargs))
 
