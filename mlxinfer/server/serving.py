@@ -8,14 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MLXInferError, SamplingError
+from ..errors import MLXInferError, PromptError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
 from .errors import APIError, of_error, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
 from .structure import refused
-from .tools import NO_TOOLS, Offer
+from .tools import NO_TOOLS, Offer, schema_refused
 
 if TYPE_CHECKING:
     from ..engine.chat_prompt import ChatPrompt
@@ -87,10 +87,8 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
                         unfinished -= 1
                         _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
                 yield render(chunks)
-    except SamplingError as error:
-        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise _refused(error, request) from error
     finally:
         _end(context, metrics, finished=not unfinished)
 
@@ -105,12 +103,19 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
         return completions
-    except SamplingError as error:
-        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise _refused(error, request) from error
     finally:
         _end(context, metrics, finished=bool(completions))
+
+
+def _refused(error: MLXInferError, request: GenerateRequest) -> APIError:
+    """The response to an error, in the words of the request's own fields."""
+    if isinstance(error, SamplingError):
+        return refused(error, request.structure_field)
+    if isinstance(error, PromptError) and not isinstance(request.prompt, list):
+        return schema_refused(error, request.prompt.tools)
+    return of_error(error)
 
 
 async def score(context: RequestContext, request: GenerateRequest, top: int) -> list[TokenLogprob]:

@@ -13,7 +13,7 @@ from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..tools import Tool, ToolChoice
 from ..types import ToolCall, ToolCallDelta
-from .errors import invalid
+from .errors import APIError, invalid, of_error
 from .validation import FIRST_ERROR_ONLY
 
 MAX_TOOLS = 1024
@@ -71,6 +71,16 @@ def offered(
     if choice.mode == "required" and not kept:
         raise invalid(f"{by}: a call is asked for, and there is no tool to call", by, "invalid_value")
     return Offer(kept, choice)
+
+
+def schema_refused(error: PromptError, names: Iterable[str]) -> APIError:
+    """The response to a strict tool whose schema cannot be held, which is told by its place among the offered ones."""
+    message = str(error)
+    for number, name in enumerate(names):
+        if message.startswith(f"tools: {name}: "):
+            where = f"tools[{number}]"
+            return invalid(f"{where}: {message.removeprefix('tools: ')}", where, "invalid_value")
+    return of_error(error)
 
 
 class EarlierCalls:
