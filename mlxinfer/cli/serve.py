@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on TCP too, at this port; 0: a free one.  [default with --host: 8080]")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
+@click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="A web page or app to let in; repeatable.")
 @click.option("--alias", "aliases", multiple=True, metavar="OTHER=NAME", help="Another name of a model; may end in *; repeatable.")
 @click.option("--request-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End a request that takes longer.")
 @click.option(
@@ -59,6 +60,7 @@ def _settings(
     port: int | None,
     api_key_file: Path | None,
     allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     request_timeout: float | None,
     reasoning_field: ReasoningField,
     activated: bool,
@@ -75,6 +77,7 @@ def _settings(
         activated=activated,
         api_key=read_api_key(api_key_file),
         allowed_hosts=allowed_hosts,
+        allowed_origins=allowed_origins,
         reasoning_field=reasoning_field,
         limits=Limits(request_s=request_timeout),
     )

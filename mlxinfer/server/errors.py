@@ -82,14 +82,20 @@ def unsupported(param: str, message: str | None = None) -> APIError:
     return APIError(400, "unsupported", message or f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
-def no_such_model(name: str) -> APIError:
-    """404: the model is not served."""
-    return APIError(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
+def no_such_model(name: str, served: Iterable[str]) -> APIError:
+    """404: the model is not served. The message says which are."""
+    message = f"The model {name[:200]!r} is not served here, only {' and '.join(served)}."
+    return APIError(404, "not_found", message, param="model", code="model_not_found")
 
 
 def timed_out() -> APIError:
     """408: the answer was not finished within `Limits.request_s`."""
     return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
+
+
+def stopping() -> APIError:
+    """503: the server ends before the answer."""
+    return APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
 
 
 def server_failed() -> APIError:

@@ -24,6 +24,7 @@ def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
     if settings.host is not None:
         sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
     hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
+    hosts += [part for origin in settings.allowed_origins for part in ("--allowed-origin", origin)]
     limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
     value = {
         "Label": LABEL,

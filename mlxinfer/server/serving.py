@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MLXInferError, PromptError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import APIError, of_error, timed_out
+from .errors import of_error, stopping, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
@@ -147,7 +147,7 @@ def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None,
     if reason == "timeout":
         raise timed_out()
     if reason == "cancelled":
-        raise APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
+        raise stopping()
     log = context.log
     log["finish_reason"] = reason
     if usage is None:

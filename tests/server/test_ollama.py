@@ -287,7 +287,9 @@ def test_is_it_there(live: LiveServer) -> None:
     with httpx.Client(base_url=live.url) as client:
         assert client.get("/").text == "Ollama is running"
         assert (client.head("/").status_code, client.head("/").content) == (200, b"")
-        assert set(client.get("/api/version").json()) == {"version"}
+        version = client.get("/api/version").json()
+        assert set(version) == {"version", "mlxinfer"}
+        assert tuple(map(int, version["version"].split("."))) >= (0, 13, 4)  # what Codex asks for
 
 
 @pytest.mark.parametrize(
