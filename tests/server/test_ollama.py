@@ -216,12 +216,7 @@ def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("/api/chat", {"tools": [{"type": "function"}]}, "tools"),
-        ("/api/chat", {"think": True}, "think"),
-        ("/api/chat", {"think": "high"}, "think"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}, "messages[0].images"),
-        ("/api/chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ("/api/chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ("/api/chat", {"messages": [*MESSAGES, {"role": "assistant", "content": "I"}]}, "messages[2]"),
         ("/api/generate", {"images": ["eA=="]}, "images"),
         ("/api/generate", {"suffix": "x"}, "suffix"),
