@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MLXInferError, PromptError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import of_error, stopping, timed_out
+from .errors import APIError, of_error, stopping, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
