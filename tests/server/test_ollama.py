@@ -180,7 +180,7 @@ def test_what_is_served(llama: Client, tiny_path: Path) -> None:
     assert info["general.parameter_count"] == parameters
     assert info["llama.context_length"] == 4096
     assert info["llama.block_count"] == config["num_hidden_layers"]
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     assert "add_generation_prompt" in shown.template
 
 

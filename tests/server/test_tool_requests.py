@@ -279,6 +279,17 @@ def test_a_number_goes_before_an_effort_and_without_a_limit_the_context_counts()
     assert chat(reasoning_effort="low").thinking().held(SamplingParams(max_tokens=None), served, prompt).thinking_token_budget == 200
 
 
+def test_other_servers_words_for_thinking() -> None:
+    assert chat(reasoning={"effort": "low", "max_tokens": 9}).thinking() == Thinking(None, "low", 9)
+    assert chat(reasoning={"enabled": False}).thinking() == Thinking(on=False)
+    assert chat(thinking_budget_tokens=4).thinking() == Thinking(budget=4)
+    assert chat(thinking_budget_tokens=-1).thinking() == Thinking()
+    settings: Any = SimpleNamespace(reasoning_field="both")
+    assert chat(reasoning={"exclude": True}).reasoning_field(settings) == "none"
+    assert chat(include_reasoning=False).reasoning_field(settings) == "none"
+    assert chat(include_reasoning=True).reasoning_field(settings) == "both"
+
+
 def test_variables_that_the_template_does_not_read_stay_outside() -> None:
     body = chat(chat_template_kwargs={"enable_thinking": True, "preserve_thinking": True, "reasoning_effort": "own"})
     served, _ = model({"enable_thinking", "reasoning_effort", "messages"})

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from ...types import SamplingParams
 from .. import sse
-from ..errors import invalid
+from ..errors import TooLong, invalid
 from ..models import ServedModel
 from ..reasoning import Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
@@ -110,4 +110,14 @@ async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str, v
     if not body.context:
         return prompt
     has_bos = prompt.token_ids[:1] == [served.llm.tokenizer.bos_token_id]
-    return replace(prompt, token_ids=[*body.context, *prompt.token_ids[has_bos:]])
+    return replace(prompt, token_ids=_checked(served, [*body.context, *prompt.token_ids[has_bos:]]))
+
+
+def _checked(served: ServedModel, ids: list[int]) -> list[int]:
+    """Token ids of which some come from the client. Raises `APIError`."""
+    vocab_size, most = served.llm.loaded.model.vocab_size, served.llm.max_context
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise invalid(f"context: token ids are from 0 to {vocab_size - 1}", "context", "invalid_value")
+    if len(ids) >= most:
+        raise TooLong(len(ids), most, "context")
+    return ids

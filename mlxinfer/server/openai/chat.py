@@ -13,12 +13,17 @@ from ..errors import invalid
 from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
+from ..settings import ReasoningField, ServerSettings
 from ..validation import MaxTokens, StrictModel, Unsupported
 from .chat_answers import ChatCompletion, Events, Form
 from .extras import VERBOSITY
 from .messages import Messages, for_template
 from .protocol import MAX_TOP_LOGPROBS, Sampling, error_event
 from .tools import ToolFields
+
+MAX_BUDGET = 2**31 - 1
+ENDLESS = -1
+"""llama.cpp's `thinking_budget_tokens` for no limit."""
 
 
 class TemplateVariables(StrictModel):
@@ -36,8 +41,19 @@ class TemplateVariables(StrictModel):
     """Whether it is left out."""
 
 
+class RouterReasoning(StrictModel):
+    """OpenRouter's words for thinking."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    """Whether answers leave out what the model thought."""
+
+
 class ChatRequest(ToolFields, Sampling):
-    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's."""
+    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's, `thinking_budget_tokens` is
+    llama.cpp's, `reasoning` and `include_reasoning` are OpenRouter's."""
 
     messages: Messages
     max_tokens: MaxTokens | None = None
@@ -46,7 +62,10 @@ class ChatRequest(ToolFields, Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: Effort | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
+    thinking_budget_tokens: Annotated[int, Field(ge=-1, le=MAX_BUDGET)] | None = None
+    reasoning: RouterReasoning | None = None
+    include_reasoning: bool | None = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None
@@ -56,9 +75,17 @@ class ChatRequest(ToolFields, Sampling):
 
     def thinking(self) -> Thinking:
         """What the request says about thinking."""
-        given = self.chat_template_kwargs
-        on = None if given is None else given.enable_thinking if given.thinking is None else given.thinking
-        return Thinking(on, self.reasoning_effort, self.thinking_token_budget)
+        variables, router = self.chat_template_kwargs, self.reasoning or RouterReasoning()
+        switches = (variables.thinking, variables.enable_thinking) if variables else ()
+        budget = self.thinking_budget_tokens if self.thinking_token_budget is None else self.thinking_token_budget
+        budget = router.max_tokens if budget is None else None if budget == ENDLESS else budget
+        on = next((switch for switch in (*switches, router.enabled) if switch is not None), None)
+        return Thinking(on, self.reasoning_effort or router.effort, budget)
+
+    def reasoning_field(self, settings: ServerSettings) -> ReasoningField:
+        """Where answers have what the model thought."""
+        excluded = self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
+        return "none" if excluded else settings.reasoning_field
 
     @property
     def given_variables(self) -> dict[str, Any]:
@@ -85,7 +112,7 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     prompt = await encode_chat(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))
     params = thinking.held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
-    form = Form(served, context.server.settings.reasoning_field, body.has_older_form)
+    form = Form(served, body.reasoning_field(context.server.settings), body.has_older_form)
     if body.stream:
         events = Events(form, wants_usage)
         return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)
