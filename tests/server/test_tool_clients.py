@@ -330,3 +330,33 @@ def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls"
     assert valid(call.function.name, call.function.arguments)
+
+
+# --- a real model, which the tools are described to
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[LiveServer]:
+    with live_server({"smollm2": lambda: AsyncLLM("smollm2")}) as server:
+        yield server
+
+
+@pytest.mark.model
+def test_a_real_model_calls_what_it_is_asked_for(real: LiveServer) -> None:
+    question: Any = [{"role": "user", "content": "How is the weather in Rome?"}]
+    with openai_client(real, unix=True) as client:
+        settings: dict[str, Any] = {"model": "smollm2", "messages": question, "temperature": 0, "tool_choice": "required"}
+        (call,) = chat(client, **settings).choices[0].message.tool_calls
+        pieces = [piece for chunk in chat(client, stream=True, **settings) for piece in chunk.choices[0].delta.tool_calls or ()]
+        (item,) = respond(client, model="smollm2", input=question, tool_choice="required", temperature=0).output
+    assert valid(call.function.name, call.function.arguments)
+    assert "".join(piece.function.arguments or "" for piece in pieces) == call.function.arguments
+    assert (item.name, item.arguments) == (call.function.name, call.function.arguments)
+    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(real.path)), timeout=60)
+    with anthropic.Anthropic(base_url=real.url, api_key="unused", max_retries=0, http_client=http) as claude:
+        settings = claude_settings(model="smollm2", messages=question, extra_body={"temperature": 0})
+        (block,) = claude.messages.create(**settings).content
+        with claude.messages.stream(**settings) as stream:
+            streamed = stream.get_final_message().content
+    assert (block.name, block.input) == (call.function.name, json.loads(call.function.arguments))
+    assert [one.input for one in streamed] == [block.input]
