@@ -25,7 +25,12 @@ FORMATS = {
     "list": CallFormat("object", section_begin=f"{SPECIAL}[", separator=", ", section_end="]"),
     "named": CallFormat("json", call_begin=SPECIAL, name_end="[ARGS]"),
     "kimi": CallFormat(
-        "json", section_begin="<section>", call_begin="<call>functions.", name_end=":{id}<args>", call_end="</call>", section_end="</section>"
+        "json",
+        section_begin="<section>",
+        call_begin="<call>functions.",
+        name_end=":{id}<args>",
+        call_end="</call>",
+        section_end="</section>",
     ),
     "coder": CallFormat(
         "tagged",
@@ -63,7 +68,7 @@ WEATHER = Tool(
 PLAY = Tool("play", parameters=Schema({"type": "object", "properties": {"song": {"type": "string"}}, "required": ["song"]}))
 TOOLS = offered([WEATHER, PLAY])
 CALLS = [
-    ("get_weather", {"city": "São Paulo, \"SP\" it's <b>", "days": -3, "unit": "c", "near": ["a", "b"], "exact": True}),
+    ("get_weather", {"city": 'São Paulo, "SP" it\'s <b>', "days": -3, "unit": "c", "near": ["a", "b"], "exact": True}),
     ("get_weather", {"city": "x"}),
     ("play", {"song": "one\ntwo"}),
 ]
