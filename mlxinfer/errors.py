@@ -53,6 +53,10 @@ class PromptError(MLXInferError):
     """The prompt is empty, longer than the context, or holds a token id out of range."""
 
 
+class ToolError(MLXInferError):
+    """A Python function that a model called failed, or cannot be called like that."""
+
+
 class SamplingError(MLXInferError):
     """A sampling parameter, or an option of a request, has no meaning."""
 

@@ -91,7 +91,8 @@ def test_a_model_may_open_the_reasoning_itself(llm):
     found = llm.chat(HELLO, params)
     text = llm.tokenizer.decode(found.token_ids)
     assert text.startswith("<think>")
-    assert found.reasoning is not None and len(found.reasoning) <= 20
+    assert found.reasoning is not None
+    assert len(found.reasoning) <= 20
     jsonschema.validate(json.loads(found.text), ANSWER)
 
 
@@ -99,14 +100,19 @@ def test_required_calls_after_reasoning(llm):
     for seed in range(4):
         params = sampled(seed, thinking_token_budget=20)
         found = llm.chat(HELLO, params, tools=[turn_on, off], tool_choice="required", parallel_tool_calls=False, template_vars=THINKS)
-        assert found.finish_reason == "stop" and len(found.tool_calls) == 1 and not found.text
+        assert found.finish_reason == "stop"
+        assert len(found.tool_calls) == 1
+        assert not found.text
         check_calls(found)
 
 
 def test_thinking_that_never_ends_is_delivered(llm):
     found = llm.chat(HELLO, sampled(max_tokens=60), tools=[off], tool_choice="required", template_vars=THINKS)
-    assert found.finish_reason == "length" and not found.tool_calls and not found.text
-    assert found.reasoning is not None and found.reasoning.strip() == llm.tokenizer.decode(found.token_ids).strip()
+    assert found.finish_reason == "length"
+    assert not found.tool_calls
+    assert not found.text
+    assert found.reasoning is not None
+    assert found.reasoning.strip() == llm.tokenizer.decode(found.token_ids).strip()
 
 
 def test_a_call_that_breaks_off_is_delivered(llm):
@@ -115,9 +121,11 @@ def test_a_call_that_breaks_off_is_delivered(llm):
     cut = llm.chat(HELLO, sampled(3, thinking_token_budget=0, max_tokens=len(whole.token_ids) - 18), **ask)
     assert cut.finish_reason == "length"
     assert [call.name for call in cut.tool_calls] == ["turn_on"]
-    assert cut.tool_calls[0].arguments and whole.tool_calls[0].arguments.startswith(cut.tool_calls[0].arguments)
+    assert cut.tool_calls[0].arguments
+    assert whole.tool_calls[0].arguments.startswith(cut.tool_calls[0].arguments)
     early = llm.chat(HELLO, sampled(3, thinking_token_budget=0, max_tokens=22), **ask)
-    assert early.text and not early.tool_calls
+    assert early.text
+    assert not early.tool_calls
     assert llm.tokenizer.decode(early.token_ids).endswith(early.text)
 
 
@@ -235,4 +243,6 @@ def test_tools_or_a_structure(llm):
 def test_stop_strings_end_content_only(llm):
     params = sampled(1, thinking_token_budget=30, stop=["e", "a", "o"])
     found = llm.chat(HELLO, params, tools=[turn_on], tool_choice="required", parallel_tool_calls=False, template_vars=THINKS)
-    assert found.finish_reason == "stop" and found.stop_string is None and len(found.tool_calls) == 1
+    assert found.finish_reason == "stop"
+    assert found.stop_string is None
+    assert len(found.tool_calls) == 1
