@@ -62,6 +62,10 @@ class ContextLengthError(PromptError):
         self.context = context
 
 
+class ToolError(MLXInferError):
+    """A Python function that a model called failed, or cannot be called like that."""
+
+
 class SamplingError(MLXInferError):
     """A sampling parameter, or an option of a request, has no meaning."""
 

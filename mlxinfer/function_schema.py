@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from .errors import PromptError, one_line
+from .errors import PromptError, ToolError, one_line
 
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -82,7 +82,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 def called(function: Callable[..., Any], arguments: str) -> str:
     """Call it with the JSON text of an object, each value made what its annotation says. Returns a text as it is, anything else as JSON.
-    Raises `PromptError` for arguments that do not fit."""
+    Raises `ToolError` for arguments that do not fit, and for what the function raises."""
     name = name_of(function)
     try:
         values = json.loads(arguments or "{}")
@@ -92,8 +92,11 @@ def called(function: Callable[..., Any], arguments: str) -> str:
         inspect.signature(function).bind(**values)
         made = {key: _made(known[key], value) for key, value in values.items()}
     except (ValueError, TypeError, KeyError) as error:
-        raise PromptError(f"tools: {name} cannot be called with these arguments: {one_line(error)}") from None
-    result = function(**made)
+        raise ToolError(f"{name} cannot be called with these arguments: {one_line(error)}") from None
+    try:
+        result = function(**made)
+    except Exception as error:
+        raise ToolError(f"{name} failed: {type(error).__name__}: {one_line(error)}") from error
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_plain)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
-from .errors import PromptError, SamplingError
+from .errors import PromptError, SamplingError, ToolError
 from .structure import Schema
 
 _LONGEST_NAME = 256
@@ -71,11 +71,11 @@ class Tool:
 
     def run(self, arguments: str) -> str:
         """Call the function with the JSON text of a call's arguments, and return its result as the text of a tool's message: a text as it
-        is, anything else as JSON. What the function raises is the caller's. Raises `PromptError` for arguments that do not fit it."""
+        is, anything else as JSON. Raises `ToolError` for arguments that do not fit, and for what the function raises."""
         from .function_schema import called
 
         if self.function is None:
-            raise PromptError(f"tools: {self.name} has no Python function to run")
+            raise ToolError(f"{self.name} has no Python function to run")
         return called(self.function, arguments)
 
 

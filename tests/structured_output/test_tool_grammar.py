@@ -25,7 +25,12 @@ FORMATS = {
     "list": CallFormat("object", section_begin=f"{SPECIAL}[", separator=", ", section_end="]"),
     "named": CallFormat("json", call_begin=SPECIAL, name_end="[ARGS]"),
     "kimi": CallFormat(
-        "json", section_begin="<section>", call_begin="<call>functions.", name_end=":{id}<args>", call_end="</call>", section_end="</section>"
+        "json",
+        section_begin="<section>",
+        call_begin="<call>functions.",
+        name_end=":{id}<args>",
+        call_end="</call>",
+        section_end="</section>",
     ),
     "coder": CallFormat(
         "tagged",
@@ -63,7 +68,7 @@ WEATHER = Tool(
 PLAY = Tool("play", parameters=Schema({"type": "object", "properties": {"song": {"type": "string"}}, "required": ["song"]}))
 TOOLS = offered([WEATHER, PLAY])
 CALLS = [
-    ("get_weather", {"city": "São Paulo, \"SP\" it's <b>", "days": -3, "unit": "c", "near": ["a", "b"], "exact": True}),
+    ("get_weather", {"city": 'São Paulo, "SP" it\'s <b>', "days": -3, "unit": "c", "near": ["a", "b"], "exact": True}),
     ("get_weather", {"city": "x"}),
     ("play", {"song": "one\ntwo"}),
 ]
@@ -124,7 +129,9 @@ def test_arguments_come_in_any_order_each_once(grammars, name):
     first, _, rest = once.partition("city")
     argument = write_calls(FORMATS[name], [("get_weather", {"city": "x", "days": 1})])
     twice = argument.replace("days", "city")
-    assert first and rest and not accepts(constraint, twice)
+    assert first
+    assert rest
+    assert not accepts(constraint, twice)
 
 
 def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_object(grammars, caplog):
