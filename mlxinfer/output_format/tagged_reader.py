@@ -99,7 +99,7 @@ class TaggedCallReader(CallReader):
     def _read_value(self, text: str, at: int, final: bool) -> int:
         if not self._value_begun:
             begin = at + (len(self._lead) if text.startswith(self._lead, at) else 0)
-            if not final and (len(text) < begin + len(_CDATA) and _CDATA.startswith(text[begin:]) or len(text) < at + len(self._lead)):
+            if not final and ((len(text) < begin + len(_CDATA) and _CDATA.startswith(text[begin:])) or len(text) < at + len(self._lead)):
                 return at
             at, self._value_begun = begin, True
             if text.startswith(_CDATA, at):
