@@ -110,8 +110,8 @@ def _read_off(templates: Templates, one: str, as_text: bool, ends: Sequence[str]
         _merged(unit.calls, second.calls),
         section_begin=(before[: len(before) - len(call_begin)] + lead).lstrip(),
         call_begin=call_begin.lstrip(),
-        call_end=call_end,
-        separator=between[len(call_end) : len(between) - len(call_begin)] + lead,
+        call_end=call_end.rstrip(),
+        separator=between[len(call_end.rstrip()) : len(between) - len(call_begin)] + lead,
         section_end=_without_turn_end(after, turn_end, ends)[len(call_end) :].rstrip(),
     )
     return _generalized(found)

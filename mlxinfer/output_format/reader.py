@@ -278,6 +278,6 @@ def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
     found = [("end", Literal(" " + end)) for end in ends if end]
     found += [("end", Literal(" " + end + calls.section_end)) for end in ends if calls.section_end]
     next_call = _call_literal(calls, calls.next)
-    if next_call.strip() and calls.parallel:
+    if calls.parallel and (next_call.strip() or (calls.section_begin and calls.kind != "object")):
         found += [("next", Literal(" " + end + next_call)) for end in ends]
     return found

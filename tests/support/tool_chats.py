@@ -28,9 +28,10 @@ TOOLS: Tools = {
     for name in ("get", "get_weather", "write-file", "a.b")
 }
 TEXTS = (
-    "Paris", "", "a b", "x < y && z > 1", "line1\nline2\n  indented", "tag </p> & <b>", "\"quoted\" 'single'", "ünï 格 🦊",
-    '{"a": 1}', "C:\\path\\new", "print('</p>')\n\n", "[1,2]", "3", "true", "tab\there", "back`tick ```json\n{}\n```", "<tool", "}}", "\\", "é\u2028",
-)  # fmt: skip
+    *("Paris", "", "a b", "x < y && z > 1", "line1\nline2\n  indented", "tag </p> & <b>", "\"quoted\" 'single'", "ünï 格 🦊"),
+    *('{"a": 1}', "C:\\path\\new", "print('</p>')\n\n", "[1,2]", "3", "true", "tab\there", "back`tick ```json\n{}\n```", "<tool", "}}"),
+    *("\\", "é\u2028"),
+)
 
 
 class TemplateOnly:
