@@ -107,7 +107,7 @@ def test_what_a_function_raises_is_one_line():
         raise ValueError("no\nway")
 
     tool = Tool.from_function(broken)
-    with pytest.raises(ToolError, match="^broken failed: ValueError: no way$"):
+    with pytest.raises(ToolError, match=r"^broken failed: ValueError: no way$"):
         tool.run('{"x": 1}')
     for arguments in ('{"y": 1}', "[1]", "{", "{}"):
         with pytest.raises(ToolError, match="cannot be called with these arguments"):
