@@ -97,12 +97,8 @@ def test_required_calls_fit(smollm2: LLM) -> None:
 def test_required_calls_fit_hundreds_of_function_sets(smollm2: LLM) -> None:
     cases = list(function_sets())
     assert len(cases) == _MOST
-    prompts = [
-        smollm2.chat_prompt(
-            [{"role": "user", "content": question}], tools=list(tools.values()), tool_choice="required", parallel_tool_calls=False
-        )
-        for question, tools in cases
-    ]
+    ask = {"tool_choice": "required", "parallel_tool_calls": False}
+    prompts = [smollm2.chat_prompt([{"role": "user", "content": question}], tools=[*tools.values()], **ask) for question, tools in cases]
     params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=300) for seed in range(len(prompts))]
     found = smollm2.generate(prompts, params)
     ended = [(answer, tools) for answer, (_, tools) in zip(found, cases, strict=True) if answer.finish_reason == "stop"]
