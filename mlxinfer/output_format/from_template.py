@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any, Protocol
 
 from ..errors import MLXInferError
@@ -73,7 +72,7 @@ class _Unit:
 
 def typed_anyhow(calls: CallFormat) -> CallFormat:
     """The same with any word in the place of the value's type, where literals name it."""
-    same = len(commonprefix([calls.key_end, calls.key_end_json]))
+    same = len(_common(calls.key_end, calls.key_end_json))
     begin = re.sub(r"\w+$", "", calls.key_end_json[:same])
     return replace(calls, key_end_json=begin + ID + re.sub(r"^\w+", "", calls.key_end_json[len(begin) :]))
 
@@ -111,8 +110,8 @@ def _read_off(templates: Templates, one: str, as_text: bool, ends: Sequence[str]
         _merged(unit.calls, second.calls),
         section_begin=(before[: len(before) - len(call_begin)] + lead).lstrip(),
         call_begin=call_begin.lstrip(),
-        call_end=call_end,
-        separator=between[len(call_end) : len(between) - len(call_begin)] + lead,
+        call_end=call_end.rstrip(),
+        separator=between[len(call_end.rstrip()) : len(between) - len(call_begin)] + lead,
         section_end=_without_turn_end(after, turn_end, ends)[len(call_end) :].rstrip(),
     )
     return _generalized(found)
@@ -145,7 +144,7 @@ def _beginning(templates: Templates, before: str, as_text: bool) -> str:
         rendered(templates, [], prompt=True),
         rendered(templates, [{"role": "assistant", "content": CONTENT}]).partition(CONTENT)[0],
     ):
-        same = commonprefix([before, other])
+        same = _common(before, other)
         inside = re.search(r"[<\[][|\w]*$", same)
         found.append(before[inside.start() if inside else len(same) :])
     return min((text for text in found if text.strip()), key=len, default="")
@@ -160,15 +159,21 @@ def _without_turn_end(text: str, turn_end: str, ends: Sequence[str]) -> str:
     return text[: min(cuts, default=len(text))]
 
 
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:size]
+
+
 def _common_start(one: str, other: str) -> str:
     """What both begin with, without the first half of a tag."""
-    common = commonprefix([one, other])
+    common = _common(one, other)
     return common if common in (one, other) and not re.search(r"<[^<>]*$", common) else re.sub(r"[<\[][^<>\[\]]*$", "", common)
 
 
 def _common_end(one: str, other: str) -> str:
     """What both end with, without the second half of a tag."""
-    common = commonprefix([one[::-1], other[::-1]])[::-1]
+    common = _common(one[::-1], other[::-1])[::-1]
     return common if common == one == other or not re.match(r"[^<\[{]*[>\]]", common) else _cut(one, other, common)
 
 

@@ -12,7 +12,7 @@ _DEEPEST = 200
 _LONGEST_SCALAR = 512
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _SCALAR = re.compile(r"[^\s,:=\[\]{}()\"'<]*")
-_BARE_KEY = re.compile(r"[^\s,:=\[\]{}()\"'<]*")
+_BARE_KEY = re.compile(r"[^,:=\[\]{}()<]*")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _WHITESPACE = re.compile(r"[ \t\r\n]*")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
