@@ -23,19 +23,19 @@ class Unsupported:
     that names the field and says `why`."""
 
     def __init__(self, *neutral: Any, why: str = "not supported yet") -> None:
-        self._values = [None, *neutral]
-        self._why = why
+        self.values = [None, *neutral]
+        self.why = why
 
     def _check(self, value: Any) -> Any:
-        if _is_one_of(self._values, value):
+        if _is_one_of(self.values, value):
             return value
-        raise PydanticCustomError("unsupported", "{why}", {"why": self._why})
+        raise PydanticCustomError("unsupported", "{why}", {"why": self.why})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": self._values, "description": f"Other values are {self._why}."}
+        return {"enum": self.values, "description": f"Other values are {self.why}."}
 
 
 def _is_one_of(values: Iterable[Any], value: Any) -> bool:
@@ -126,7 +126,7 @@ class OneOf(Unsupported):
 
     def __init__(self, *known: str) -> None:
         super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")
-        self._values.remove(None)
+        self.values.remove(None)
 
 
 class TextPart(StrictModel):

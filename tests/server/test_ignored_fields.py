@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from mlxinfer.server import log
 from mlxinfer.server.errors import APIError, of_validation
+from mlxinfer.server.fields import page
 from mlxinfer.server.validation import Ignored, StrictModel, Unsupported
 
 
@@ -69,3 +71,10 @@ def test_a_notice_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
             log.notice_once("store is taken without effect: nothing is kept", route="/v1/responses")
         log.notice_once("another")
     assert caplog.messages == ["store is taken without effect: nothing is kept", "another"]
+
+
+def test_the_page_of_the_guide_is_what_the_types_say() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "request-fields.md").read_text(encoding="utf-8")
+    assert written == page(), "python -m mlxinfer.server.fields > docs/request-fields.md"
+    for row in ("| `cache_prompt` | OpenAI's API |", "| `options.num_gpu` |", "| `input[].phase` |"):
+        assert row in written
