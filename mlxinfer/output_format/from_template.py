@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any, Protocol
 
-from ..errors import MLXInferError
+from ..errors import MLXInferError, TemplateError
 from ..structure import Schema
 from ..tools import Tool, Tools
 from .format import CallFormat
@@ -36,6 +36,35 @@ class Templates(Protocol):
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **variables: Any
     ) -> str: ...
+
+
+_MOST_SECONDS = 3.0
+_LONGEST = 200_000
+
+
+class Bounded:
+    """A chat template that may take a few seconds of processor time in all, and render texts of a sensible length: it comes with a model,
+    and finding out what it renders must not hold up the first chat."""
+
+    def __init__(self, templates: Templates) -> None:
+        self.chat_template = templates.chat_template
+        self._templates = templates
+        self._spent = 0.0
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **variables: Any
+    ) -> str:
+        """Raises `TemplateError` as the template does, or when it has had its time."""
+        if self._spent > _MOST_SECONDS:
+            raise TemplateError("the chat template takes too long to be asked how it renders calls")
+        began = time.thread_time()
+        try:
+            text = self._templates.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        finally:
+            self._spent += time.thread_time() - began
+        if len(text) > _LONGEST:
+            raise TemplateError("the chat template renders too much for a short chat")
+        return text
 
 
 def marked_tools() -> Tools:
@@ -73,7 +102,7 @@ class _Unit:
 
 def typed_anyhow(calls: CallFormat) -> CallFormat:
     """The same with any word in the place of the value's type, where literals name it."""
-    same = len(commonprefix([calls.key_end, calls.key_end_json]))
+    same = len(_common(calls.key_end, calls.key_end_json))
     begin = re.sub(r"\w+$", "", calls.key_end_json[:same])
     return replace(calls, key_end_json=begin + ID + re.sub(r"^\w+", "", calls.key_end_json[len(begin) :]))
 
@@ -111,8 +140,8 @@ def _read_off(templates: Templates, one: str, as_text: bool, ends: Sequence[str]
         _merged(unit.calls, second.calls),
         section_begin=(before[: len(before) - len(call_begin)] + lead).lstrip(),
         call_begin=call_begin.lstrip(),
-        call_end=call_end,
-        separator=between[len(call_end) : len(between) - len(call_begin)] + lead,
+        call_end=call_end.rstrip(),
+        separator=between[len(call_end.rstrip()) : len(between) - len(call_begin)] + lead,
         section_end=_without_turn_end(after, turn_end, ends)[len(call_end) :].rstrip(),
     )
     return _generalized(found)
@@ -145,7 +174,7 @@ def _beginning(templates: Templates, before: str, as_text: bool) -> str:
         rendered(templates, [], prompt=True),
         rendered(templates, [{"role": "assistant", "content": CONTENT}]).partition(CONTENT)[0],
     ):
-        same = commonprefix([before, other])
+        same = _common(before, other)
         inside = re.search(r"[<\[][|\w]*$", same)
         found.append(before[inside.start() if inside else len(same) :])
     return min((text for text in found if text.strip()), key=len, default="")
@@ -160,15 +189,21 @@ def _without_turn_end(text: str, turn_end: str, ends: Sequence[str]) -> str:
     return text[: min(cuts, default=len(text))]
 
 
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:size]
+
+
 def _common_start(one: str, other: str) -> str:
     """What both begin with, without the first half of a tag."""
-    common = commonprefix([one, other])
+    common = _common(one, other)
     return common if common in (one, other) and not re.search(r"<[^<>]*$", common) else re.sub(r"[<\[][^<>\[\]]*$", "", common)
 
 
 def _common_end(one: str, other: str) -> str:
     """What both end with, without the second half of a tag."""
-    common = commonprefix([one[::-1], other[::-1]])[::-1]
+    common = _common(one[::-1], other[::-1])[::-1]
     return common if common == one == other or not re.match(r"[^<\[{]*[>\]]", common) else _cut(one, other, common)
 
 
@@ -196,7 +231,7 @@ def _unit(text: str, name: str, begin: int) -> _Unit | None:
 def _decoded(text: str, at: int) -> tuple[Any, int]:
     try:
         return json.JSONDecoder().raw_decode(text, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, at
 
 

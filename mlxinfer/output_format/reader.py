@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from ..tools import Tools
 from .call_reader import CallReader, NamedCallReader, ObjectCallReader
@@ -52,6 +53,7 @@ class OutputReader:
         self._own = 0
         self._held: list[str] = []
         self._call: CallReader | None = None
+        self._others: list[tuple[int, _Marker]] = []
         self._fresh = True
         self._start(format, begun)
 
@@ -113,13 +115,13 @@ class OutputReader:
         found = self._first.search(text, start) if self._first else None
         while found is not None:
             at = found.start()
-            marker, end = self._marker_at(text, at, final)
-            if end != MISS:
+            matches = self._markers_at(text, at, final)
+            if matches != []:
                 before = self._before_space(text, at)
                 self._write(before)
-                if marker is None:
+                if matches is None:
                     return False
-                self._enter(marker, end)
+                self._enter(matches)
                 return True
             assert self._first is not None
             found = self._first.search(text, at + 1)
@@ -130,32 +132,30 @@ class OutputReader:
         """Where the whitespace before `at` begins: it is held back, for a call may follow."""
         return max(self._at, len(text[self._at : at].rstrip(" \t\r\n")) + self._at)
 
-    def _marker_at(self, text: str, at: int, final: bool) -> tuple[_Marker | None, int]:
-        """The longest marker at this place and where it ends; (None, `MORE`) while that is open, (None, `MISS`) if there is none."""
-        best: tuple[_Marker | None, int] = (None, MISS)
+    def _markers_at(self, text: str, at: int, final: bool) -> list[tuple[int, _Marker]] | None:
+        """The markers at this place with where they end, longest first; None while one is open."""
+        found = []
         for marker in self._markers:
             if marker.at_start and not (self._fresh and not text[self._at : at].strip()):
                 continue
             end = marker.literal.match(text, at, final)
             if end == MORE:
-                return None, MORE
-            if end > best[1]:
-                best = marker, end
-        return best
+                return None
+            if end != MISS:
+                found.append((end, marker))
+        return sorted(found, key=lambda match: -match[0]) if len(found) > 1 else found
 
-    def _enter(self, marker: _Marker, end: int) -> None:
-        """Content ends at a marker."""
-        if marker.kind == "call":
-            assert marker.calls is not None
+    def _enter(self, matches: list[tuple[int, _Marker]]) -> None:
+        """Content ends at a marker. Where several match, the others are tried if the first one's call is none."""
+        end, marker = matches[0]
+        if marker.calls is not None:
+            self._others = [(other_end - self._at, other) for other_end, other in matches[1:]]
             self._enter_call(marker.calls, end)
             return
         self._own = max(0, self._own - (end - self._at))
         self._at = end
         self._fresh = True
-        if marker.kind == "reasoning":
-            self._state = self._reasoning_start
-        else:
-            self._state = self._space
+        self._state = self._reasoning_start if marker.kind == "reasoning" else self._space
 
     def _enter_call(self, calls: CallFormat, end: int) -> None:
         self._held = [self._text[self._at : end]]
@@ -215,9 +215,13 @@ class OutputReader:
         return call.failed or call.ended
 
     def _no_call(self) -> None:
-        """What looked like a call is text: its first character is, and the rest is looked at again."""
+        """What looked like a call is one of another spelling, or text: its first character is, and the rest is looked at again."""
         self._text = "".join(self._held) + self._text[self._at :]
         self._at, self._held, self._call, self._state = 0, [], None, self._content
+        if self._others:
+            others, self._others = self._others, []
+            self._enter(others)
+            return
         self._write(skip_whitespace(self._text, 0) + 1)
 
     def _object_rest(self, final: bool) -> bool:
@@ -246,6 +250,7 @@ class OutputReader:
         end, kind = best
         self._call = None
         if kind == "next":
+            self._others = []
             self._enter_call(calls, end)
             return True
         self._at = max(self._at, end)
@@ -264,6 +269,7 @@ def _markers(format: OutputFormat, tools: Tools) -> list[_Marker]:
     return markers
 
 
+@lru_cache(64)
 def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
     """What may follow the arguments, in every combination that is understood."""
     close = "}" if calls.kind == "object" else ""
@@ -272,6 +278,6 @@ def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
     found = [("end", Literal(" " + end)) for end in ends if end]
     found += [("end", Literal(" " + end + calls.section_end)) for end in ends if calls.section_end]
     next_call = _call_literal(calls, calls.next)
-    if next_call.strip() and calls.parallel:
+    if calls.parallel and (next_call.strip() or (calls.section_begin and calls.kind != "object")):
         found += [("next", Literal(" " + end + next_call)) for end in ends]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from mlxinfer.__main__ import main
+from mlxinfer.cli import main
 from mlxinfer.engine.llm import LLM
 
 chat_prompt, asked = LLM.chat_prompt, []

@@ -18,9 +18,10 @@ from mlxinfer.types import ToolCall
 CTRL_C, CTRL_D = "\x03", "\x04"
 FILE = '''
 from pathlib import Path
+from typing import Literal
 LOG = Path(__file__).with_name("log.txt")
 
-def add(a: int, b: int = 2) -> int:
+def add(a: Literal[1, 5, 6, 7, 40], b: Literal[2] = 2) -> int:
     """Add two numbers."""
     LOG.write_text(f"{a} {b}")
     return a + b
@@ -101,7 +102,7 @@ def start(tmp_path: Path, own_home: Path, tools_file: Path) -> Iterator[Callable
 
 
 def test_a_call_is_shown_asked_about_and_answered(start, tools_file):
-    child = start("--max-tokens", "60")
+    child = start("--max-tokens", "120")
     child.send("hello\r")
     child.expect(r"the model asks for add\(a=")
     child.expect("run it")
@@ -113,7 +114,7 @@ def test_a_call_is_shown_asked_about_and_answered(start, tools_file):
 
 
 def test_ctrl_c_at_the_question_declines(start, tools_file):
-    child = start("--max-tokens", "60")
+    child = start("--max-tokens", "120")
     child.send("hello\r")
     child.expect("run it")
     child.send(CTRL_C)

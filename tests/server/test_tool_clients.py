@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.live_server import LiveServer, live_server, openai_client
 from support.optional import needs
+from support.scripted import scripted_directory
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
@@ -41,6 +43,7 @@ FUNCTIONS: Any = [{"name": name, "description": f"Tells the {name}.", "parameter
 TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
 FLAT: Any = [{"type": "function", "strict": False, **function} for function in FUNCTIONS]
 CLAUDES: Any = [{"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in FUNCTIONS]
+SCRIPT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 THINKING = (
     "{% for m in messages %}[{{ m.role }}]"
     "{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
@@ -56,7 +59,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     thinker = tiny_directory(folder / "thinker", characters=JSON_CHARACTERS, context=4096)
     config = json.loads((thinker / "tokenizer_config.json").read_text())
     (thinker / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": THINKING}))
-    with live_server({"tiny": lambda: AsyncLLM(plain), "thinker": lambda: AsyncLLM(thinker)}) as server:
+    scripted = scripted_directory(folder / "scripted", SCRIPT, "It is 21 degrees.")
+    loads = {"tiny": plain, "thinker": thinker, "scripted": scripted}
+    with live_server({name: partial(AsyncLLM, path) for name, path in loads.items()}) as server:
         yield server
 
 
@@ -282,6 +287,21 @@ def test_ollama_takes_calls_and_results(live: LiveServer) -> None:
         with pytest.raises(ollama.ResponseError, match=r"messages\[1\]"):
             client.chat(model="tiny", messages=[HELLO[0], messages[2]])
     assert plain < told < more
+
+
+def test_ollama_calls_and_goes_on_with_the_result(live: LiveServer) -> None:
+    with ollama.Client(live.url, timeout=60) as client:
+        answer = client.chat(model="scripted", messages=HELLO, tools=TOOLS).message
+        parts = list(client.chat(model="scripted", messages=HELLO, tools=TOOLS, stream=True))
+        (call,) = answer.tool_calls or ()
+        (streamed,) = [call for part in parts for call in part.message.tool_calls or ()]
+        result = {"role": "tool", "tool_name": call.function.name, "content": "21"}
+        last = client.chat(model="scripted", messages=[*HELLO, answer, result], tools=TOOLS).message
+        unoffered = client.chat(model="scripted", messages=HELLO).message
+    assert (answer.content, call.function.name, call.function.arguments) == ("", "weather", {"city": "Rome"})
+    assert streamed == call
+    assert (last.content, last.tool_calls) == ("It is 21 degrees.", None)
+    assert (unoffered.content, unoffered.tool_calls) == (SCRIPT, None)
 
 
 # --- what is built on them

@@ -136,7 +136,7 @@ def test_arguments_come_in_any_order_each_once(grammars, name):
 
 def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_object(grammars, caplog):
     broken = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}, "required": ["x"]}
-    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for: .*"):
+    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for"):
         grammars.compile(HERMES, offered([Tool("f", parameters=Schema(broken), strict=True)]), parallel=True)
     for name in ("hermes", "coder", "gemma"):
         caplog.clear()

@@ -17,7 +17,7 @@ from .tools import own_id
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 SIGNATURE = "bWx4aW5mZXI="
-"""Of every block of thinking: clients send it back, and nothing checks it."""
+"""The signature of every block of thinking: clients send it back, and nothing checks it."""
 
 
 class TextContent(TypedDict):

@@ -176,7 +176,7 @@ class Chosen(StrictModel):
 
 
 class Allowed(StrictModel):
-    """Of the tools of a request, those that may or must be called now."""
+    """Those tools of a request that may or must be called now."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

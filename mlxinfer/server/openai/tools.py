@@ -47,7 +47,7 @@ class ChosenFunction(StrictModel):
 
 
 class AllowedTools(StrictModel):
-    """Of the tools of a request, those that may or must be called now."""
+    """Those tools of a request that may or must be called now."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenFunction], FIRST_ERROR_ONLY]
