@@ -17,7 +17,6 @@ from support.live_server import LiveServer, live_server
 from mlxinfer.cli.agents import AGENTS
 from mlxinfer.engine.async_llm import AsyncLLM
 
-from .conftest import Call
 
 KEY = "a key of the test"
 RECORD = """#!{python}
