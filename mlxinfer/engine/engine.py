@@ -192,8 +192,8 @@ class Engine:
 
     def _must_collect(self) -> bool:
         """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
-        by drafts, it is the first to tell how fast prompts are read, it ends where a snapshot is taken, a sequence has to be computed again,
-        or pages have come from disk."""
+        by drafts, it is the first to tell how fast prompts are read, it ends where a sequence is kept for others, a sequence has to be
+        computed again, or pages have come from disk."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
