@@ -1,4 +1,4 @@
-"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, and a call of one of their tools.
+"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, and a call of a tool of theirs.
 
 They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them.
 """
