@@ -21,6 +21,8 @@ from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
+    from .tools import Tool
+    from .types import ToolCall
 
 if sys.platform == "darwin":
     # MLX begins a new command buffer once the arrays that it reads have 40 or 50 million elements. It counts the whole pool wherever a
@@ -41,6 +43,8 @@ __all__ = [
     "SamplingParams",
     "Schema",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
     "Usage",
     "__version__",
 ]
@@ -56,4 +60,12 @@ def __getattr__(name: str) -> Any:
         with no_garbage_collection():
             from .engine.async_llm import AsyncLLM
         return AsyncLLM
+    if name == "Tool":
+        from .tools import Tool
+
+        return Tool
+    if name == "ToolCall":
+        from .types import ToolCall
+
+        return ToolCall
     raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")

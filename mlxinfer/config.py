@@ -114,6 +114,15 @@ class EngineArgs:
         ),
     )
     deterministic: bool = field(default=False, metadata=about("Compute every row in the same shapes whatever runs beside it, on a GPU too"))
+    tool_format: str | None = field(
+        default=None,
+        metadata=about(
+            "How the model writes calls of tools, such as hermes",
+            automatic="as its chat template does",
+            metavar="NAME",
+            command="answering",
+        ),
+    )
     draft: str | Path | None = field(
         default=None,
         metadata=about(

@@ -56,6 +56,9 @@ class SamplingParams:
     """Added to the logits of these token ids, -100 to 100."""
     ignore_eos: bool = False
     """Do not stop at the model's end tokens."""
+    thinking_token_budget: int | None = None
+    """In a chat with a model that thinks before it answers: tokens of that, at most, 0 and up; then it has to answer. A character is never
+    cut, which may take up to three more. None sets no limit."""
     structure: Structure | None = None
     """What the answer is held to: a `Schema`, `Regex`, `Choice` or `Lark`; None for free text. An answer that ends with "length" or at a
     stop string may be incomplete."""
@@ -114,6 +117,7 @@ _INT_RANGES = (
     ("seed", -(2**63), 2**64 - 1),
     ("n", 1, 256),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("thinking_token_budget", 0, 2**31 - 1),
 )
 _POSITIVE = frozenset({"top_p", "repetition_penalty"})
 
@@ -263,6 +267,8 @@ class Usage:
     """The most bytes that the process has held since it began."""
     stats: RequestStats = field(default_factory=RequestStats)
     """What the request took in the engine."""
+    reasoning_tokens: int = 0
+    """Tokens of the answer up to the end of the model's reasoning; 0 if there was none."""
 
     @property
     def total_tokens(self) -> int:
@@ -278,7 +284,8 @@ class ToolCall:
     name: str
     """The tool's name."""
     arguments: str
-    """JSON text of an object, as the model wrote it. It is complete, but fits the tool's schema only where the request held it to it."""
+    """JSON text of an object, as the model wrote it. It is complete, unless the answer broke off inside the call ("length"), and fits the
+    tool's schema only where the request held it to it."""
 
 
 @dataclass(frozen=True, slots=True)

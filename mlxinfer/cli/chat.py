@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ModelNotFoundError
+from ..errors import ModelNotFoundError, PromptError
 from .console import fitted, opened, tell
 from .options import complete_model, engine_options, one_sequence_options, sampling, sampling_options, split
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .repl.saved import Archive, Saved
+    from .repl.tools import ToolRunner
 
 _USUAL_MODEL = "smollm2"
+_TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown and runs only if you agree."
 
 
 @click.command(short_help="Talk with a model.")
@@ -27,6 +29,7 @@ _USUAL_MODEL = "smollm2"
 @click.option("--continue", "-c", "resume", is_flag=True, help="Go on with the last conversation; without MODEL, with its model.")
 @click.option("--list", "listed", is_flag=True, help="List the conversations that were kept, and end.")
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
+@click.option("--tools", "tools_file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False), help=_TOOLS_HELP)
 @click.option("--quiet", "-q", is_flag=True, help="No line about speed after every answer.")
 @sampling_options
 @one_sequence_options
@@ -45,7 +48,17 @@ def chat(model: str | None, listed: bool, **options: Any) -> None:
         click.get_current_context().exit(_talk(model, Archive(), **options))
 
 
-def _talk(model: str | None, archive: Archive, *, system: str | None, resume: bool, keep: bool | None, quiet: bool, **options: Any) -> int:
+def _talk(
+    model: str | None,
+    archive: Archive,
+    *,
+    system: str | None,
+    resume: bool,
+    keep: bool | None,
+    tools_file: str | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Returns the exit code."""
     from .repl.conversation import Conversation
     from .repl.loop import Session, converse
@@ -57,8 +70,11 @@ def _talk(model: str | None, archive: Archive, *, system: str | None, resume: bo
     source = os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
     if keep is None:
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
+    runner = None if tools_file is None else _runner(tools_file)
     with opened(model, model_settings) as llm:
-        session = Session(Conversation(llm, sampling(given, llm.default_params), system, source), archive if keep else None, not quiet)
+        tools = None if runner is None else runner.tools
+        conversation = Conversation(llm, sampling(given, llm.default_params), system, source, tools)
+        session = Session(conversation, archive if keep else None, not quiet, runner)
         if saved:
             chosen = {name: value for name, value in given.items() if value is not None and value != ()}
             params = replace(saved.params, **chosen) if saved.params else session.conversation.params
@@ -67,6 +83,17 @@ def _talk(model: str | None, archive: Archive, *, system: str | None, resume: bo
             if told:
                 tell(told)
         return converse(session)
+
+
+def _runner(tools_file: str) -> ToolRunner:
+    """Raises `PromptError`."""
+    from pathlib import Path
+
+    from .repl.tools import ToolRunner, tools_of_file
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise PromptError("--tools asks before each call, so it needs a terminal")
+    return ToolRunner(tools_of_file(Path(tools_file)))
 
 
 def _last(archive: Archive) -> tuple[Path, Saved]:

@@ -62,6 +62,7 @@ _SAMPLING = [
     _sampling_option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
     _sampling_option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all."),
     _sampling_option("--min-p", type=float, help="Drop tokens below this share of the likeliest one's probability."),
+    _sampling_option("--thinking-token-budget", type=int, help="Tokens of reasoning before the answer, at most."),
     _sampling_option("--max-tokens", type=int, help=f"Stop after this many tokens.  [default: {DEFAULT_MAX_TOKENS}]"),
     _sampling_option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
     _sampling_option("--seed", type=int, help="The same seed gives the same answer."),

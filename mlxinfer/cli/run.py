@@ -21,6 +21,7 @@ from .console import as_text, logprob_table, opened, printable, tell, usage_line
 from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split
 
 if TYPE_CHECKING:
+    from ..engine.input_processor import PreparedPrompt
     from ..engine.llm import LLM
 
 _PATIENCE_S = 2.0
@@ -63,11 +64,11 @@ def run(
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
     with opened(model, model_settings) as llm:
-        ids, params = _token_ids(llm, text, system, raw), sampling(given, llm.default_params)
+        asked, params = _prompt(llm, text, system, raw), sampling(given, llm.default_params)
         if as_json:
-            click.echo(json.dumps(_as_object(llm.generate([ids], params)), ensure_ascii=False))
+            click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
         else:
-            _report(_print_answers(llm, ids, params), params, quiet, llm.max_context)
+            _report(_print_answers(llm, asked, params), params, quiet, llm.max_context)
 
 
 def _read_prompt(argument: str | None) -> str:
@@ -92,31 +93,39 @@ def _tell_if_it_waits() -> None:
         tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
 
 
-def _token_ids(llm: LLM, text: str, system: str | None, raw: bool) -> list[int]:
+def _prompt(llm: LLM, text: str, system: str | None, raw: bool) -> PreparedPrompt:
     templated = not raw and llm.tokenizer.chat_template is not None
     if not templated:
         if system is not None:
             raise PromptError("--system needs a chat template, and there is none in use here")
         return llm.tokenizer.encode(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
+    return llm.chat_prompt([*messages, {"role": "user", "content": text}])
 
 
-def _print_answers(llm: LLM, ids: list[int], params: SamplingParams) -> list[Completion]:
-    """Stream the answer; or print several when they are done, each below a line with its number."""
+def _print_answers(llm: LLM, prompt: PreparedPrompt, params: SamplingParams) -> list[Completion]:
+    """Stream the answer; or print several when they are done, each below a line with its number. On a terminal, the reasoning is shown dim,
+    on standard error."""
     if params.n > 1:
-        completions = llm.generate([ids], params)
+        completions = llm.generate([prompt], params)
         click.echo("\n".join(f"--- {c.index + 1} of {params.n} ---\n{_shown(c.text)}" for c in completions))
         return completions
     pieces, logprobs = [], []
-    with closing(llm.stream(ids, params)) as chunks:
+    thinks, shows = False, sys.stderr.isatty()
+    with closing(llm.stream(prompt, params)) as chunks:
         for chunk in chunks:
+            if chunk.reasoning and shows:
+                click.secho(printable(chunk.reasoning), dim=True, nl=False, err=True)
+                thinks = True
+            if chunk.text and thinks:
+                click.echo("\n", err=True)
+                thinks = False
             pieces.append(chunk.text)
             logprobs += chunk.logprobs or []
             click.echo(_shown(chunk.text), nl=False)
     text = "".join(pieces)
     click.echo("", nl=not text.endswith("\n"))
-    return [Completion(text, [], chunk.finish_reason or "stop", chunk.usage or Usage(len(ids), 0), logprobs)]
+    return [Completion(text, [], chunk.finish_reason or "stop", chunk.usage or Usage(0, 0), logprobs)]
 
 
 def _shown(text: str) -> str:
@@ -161,6 +170,8 @@ def _as_object(completions: list[Completion]) -> dict[str, Any]:
 
 def _choice(completion: Completion) -> dict[str, Any]:
     choice: dict[str, Any] = {"text": completion.text, "finish_reason": completion.finish_reason}
+    if completion.reasoning is not None:
+        choice["reasoning"] = completion.reasoning
     if completion.logprobs is not None:
         choice["logprobs"] = [asdict(logprob) for logprob in completion.logprobs]
     return choice

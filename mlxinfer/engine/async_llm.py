@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import aclosing
 from functools import partial
@@ -17,10 +17,12 @@ import mlx.core as mx
 from ..config import EngineArgs
 from ..errors import MLXInferError
 from ..loading.load import LoadedModel
+from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .chat_prompt import ChatPrompt
 from .engine_thread import EngineThread, Piece, Progress, Request
 from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
-from .input_processor import InputProcessor, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
 from .sequence import Sequence
@@ -28,8 +30,10 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..output_format.format import OutputFormat
+
 Result = TypeVar("Result")
-TokenIds = Callable[[InputProcessor], Awaitable[list[int]]]
+Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
 
 _SHORT = 2000
 """Characters or token ids that are prepared in the event loop: going through another thread would take longer."""
@@ -66,6 +70,11 @@ class AsyncLLM(FrontDoor):
         return self._now.loaded
 
     @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats."""
+        return self._now.inputs.output_format
+
+    @property
     def ended(self) -> bool:
         """Whether it was closed, or failed for good: nothing runs any more."""
         return self._thread.ended.done()
@@ -76,7 +85,7 @@ class AsyncLLM(FrontDoor):
 
     async def generate(
         self,
-        prompts: Prompt | Many[Prompt],
+        prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
@@ -85,44 +94,60 @@ class AsyncLLM(FrontDoor):
         return await self._generate(prompts, params, RequestOptions.of("generate", options))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
     ) -> AsyncGenerator[Chunk, None]:
         """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
         `MLXInferError`s, also in the middle of an answer."""
-        return _flat(self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of("stream", options))))
+        return _flat(self._bursts(partial(_sequences, partial(_prompt, prompt), params, RequestOptions.of("stream", options))))
 
     def bursts(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
     ) -> AsyncGenerator[list[Chunk], None]:
         """`stream`, with those pieces in one list that came together: for programs that pass them on."""
-        return self._bursts(partial(_sequences, partial(_ids, prompt), params, RequestOptions.of("bursts", options)))
+        return self._bursts(partial(_sequences, partial(_prompt, prompt), params, RequestOptions.of("bursts", options)))
+
+    async def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """What `chat` asks the model, for `generate` and `stream`, as `LLM.chat_prompt`."""
+        return await _chat(messages, tools, tool_choice, parallel_tool_calls, template_vars, (await self._opened()).inputs)
 
     async def chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        tools: Many[Mapping[str, Any]] | None = None,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1), as `LLM.chat`."""
         terms = RequestOptions.of("chat", options)
-        ids = await _chat_ids(messages, tools, template_vars, (await self._opened()).inputs)
-        return (await self._generate([ids], params, terms))[0]
+        chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
+        return (await self._generate([await chat((await self._opened()).inputs)], params, terms))[0]
 
     def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        tools: Many[Mapping[str, Any]] | None = None,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> AsyncGenerator[Chunk, None]:
         """`chat` in pieces, as those of `stream`."""
-        ids = partial(_chat_ids, messages, tools, template_vars)
-        return _flat(self._bursts(partial(_sequences, ids, params, RequestOptions.of("stream_chat", options))))
+        chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
+        return _flat(self._bursts(partial(_sequences, chat, params, RequestOptions.of("stream_chat", options))))
 
     async def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
@@ -169,14 +194,14 @@ class AsyncLLM(FrontDoor):
         return opened.result() if opened.done() else await asyncio.wrap_future(opened)
 
     async def _generate(
-        self, prompts: Prompt | Many[Prompt], params: SamplingParams | Many[SamplingParams] | None, terms: RequestOptions
+        self, prompts: AnyPrompt | Many[AnyPrompt], params: SamplingParams | Many[SamplingParams] | None, terms: RequestOptions
     ) -> list[Completion]:
         opened = await self._opened()
         items = as_prompts(prompts)
         each = opened.inputs.all_params(params, len(items))
-        all_ids = await _prepared(sum(map(_size, items)), partial(_all_ids, opened.inputs, items))
+        prepared = await _prepared(sum(map(_size, items)), partial(_all_prepared, opened.inputs, items))
         free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
-        requests = [await _described(opened.inputs, ids, one, terms) for ids, one in zip(all_ids, each, strict=True)]
+        requests = [await _described(opened.inputs, prompt, one, terms) for prompt, one in zip(prepared, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
             answers = await asyncio.gather(*tasks)
@@ -224,36 +249,44 @@ async def _flat(bursts: AsyncGenerator[list[Chunk], None]) -> AsyncGenerator[Chu
                 yield chunk
 
 
-async def _ids(prompt: Prompt, inputs: InputProcessor) -> list[int]:
-    return await _prepared(_size(prompt), partial(inputs.token_ids, prompt))
+async def _prompt(prompt: AnyPrompt, inputs: InputProcessor) -> PreparedPrompt:
+    return await _prepared(_size(prompt), partial(inputs.prepared, prompt))
 
 
-async def _chat_ids(
-    messages: Messages, tools: Many[Mapping[str, Any]] | None, template_vars: Mapping[str, Any] | None, inputs: InputProcessor
-) -> list[int]:
-    return await asyncio.to_thread(inputs.chat_ids, messages, tools, template_vars)
+async def _chat(
+    messages: Messages,
+    tools: Iterable[OfferedTool] | None,
+    tool_choice: str | ToolChoice,
+    parallel_tool_calls: bool,
+    template_vars: Mapping[str, Any] | None,
+    inputs: InputProcessor,
+) -> ChatPrompt:
+    return await asyncio.to_thread(inputs.chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
 
 
-async def _sequences(token_ids: TokenIds, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
-    return await _described(inputs, await token_ids(inputs), params, terms)
+async def _sequences(prompt: Preparing, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
+    return await _described(inputs, await prompt(inputs), params, terms)
 
 
-async def _described(inputs: InputProcessor, ids: list[int], params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
-    """Compiling a structure takes a while, but lets the event loop go on if it happens in another thread."""
-    if params is None or params.structure is None:
-        return inputs.sequences(ids, params, terms)
-    return await asyncio.to_thread(inputs.sequences, ids, params, terms)
+async def _described(
+    inputs: InputProcessor, prompt: PreparedPrompt, params: SamplingParams | None, terms: RequestOptions
+) -> list[Sequence]:
+    """Compiling a grammar takes a while, but lets the event loop go on if it happens in another thread."""
+    holds = (isinstance(prompt, ChatPrompt) and prompt.tools) or (params is not None and params.structure is not None)
+    if not holds:
+        return inputs.sequences(prompt, params, terms)
+    return await asyncio.to_thread(inputs.sequences, prompt, params, terms)
 
 
 async def _scored(prompt: Prompt, top: int, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
     return [inputs.scored(await _prepared(_size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
 
 
-def _all_ids(inputs: InputProcessor, prompts: list[Prompt]) -> list[list[int]]:
-    return [inputs.token_ids(prompt) for prompt in prompts]
+def _all_prepared(inputs: InputProcessor, prompts: list[AnyPrompt]) -> list[PreparedPrompt]:
+    return [inputs.prepared(prompt) for prompt in prompts]
 
 
-def _size(prompt: Prompt) -> int:
+def _size(prompt: AnyPrompt) -> int:
     return len(prompt) if hasattr(prompt, "__len__") else 0
 
 

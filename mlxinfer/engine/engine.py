@@ -192,13 +192,14 @@ class Engine:
 
     def _must_collect(self) -> bool:
         """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
-        by drafts, it is the first to tell how fast prompts are read, a sequence has to be computed again, or pages have come from disk."""
+        by drafts, it is the first to tell how fast prompts are read, it ends where a sequence is kept for others, a sequence has to be
+        computed again, or pages have come from disk."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
         if pending.schedule.drafts or self.cache.arrived:
             return True
-        if pending.schedule.prefill_rows and self.scheduler.must_measure(pending.schedule):
+        if pending.schedule.prefill_rows and (self.scheduler.must_measure(pending.schedule) or _at_snapshot(pending.schedule)):
             return True
         if self.kv_cache_manager.restarts and any(map(self.kv_cache_manager.must_restart, running)):
             return True
@@ -272,9 +273,6 @@ class Engine:
         if pending is None or not pending.needs_commit:
             return
         self._seal(pending)
-        for w in pending.schedule.work:
-            if w.sequence.finish_reason is None and w.sequence.num_computed_tokens in w.sequence.snapshot_points:
-                self.kv_cache_manager.cache_prefix(w.sequence)
 
     def _seal(self, step: PendingStep) -> None:
         if step.sealed or not step.needs_commit:
@@ -345,3 +343,8 @@ class Engine:
                 each.finish("cancelled")
                 each.detach()
         self._start()
+
+
+def _at_snapshot(schedule: Schedule) -> bool:
+    """Whether a prompt will have been read up to a point that is kept."""
+    return any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in schedule.work)

@@ -83,6 +83,7 @@ class FrontDoor:
         max_num_seqs: int = 16,
         memory_gb: float | None = None,
         deterministic: bool = False,
+        tool_format: str | None = None,
         draft: str | Path | None = None,
         speculate: bool = True,
         prefix_cache: bool = True,

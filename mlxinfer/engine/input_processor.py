@@ -9,23 +9,34 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
 from operator import index
 from time import perf_counter
-from typing import Any, SupportsIndex, TypedDict, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
 from ..config import unknown_keyword
-from ..errors import PromptError, SamplingError
+from ..errors import ContextLengthError, PromptError, SamplingError
 from ..sampling.sampler import sample_seed
+from ..structured_output.constraint import Constraint
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
+from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
+from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from ..output_format.format import OutputFormat
 
 Prompt = Union[str, Many[int]]
 """Text, or token ids: a list, a tuple or an array."""
+AnyPrompt = Union[Prompt, ChatPrompt]
+PreparedPrompt = Union[list[int], ChatPrompt]
+"""A prompt whose token ids are known."""
 Messages = Many[Mapping[str, Any]]
 """A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts."""
 
 _MOST_MARKS = 4
 """How many message boundaries to snapshot; a conversation resumes after one of the last."""
+_NEAR = 32
+"""Tokens that are not worth a snapshot of their own."""
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0
 _PRIORITIES = range(-(2**31), 2**31)
@@ -78,7 +89,7 @@ class RequestOptions:
             given = ", ".join(f"{name}={value!r}" for name, value in sampling.items())
             advice = f"pass SamplingParams({given}) as its second argument"
         elif "chat" in method:
-            known += ["tools", "template_vars"]
+            known += ["tools", "tool_choice", "parallel_tool_calls", "template_vars"]
             advice = f"a variable of the chat template is given as template_vars={{{name!r}: {unknown[name]!r}}}"
         raise unknown_keyword(f"{method}()", name, known, advice)
 
@@ -97,25 +108,55 @@ class InputProcessor:
     """What the model's authors recommend, every field set."""
     grammars: GrammarCompiler
     """Compiles what answers are held to."""
+    tool_format: str | None = None
+    """`EngineArgs.tool_format`."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
         ids = self.scored_ids(prompt)
         if len(ids) >= self.max_context:
-            raise PromptError(
+            message = (
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
             )
+            raise ContextLengthError(message, len(ids), self.max_context)
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
         """`token_ids` of a prompt after which no answer needs room."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
-    def chat_ids(
-        self, messages: Messages, tools: Many[Mapping[str, Any]] | None = None, template_vars: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """The token ids of a conversation through the model's template. Raises `PromptError` and `TemplateError`."""
-        return self.token_ids(self.tokenizer.encode_chat(plain_messages(messages), tools=tools, **(template_vars or {})))
+    @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats. Raises `MLXInferError` for a `tool_format` that there is not."""
+        from ..output_format.derive import output_format  # only where there are chats
+
+        return output_format(self.tokenizer, self.tool_format, self.tokenizer.response_template)
+
+    def chat(
+        self,
+        messages: Messages,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation through the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises `PromptError`
+        and `TemplateError`."""
+        from ..output_format.history import messages_for_template
+
+        tokenizer, plain = self.tokenizer, plain_messages(messages)
+        known = offered(tools)
+        choice = chosen(tool_choice, known, parallel=parallel_tool_calls)
+        callable_tools: Tools = {} if choice.mode == "none" else known
+        form = self.output_format
+        for_template, described = messages_for_template(form, plain, callable_tools)
+        ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
+        settled = settled_tokens(ids, tokenizer, template_vars or {})
+        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form), settled)
+
+    def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
+        """What `sequences` takes. Raises `PromptError`."""
+        return prompt if isinstance(prompt, ChatPrompt) else self.token_ids(prompt)
 
     def check(self, ids: Many[int]) -> list[int]:
         """Token ids as a list of ints. Raises `PromptError`."""
@@ -123,7 +164,8 @@ class InputProcessor:
         if not ids:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
-            raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
+            message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
+            raise ContextLengthError(message, len(ids), self.max_context)
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
@@ -147,17 +189,19 @@ class InputProcessor:
             raise SamplingError(f"{len(params)} params for {count} prompts: give one SamplingParams for all, or a list with one for each")
         return [self.params(each) for each in params]
 
-    def sequences(self, ids: list[int], params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
+    def sequences(self, prompt: PreparedPrompt, params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
         """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token, and for a
         structure that cannot be held, which may take up to a few hundred milliseconds to find out."""
+        chat = prompt if isinstance(prompt, ChatPrompt) else None
+        ids = prompt if isinstance(prompt, list) else prompt.token_ids
         params = self.params(params)
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
             raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
-        constraint = None if params.structure is None else self.grammars.compile(params.structure)
-        snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
+        constraint = self._constraint(params, chat)
+        snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
         sequences = [
             Sequence(
                 ids,
@@ -171,11 +215,21 @@ class InputProcessor:
                 deadline=options.deadline,
                 snapshot_points=snapshot_points,
                 constraint=constraint and constraint.copy(),
+                chat=chat if chat is not None and chat.has_parts else None,
             )
             for i in range(params.n)
         ]
         sequences[0].lead(sequences[1:])
         return sequences
+
+    def _constraint(self, params: SamplingParams, chat: ChatPrompt | None) -> Constraint | None:
+        """What an answer is held to; None where it is free."""
+        if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
+            return None if params.structure is None else self.grammars.compile(params.structure)
+        from ..structured_output.answer import answer_constraint
+
+        budget = params.thinking_token_budget
+        return answer_constraint(self.grammars, chat.format, chat.tools, chat.choice, chat.begun, params.structure, budget)
 
     def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
         """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""
@@ -191,12 +245,12 @@ class InputProcessor:
         )
 
 
-def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
+def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
     """One prompt or many as a list of them."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, ChatPrompt)):
         return [prompts]
     items: list[Any] = _as_list(prompts)
-    return [items] if items and not isinstance(items[0], Iterable) else items
+    return [items] if items and not isinstance(items[0], (Iterable, ChatPrompt)) else items
 
 
 def _as_list(values: Any) -> list[Any]:
@@ -230,6 +284,15 @@ def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:
     """Lengths of the prompt at which a message ends."""
     return [i for i, token in enumerate(ids, 1) if token in end_tokens]
+
+
+def resume_points(ids: Many[int], end_tokens: Collection[int], settled: int) -> tuple[int, ...]:
+    """Lengths of the prompt from which a next one of the same conversation may go on: the last ends of messages, and `settled` where the
+    template marks no end near it."""
+    ends = [end for end in message_ends(ids, end_tokens) if end < len(ids)]
+    if settled and not any(settled - _NEAR <= end <= settled for end in ends[-1:]):
+        ends.append(settled)
+    return tuple(sorted(ends)[-_MOST_MARKS:])
 
 
 def with_message(miss: str, ids: Many[int], end_tokens: Collection[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import partial
 from types import TracebackType
@@ -14,11 +14,13 @@ import mlx.core as mx
 from ..config import EngineArgs
 from ..loading.load import LoadedModel
 from ..loading.weights import Progress
+from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .chat_prompt import ChatPrompt
 from .engine import Engine
 from .front_door import FrontDoor, prompt_logprobs
 from .inproc_client import InprocClient
-from .input_processor import Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .input_processor import AnyPrompt, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .sequence import Sequence
 
@@ -70,11 +72,11 @@ class LLM(FrontDoor):
 
     def generate(
         self,
-        prompts: Prompt | Many[Prompt],
+        prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> list[Completion]:
-        """Answers to one prompt or any number of them, as one batch. A prompt is text or token ids.
+        """Answers to one prompt or any number of them, as one batch. A prompt is text, token ids or a `chat_prompt`.
 
         Returns a list, for one prompt too: `n` completions for each prompt, in order. `params` are one for all prompts, or a list with one
         for each. Raises `PromptError` and `SamplingError` before anything is computed.
@@ -82,10 +84,10 @@ class LLM(FrontDoor):
         inputs, terms = self._client.opened.inputs, RequestOptions.of("generate", options)
         items = as_prompts(prompts)
         pairs = zip(items, inputs.all_params(params, len(items)), strict=True)
-        return self._client.complete(deque(inputs.sequences(inputs.token_ids(prompt), each, terms) for prompt, each in pairs))
+        return self._client.complete(deque(inputs.sequences(inputs.prepared(prompt), each, terms) for prompt, each in pairs))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces. Closing the iterator cancels the request.
 
@@ -95,48 +97,66 @@ class LLM(FrontDoor):
         return self._client.stream(self._sequences(prompt, params, RequestOptions.of("stream", options)))
 
     def bursts(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
     ) -> Generator[list[Chunk], None, None]:
         """`stream`, with those pieces in one list that are there at the same time: for programs that pass them on."""
         return self._client.bursts(self._sequences(prompt, params, RequestOptions.of("bursts", options)))
 
-    def _sequences(self, prompt: Prompt, params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
+    def _sequences(self, prompt: AnyPrompt, params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
         inputs = self._client.opened.inputs
-        return inputs.sequences(inputs.token_ids(prompt), params, terms)
+        return inputs.sequences(inputs.prepared(prompt), params, terms)
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """What `chat` asks the model, for `generate` and `stream`: see `chat` for what it takes."""
+        return self._client.opened.inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
 
     def chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        tools: Many[Mapping[str, Any]] | None = None,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1).
 
-        `messages` are dicts with `role` and `content`, rendered by the model's own chat template, which gets `tools` and `template_vars`,
-        such as `{"enable_thinking": False}`. Raises `TemplateError` too.
+        `messages` are dicts with `role` and `content`, rendered by the model's own chat template, which gets `template_vars`, such as
+        `{"enable_thinking": False}`. `tools` are typed Python functions, dicts as OpenAI's API takes them, or `Tool`s; the calls that the
+        model asks for are in `Completion.tool_calls`, and nothing is run. `tool_choice` is "auto", "none", "required" or a tool's name;
+        without `parallel_tool_calls` there is one call at most. Raises `TemplateError` too.
         """
         terms = RequestOptions.of("chat", options)
         inputs = self._client.opened.inputs
-        ids = inputs.chat_ids(messages, tools, template_vars)
-        return self._client.complete(deque([inputs.sequences(ids, params, terms)]))[0]
+        prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
+        return self._client.complete(deque([inputs.sequences(prompt, params, terms)]))[0]
 
     def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
         *,
-        tools: Many[Mapping[str, Any]] | None = None,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> Generator[Chunk, None, None]:
         """`chat` in pieces, as those of `stream`."""
         terms = RequestOptions.of("stream_chat", options)
         inputs = self._client.opened.inputs
-        ids = inputs.chat_ids(messages, tools, template_vars)
-        return self._client.stream(inputs.sequences(ids, params, terms))
+        prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
+        return self._client.stream(inputs.sequences(prompt, params, terms))
 
     def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises

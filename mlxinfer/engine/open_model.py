@@ -115,7 +115,8 @@ class OpenModel:
     ) -> OpenModel:
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
-        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, default_params(loaded.generation_config), grammars)
+        recommended = default_params(loaded.generation_config)
+        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, recommended, grammars, args.tool_format)
         info = ModelInfo(
             name=loaded.name,
             tokenizer=loaded.tokenizer,

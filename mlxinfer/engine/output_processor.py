@@ -14,6 +14,7 @@ from ..sampling.logprobs import logprobs_of
 from ..tokenizer.detokenizer import StopStrings
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, Completion, FinishReason, TokenLogprob, Usage
+from .answer_parts import AnswerParts
 from .engine import Engine
 from .events import Event, Logits, Token
 from .input_processor import with_message
@@ -46,10 +47,14 @@ class RequestOutput:
         assert not isinstance(sequence.params.stop, str)
         self.sequence = sequence
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
         self._stops = StopStrings(sequence.params.stop or ())
+        chat = sequence.chat
+        self._spelled = frozenset() if chat is None else chat.spelled
+        self._detokenizer = tokenizer.detokenizer(self._spelled)
+        self._parts = None if chat is None else AnswerParts(chat.reader(), self._stops, sequence.seed)
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
+        self._reasoning_tokens = 0
         self._logprobs: list[TokenLogprob] | None = None if sequence.params.logprobs is None else []
         self._stopped = False
 
@@ -74,24 +79,49 @@ class RequestOutput:
             self._logprobs.append(logprob)
         is_end = token.token_id in self.sequence.stop_ids
         text = ""
-        if not is_end:
+        if not is_end or token.token_id in self._spelled:
             text = self._detokenizer.add(token.token_id)
-            if self.sequence.params.stop:
+            if self.sequence.params.stop and self._parts is None:
                 text, self._stopped = self._stops.add(text)
         # A step may bring several tokens: what ends the sequence is known with the first of them, and holds for the last.
         is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
+        logprobs = None if logprob is None else [logprob]
+        if self._parts is not None:
+            return self._part(text, [token.token_id], logprobs, is_last=is_last)
         if is_last and not self._stopped:
             text += self._rest()
         self._pieces.append(text)
         reason = self.finish_reason if is_last or self._stopped else None
-        logprobs = None if logprob is None else [logprob]
         return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index, self._stops.met)
 
     def _end(self) -> Chunk:
+        logprobs: list[TokenLogprob] | None = None if self._logprobs is None else []
+        if self._parts is not None:
+            return self._part("", [], logprobs, is_last=True)
         text = self._rest()
         self._pieces.append(text)
-        logprobs: list[TokenLogprob] | None = None if self._logprobs is None else []
         return Chunk(text, [], logprobs, self.finish_reason, self.usage, self.sequence.index, self._stops.met)
+
+    def _part(self, text: str, token_ids: list[int], logprobs: list[TokenLogprob] | None, *, is_last: bool) -> Chunk:
+        """A chunk of an answer in a chat: what its text is."""
+        assert self._parts is not None
+        part = self._parts.finish(text + self._detokenizer.finish()) if is_last else self._parts.add(text)
+        if part.reasoning:
+            self._reasoning_tokens = len(self._token_ids)
+        self._stopped = self._stops.met is not None
+        self._pieces.append(part.content)
+        reason = self.finish_reason if is_last or self._stopped else None
+        return Chunk(
+            part.content,
+            token_ids,
+            logprobs,
+            reason,
+            self.usage if reason else None,
+            self.sequence.index,
+            self._stops.met,
+            reasoning=part.reasoning,
+            tool_calls=part.calls,
+        )
 
     def _rest(self) -> str:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
@@ -106,6 +136,7 @@ class RequestOutput:
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=answer,
+            reasoning_tokens=self._reasoning_tokens,
             ttft_s=max(times.first_token - times.added, 0.0),
             prefill_tps=computed / stats.prefill_s if stats.prefill_s > 0 else 0.0,
             decode_tps=(answer - 1) / stats.decode_s if stats.decode_s > 0 else 0.0,
@@ -116,8 +147,11 @@ class RequestOutput:
     def completion(self) -> Completion:
         """See `Output`."""
         reason = self.finish_reason or "cancelled"
-        text, index = "".join(self._pieces), self.sequence.index
-        return Completion(text, self._token_ids, reason, self.usage, self._logprobs, index, self._stops.met)
+        text, index, parts = "".join(self._pieces), self.sequence.index, self._parts
+        reasoning, calls = (None, ()) if parts is None else (parts.reasoning, parts.calls)
+        return Completion(
+            text, self._token_ids, reason, self.usage, self._logprobs, index, self._stops.met, reasoning=reasoning, tool_calls=calls
+        )
 
 
 class PromptOutput:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from ..structured_output.constraint import Constraint
+    from .chat_prompt import ChatPrompt
 
     Proposed = Union[list[int], mx.array]
     """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
@@ -53,6 +54,8 @@ class Sequence:
     """Lengths of the prompt, ascending, at which a message ends: what is computed up to there is kept for reuse."""
     constraint: Constraint | None = None
     """What the answer is held to; it has taken the tokens of `answer`. None for free text."""
+    chat: ChatPrompt | None = None
+    """How the answer is told apart into reasoning, content and calls; None for plain text."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from .errors import APIError, server_failed
+from .errors import APIError, server_failed, stopping
 from .settings import Limits
 
 T = TypeVar("T")
@@ -130,6 +130,12 @@ class Stream:
             # A graceful close would wait until the client has read everything.
             scope.get("state", {}).get("abort", lambda: None)()
             raise
+        except asyncio.CancelledError:  # the server ends
+            if not self._started:
+                raise
+            await self._write(self._failed(stopping()))
+            await self._send_body(b"", more=False)
+            return
         pump.result()
 
     async def _pump(self) -> None:

@@ -74,6 +74,11 @@ class GrammarConstraint:
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return self._matcher.is_stopped()
+
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
         return GrammarConstraint(self._matcher.deep_copy(), 32 * self._words)

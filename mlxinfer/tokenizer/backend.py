@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import Tokenizer, processors
@@ -57,6 +57,8 @@ class TokenizerParts:
     """Named special tokens ("bos_token": "<s>"), as chat templates see them."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Sources of the chat templates by name: "default", "tool_use", ..."""
+    response_template: Mapping[str, Any] | None = None
+    """How answers are written, where the checkpoint says so (`response_template` in tokenizer_config.json)."""
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..errors import TokenizerError
@@ -147,16 +147,18 @@ class Detokenizer:
     The texts returned, joined, are the decoding of the whole. The cost of a token does not grow with the text before it.
     """
 
-    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, spelled: Collection[int] = ()) -> None:
+        """`spelled`: special tokens that are not skipped."""
         self._tokens = tokens
         self._skip_special = skip_special_tokens
+        self._spelled = spelled
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
         self._to_strip = tokens.strip_left
 
     def add(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is incomplete."""
-        if self._skip_special and self._tokens.is_special(token_id):
+        if self._skip_special and self._tokens.is_special(token_id) and token_id not in self._spelled:
             return ""
         piece = self._tokens.token_bytes(token_id, first=not self._begun)
         if piece is None:

@@ -74,6 +74,7 @@ def read_directory(path: Path) -> TokenizerParts:
         frozenset(_eos(tokenizer, special_tokens, (generation_config, model_config, model_config.get("text_config")))),
         special_tokens,
         _chat_templates(path, config),
+        template if isinstance(template := config.get("response_template"), Mapping) else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ class NoTokenizer(Tokenizer):
     def chat_template(self) -> str | None:
         return None
 
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        return None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise self._missing()
 
@@ -44,7 +48,7 @@ class NoTokenizer(Tokenizer):
     def token_bytes(self, token_id: int) -> bytes | None:
         return None
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, spelled: Collection[int] = ()) -> Detokenizer:
         return _Silent()
 
     def render_chat(

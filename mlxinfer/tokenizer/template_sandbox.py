@@ -19,7 +19,7 @@ from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import filters, nodes, pass_context, pass_environment
+from jinja2 import filters, meta, nodes, pass_context, pass_environment
 from jinja2.environment import Environment
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
@@ -281,6 +281,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if not isinstance(__obj, Undefined) and not __self.is_safe_callable(__obj):
             raise SecurityError(f"it calls {getattr(__obj, '__name__', None) or type(__obj).__name__!r}")
         if type(__obj) is BuiltinMethodType and isinstance(__obj.__self__, str):
+            for internal in ("_block_vars", "_loop_vars"):  # jinja2 passes these to every call in a block or a loop
+                kwargs.pop(internal, None)
             return _paid(__self._call_text_method(__obj.__name__, __obj.__self__, args, kwargs))
         return _paid(__context.call(__obj, *args, **kwargs))
 
@@ -363,6 +365,12 @@ def compile_template(source: str) -> Renderer:
             _current.reset(token)
 
     return render
+
+
+def mentioned_variables(source: str) -> frozenset[str]:
+    """The variables that a template reads and does not make itself. Raises `TemplateError`."""
+    with _template_errors():
+        return frozenset(meta.find_undeclared_variables(ChatEnvironment().parse(source)))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ class Tokenizer:
         """The source of the default chat template."""
         return self._templates.default
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat templates read, such as "messages" and "enable_thinking". Raises `TemplateError`."""
+        return self._templates.variables
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How answers are written, where the checkpoint says so."""
+        return self._parts.response_template
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Special-token strings in the text are parsed as such; BOS is added where the model wants it.
 
@@ -68,9 +78,9 @@ class Tokenizer:
         """Whether it is a control token, which stands for no text."""
         return self._token_bytes.is_special(token_id)
 
-    def detokenizer(self) -> Detokenizer:
-        """A new incremental detokenizer; special tokens are skipped."""
-        return Detokenizer(self._token_bytes)
+    def detokenizer(self, spelled: Collection[int] = ()) -> Detokenizer:
+        """A new incremental detokenizer; special tokens are skipped, but for those in `spelled`."""
+        return Detokenizer(self._token_bytes, spelled=spelled)
 
     def render_chat(
         self,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PromptError, SamplingError
-from ...types import Chunk, FinishReason, SamplingParams, Usage
+from ...tools import Tools
+from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..console import did_you_mean
+from .said import Said
 from .saved import Saved
 
 if TYPE_CHECKING:
+    from ...engine.chat_prompt import ChatPrompt
     from ...engine.llm import LLM
 
 FIXED = {"n", "logprobs"}
@@ -26,16 +29,19 @@ SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name no
 class Conversation:
     """`ask` streams the next answer. Whatever ends it, the text so far stays; a message without an answer becomes the `draft` again."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "") -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "", tools: Tools | None = None) -> None:
         if llm.tokenizer.chat_template is None:
             raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
         self._llm = llm
         self._source = source
-        self._cut: list[int] = []
-        """Prompt and answer of the last turn as token ids, where more of the answer could follow."""
+        self._tools = tools or {}
+        self._cut: ChatPrompt | None = None
+        """Prompt and answer of the last turn, where more of the answer could follow."""
+        self.calls: tuple[ToolCall, ...] = ()
+        """The calls that the last answer asks for: `give` brings their results."""
         self.params = params
         self.system = system
-        self.turns: list[dict[str, str]] = []
+        self.turns: list[dict[str, Any]] = []
         self.usage: Usage | None = None
         self.finish_reason: FinishReason | None = None
         self.context_used = 0
@@ -56,14 +62,30 @@ class Conversation:
         return self.params.resolved(self._llm.default_params)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         return [*_system(self.system), *self.turns]
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
         self.draft = text
-        ids = self._llm.tokenizer.encode_chat([*self.messages, {"role": "user", "content": text}])
-        yield from self._answer(ids, text)
+        yield from self._answer(self._prompt([{"role": "user", "content": text}]), text)
+
+    def give(self, results: Sequence[str]) -> Generator[Chunk, None, None]:
+        """The results of `calls`, in order, and the answer to them."""
+        pairs = zip(self.calls, results, strict=True)
+        turns = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result} for call, result in pairs]
+        self.calls = ()
+        self.turns += turns
+        yield from self._answer(self._prompt([]), "")
+
+    def _prompt(self, further: list[dict[str, Any]]) -> ChatPrompt:
+        """Raises `PromptError` if it does not fit in the context."""
+        messages = [*self.messages, *further]
+        try:
+            return self._llm.chat_prompt(messages, tools=list(self._tools.values()))
+        except PromptError:
+            self._check_size(len(self._llm.tokenizer.encode_chat(messages)))
+            raise
 
     def resume(self) -> Generator[Chunk, None, None]:
         """More of the last answer, which was stopped or reached `max_tokens`. Raises `PromptError` if it ended by itself."""
@@ -71,35 +93,42 @@ class Conversation:
             raise PromptError("there is nothing to continue: the last answer ended by itself")
         yield from self._answer(self._cut, None)
 
-    def _answer(self, ids: list[int], text: str | None) -> Generator[Chunk, None, None]:
-        if len(ids) >= self.context_size:
+    def _check_size(self, tokens: int) -> None:
+        if tokens >= self.context_size:
             raise PromptError(
-                f"the conversation would take {len(ids)} tokens of a context of {self.context_size}: /trim drops its oldest messages, "
+                f"the conversation would take {tokens} tokens of a context of {self.context_size}: /trim drops its oldest messages, "
                 "/undo the last one, /reset begins anew"
             )
-        self.usage, self.finish_reason = None, "cancelled"
-        pieces: list[str] = []
-        answer: list[int] = []
+
+    def _answer(self, prompt: ChatPrompt, text: str | None) -> Generator[Chunk, None, None]:
+        """`text` is the user's message, empty where there is none; None goes on with the last answer."""
+        ids = prompt.token_ids
+        self._check_size(len(ids))
+        self.usage, self.finish_reason, self.calls = None, "cancelled", ()
+        said = Said()
         try:
-            with closing(self._llm.stream(ids, self.params)) as chunks:
+            with closing(self._llm.stream(prompt, self.params)) as chunks:
                 for chunk in chunks:
-                    pieces.append(chunk.text)
-                    answer += chunk.token_ids
+                    said.add(chunk)
                     self.usage, self.finish_reason = chunk.usage, chunk.finish_reason or "cancelled"
                     yield chunk
         finally:
-            if answer:
-                self._append(text, "".join(pieces))
-                self.context_used = len(ids) + len(answer)
-                self._cut = [] if self.finish_reason == "stop" else [*ids, *answer]
+            if said.token_ids:
+                ended = self.finish_reason == "stop"
+                self.calls = said.calls if ended else ()
+                self._append(text, said.turn(ended=ended))
+                self.context_used = len(ids) + len(said.token_ids)
+                self._cut = None if ended else said.goes_on(prompt)
 
-    def _append(self, question: str | None, answer: str) -> None:
+    def _append(self, question: str | None, turn: dict[str, Any]) -> None:
         if question is None:
-            answer = self.turns.pop()["content"] + answer
-        else:
+            before = self.turns.pop()
+            joined = {name: before[name] + turn.get(name, "") for name in ("content", "reasoning") if name in before}
+            turn = {**before, **turn, **joined}
+        elif question:
             self.turns.append({"role": "user", "content": question})
             self.draft = ""
-        self.turns.append({"role": "assistant", "content": answer})
+        self.turns.append(turn)
 
     def reading(self) -> tuple[int, int] | None:
         """(tokens read, tokens in all) of the prompt that the engine is reading; None when it is not reading one."""
@@ -117,7 +146,8 @@ class Conversation:
         return f"stopped for length: max_tokens is {self.params.max_tokens} (/continue goes on)"
 
     def reset(self) -> None:
-        self.turns, self._cut, self.usage, self.finish_reason, self.context_used = [], [], None, None, 0
+        self.turns, self._cut, self.usage, self.finish_reason, self.context_used = [], None, None, None, 0
+        self.calls = ()
 
     def undo(self) -> str:
         """Take the last message and its answer back; the message becomes the `draft`. Raises `PromptError` where there is none."""
@@ -138,13 +168,20 @@ class Conversation:
         self._replace_turns(self.turns[starts[count] :] if count < len(starts) else [])
         return count
 
-    def _replace_turns(self, turns: list[dict[str, str]]) -> None:
+    def _replace_turns(self, turns: list[dict[str, Any]]) -> None:
         self.reset()
         self.turns, self.context_used = turns, self._count(turns)
 
-    def _count(self, turns: list[dict[str, str]]) -> int:
+    def _count(self, turns: list[dict[str, Any]]) -> int:
         """Tokens that these turns take after the system message."""
-        return len(self._llm.tokenizer.encode_chat([*_system(self.system), *turns], add_generation_prompt=False)) if turns else 0
+        if not turns:
+            return 0
+        from ...output_format import messages_for_template, output_format
+
+        tokenizer, messages = self._llm.tokenizer, [*_system(self.system), *turns]
+        if any(turn.keys() > {"role", "content"} for turn in turns):
+            messages, _ = messages_for_template(output_format(tokenizer), messages, {})
+        return len(tokenizer.encode_chat(messages, add_generation_prompt=False))
 
     def set(self, name: str, value: Any) -> None:
         """Change one field of the sampling parameters. Raises `SamplingError`."""
@@ -177,5 +214,5 @@ class Conversation:
         self.turns, self.context_used, self.params = list(saved.turns), used, saved.params or self.params
 
 
-def _system(text: str | None) -> list[dict[str, str]]:
+def _system(text: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}] if text else []

@@ -18,6 +18,7 @@ from ..console import did_you_mean, dumb_terminal, short_usage_line, tell, usage
 from .conversation import SETTABLE, Conversation
 from .saved import Archive, Saved, messages, read, save, shortened, state_folder
 from .terminal import Keyboard, PipeReader, Reader, TerminalReader, Writer, bar, writer
+from .tools import ToolRunner
 
 FAILED = 2
 """Exit code of a chat over a pipe in which a message or a command failed."""
@@ -37,6 +38,8 @@ class Session:
     """Keeps the conversation after every turn; None where nothing is kept."""
     stats: bool = True
     """Whether a line about speed follows every answer."""
+    runner: ToolRunner | None = None
+    """Runs the calls that the model asks for; None without tools."""
     file: Path | None = None
     """Where the conversation was saved to or loaded from by the user."""
 
@@ -323,6 +326,7 @@ class Chat:
                 self._out.begin(progress.note)
                 for chunk in chunks:
                     progress.writing = True
+                    self._out.reasoning(chunk.reasoning)
                     self._out.text(chunk.text)
             except KeyboardInterrupt:
                 if not self._interactive:
@@ -333,6 +337,14 @@ class Chat:
                 self.session.keep()
         if self._interactive:
             tell(self._summary())
+        self._run_calls()
+
+    def _run_calls(self) -> None:
+        """Run what the model asks for, as far as the user agrees, and let it go on with the results."""
+        conversation, runner = self.session.conversation, self.session.runner
+        if runner is not None and conversation.calls:
+            self.keyboard.restore()
+            self._answer(conversation.give([runner.result(call) for call in conversation.calls]))
 
     def _summary(self) -> str:
         conversation = self.session.conversation

@@ -25,7 +25,7 @@ MOST_KEPT = 200
 class Saved:
     """What a file holds of a conversation."""
 
-    turns: list[dict[str, str]]
+    turns: list[dict[str, Any]]
     """Messages as `{"role": ..., "content": ...}`, without the system message."""
     system: str | None = None
     """The system message."""
@@ -73,14 +73,17 @@ def _parsed(content: Any) -> Saved:
     return Saved(turns, system, None if params is None else _params(params), model, source)
 
 
-def _turn(number: int, message: Any) -> dict[str, str]:
-    turn = {}
+def _turn(number: int, message: Any) -> dict[str, Any]:
+    turn: dict[str, Any] = {}
     for name in ("role", "content"):
         text = message.get(name) if isinstance(message, dict) else None
         if not isinstance(text, str):
             raise ValueError(f'message {number} has no text as its "{name}"')
         turn[name] = text
-    return turn
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls):
+        turn["tool_calls"] = calls
+    return turn | {name: message[name] for name in ("reasoning", "tool_call_id", "name") if isinstance(message.get(name), str)}
 
 
 def _params(saved: Any) -> SamplingParams:
@@ -135,7 +138,7 @@ def _write(path: Path, saved: Saved, mode: int = 0o600) -> None:
         raise MLXInferError(f"cannot write {path}: {error.strerror}") from error
 
 
-def messages(turns: list[dict[str, str]]) -> str:
+def messages(turns: list[dict[str, Any]]) -> str:
     """ "1 message", "2 messages"."""
     return f"{len(turns)} message{'' if len(turns) == 1 else 's'}"
 

@@ -43,6 +43,10 @@ class Writer(Protocol):
 
     def text(self, text: str) -> None: ...
 
+    def reasoning(self, text: str) -> None:
+        """What the model thinks before it answers, which is no part of the answer."""
+        ...
+
     def end(self) -> None: ...
 
 
@@ -55,6 +59,9 @@ class PlainWriter:
 
     def begin(self, note: Callable[[], str]) -> None:
         self._last = "\n"
+
+    def reasoning(self, text: str) -> None:
+        pass
 
     def text(self, text: str) -> None:
         _write(self._shown(text))
@@ -73,6 +80,8 @@ class TerminalWriter:
         self._note: Callable[[], str] = str
         self._shown = ""
         """The note on the screen."""
+        self._thinking = ""
+        """The last character of the reasoning; empty outside of it."""
         self._fresh = True
         """The cursor is at the beginning of a line, where a note may stand."""
         self._lock = Lock()
@@ -84,11 +93,22 @@ class TerminalWriter:
         self._show_note()
         Thread(target=self._follow, args=(self._ended,), daemon=True).start()
 
+    def reasoning(self, text: str) -> None:
+        if text:
+            self._thinking = text[-1]
+            self._emit(f"\x1b[2m{printable(text)}\x1b[0m")
+
     def text(self, text: str) -> None:
+        if text and self._thinking:
+            self._emit("\n" if self._thinking == "\n" else "\n\n")
+            self._thinking = ""
         self._emit(self._stream.feed(printable(text)))
 
     def end(self) -> None:
         self._ended.set()
+        if self._thinking and self._thinking != "\n":
+            self._emit("\n")
+        self._thinking = ""
         self._emit(self._stream.close())
         with self._lock:
             self._erase_note()

@@ -1,0 +1,94 @@
+"""Functions of the user's own that a model may ask for: each call is shown, and runs only if the user says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import MLXInferError, PromptError, one_line
+from ...tools import Tools, offered
+from ...types import ToolCall
+from ..console import fitted, printable, tell
+
+_LONGEST_SHOWN = 2000
+
+
+def tools_of_file(path: Path) -> Tools:
+    """The public functions with annotations that a Python file defines. The file is run. Raises `PromptError`."""
+    spec = importlib.util.spec_from_file_location("mlxinfer_chat_tools", path)
+    if spec is None or spec.loader is None:
+        raise PromptError(f"--tools {path}: it is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PromptError(f"--tools {path}: {type(error).__name__}: {one_line(error)}") from error
+    found = offered([value for name, value in vars(module).items() if not name.startswith("_") and _is_tool(value, spec.name)])
+    if not found:
+        raise PromptError(f"--tools {path}: it defines no function with annotated parameters, such as def add(a: int, b: int) -> int")
+    return found
+
+
+def _is_tool(value: Any, module: str) -> bool:
+    """Whether it is a function that was defined there, with annotations."""
+    if not inspect.isfunction(value) or value.__module__ != module:
+        return False
+    parameters = inspect.signature(value).parameters
+    return bool(value.__annotations__) and all(name in value.__annotations__ for name in parameters)
+
+
+class ToolRunner:
+    """Runs the calls that the user agrees to."""
+
+    def __init__(self, tools: Tools, ask: Callable[[str], str] = input) -> None:
+        """`ask` shows a question, and returns what the user types."""
+        self.tools = tools
+        self._ask = ask
+        self._always: set[str] = set()
+
+    def result(self, call: ToolCall) -> str:
+        """The text that the model gets for a call: the function's result, its error, or that the user declined."""
+        shown = fitted(f"{call.name}({_arguments(call)})", sys.stderr)
+        tell(f"the model asks for {shown}")
+        if not self._agrees(call.name):
+            tell("declined")
+            return "The user declined this call."
+        try:
+            text = self.tools[call.name].run(call.arguments)
+        except MLXInferError as error:
+            tell(str(error), problem=True)
+            return f"Error: {error}"
+        tell(printable(text[:_LONGEST_SHOWN]))
+        return text
+
+    def _agrees(self, name: str) -> bool:
+        """Ctrl-C and Ctrl-D decline."""
+        if name in self._always:
+            return True
+        while True:
+            try:
+                answer = self._ask("run it? [y]es, [n]o, [a]lways for this tool: ").strip().lower()
+            except (KeyboardInterrupt, EOFError):
+                tell("")
+                return False
+            if answer in ("a", "always"):
+                self._always.add(name)
+            if answer in ("y", "yes", "a", "always"):
+                return True
+            if answer in ("n", "no"):
+                return False
+
+
+def _arguments(call: ToolCall) -> str:
+    """As Python would write them, each printable."""
+    try:
+        values = json.loads(call.arguments)
+    except ValueError:
+        return printable(call.arguments)
+    return printable(", ".join(f"{key}={value!r}" for key, value in values.items()))[:_LONGEST_SHOWN]

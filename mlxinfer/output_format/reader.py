@@ -1,0 +1,283 @@
+"""Tells the parts of an answer apart while it is written. How its text is cut into pieces makes no difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from ..tools import Tools
+from .call_reader import CallReader, NamedCallReader, ObjectCallReader
+from .format import CallFormat, EventKind, OutputEvent, OutputFormat
+from .literals import MISS, MORE, Literal, overlap, skip_whitespace
+from .tagged_reader import TaggedCallReader
+
+_READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}
+
+
+_LONGEST_ENTRY = 256
+_ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
+"""A further entry of a call's object, shorter than `_LONGEST_ENTRY` and without what shows that there is none."""
+
+
+class _Marker:
+    """A literal that ends content."""
+
+    def __init__(self, kind: str, text: str, calls: CallFormat | None = None) -> None:
+        self.kind = kind
+        """One of "reasoning", "call" and "hidden"."""
+        self.literal = Literal(text.lstrip())
+        self.calls = calls
+        self.at_start = kind == "call" and len(text.strip()) < 3
+        """It looks so much like text that it counts only where the answer begins."""
+
+
+def _call_literal(calls: CallFormat, before: str) -> str:
+    return before + ("{" if calls.kind == "object" else "")
+
+
+class OutputReader:
+    """Reads one answer. Pure: it knows no tokens; special tokens that are part of the format must be spelled out in the text."""
+
+    def __init__(self, format: OutputFormat, tools: Tools, begun: str = "") -> None:
+        self._tools = tools
+        self._events: list[OutputEvent] = []
+        self._reasoning_end = Literal(format.reasoning.end) if format.reasoning else None
+        self._reasoning_begin = Literal(format.reasoning.begin) if format.reasoning else None
+        self._markers = _markers(format, tools)
+        first = "".join(sorted({re.escape(marker.literal.text[0]) for marker in self._markers if marker.literal.text}))
+        self._first = re.compile(f"[{first}]") if first else None
+        self._state: Callable[[bool], bool] = self._content
+        self._text = ""
+        self._at = 0
+        self._own = 0
+        self._held: list[str] = []
+        self._call: CallReader | None = None
+        self._others: list[tuple[int, _Marker]] = []
+        self._fresh = True
+        self._start(format, begun)
+
+    def _start(self, format: OutputFormat, begun: str) -> None:
+        """The prompt may have opened reasoning, or written the beginning of a marker."""
+        tail = begun.rstrip()
+        if format.reasoning and tail.endswith(format.reasoning.begin.strip()):
+            self._state = self._reasoning_start
+            return
+        texts = [marker.literal.text for marker in self._markers]
+        length = max((max(overlap(tail, text), len(text) if tail.endswith(text) else 0) for text in texts), default=0)
+        self._text = tail[len(tail) - length :]
+        self._own = length
+
+    def add(self, text: str) -> list[OutputEvent]:
+        """Take further text. Returns what is certain by now."""
+        self._text += text
+        return self._run(final=False)
+
+    def finish(self) -> list[OutputEvent]:
+        """The answer has ended: whatever was held back. What only looked like a call comes out as content, whole."""
+        events = self._run(final=True)
+        rest, self._text, self._at = self._text[self._at :], "", 0
+        if self._call is not None and self._call.begun and not self._call.ended:
+            self._call.rest(rest)
+            events += self._taken()
+        return events
+
+    def _run(self, final: bool) -> list[OutputEvent]:
+        while self._state(final):
+            pass
+        if self._at:
+            self._text, self._at = self._text[self._at :], 0
+        return self._taken()
+
+    def _taken(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _emit(self, kind: EventKind, text: str) -> None:
+        events = self._events
+        if events and events[-1].kind == kind and kind != "call_begin":
+            events[-1] = OutputEvent(kind, events[-1].text + text)
+        else:
+            events.append(OutputEvent(kind, text))
+
+    def _write(self, end: int) -> None:
+        """Emit the text up to `end` as content, without what the prompt wrote of it."""
+        own = min(self._own, end - self._at)
+        text = self._text[self._at + own : end]
+        self._own -= own
+        self._at = end
+        if text:
+            self._fresh = self._fresh and text.isspace()
+            self._emit("content", text)
+
+    def _content(self, final: bool) -> bool:
+        text, start = self._text, self._at
+        found = self._first.search(text, start) if self._first else None
+        while found is not None:
+            at = found.start()
+            matches = self._markers_at(text, at, final)
+            if matches != []:
+                before = self._before_space(text, at)
+                self._write(before)
+                if matches is None:
+                    return False
+                self._enter(matches)
+                return True
+            assert self._first is not None
+            found = self._first.search(text, at + 1)
+        self._write(len(text) if final else self._before_space(text, len(text)))
+        return False
+
+    def _before_space(self, text: str, at: int) -> int:
+        """Where the whitespace before `at` begins: it is held back, for a call may follow."""
+        return max(self._at, len(text[self._at : at].rstrip(" \t\r\n")) + self._at)
+
+    def _markers_at(self, text: str, at: int, final: bool) -> list[tuple[int, _Marker]] | None:
+        """The markers at this place with where they end, longest first; None while one is open."""
+        found = []
+        for marker in self._markers:
+            if marker.at_start and not (self._fresh and not text[self._at : at].strip()):
+                continue
+            end = marker.literal.match(text, at, final)
+            if end == MORE:
+                return None
+            if end != MISS:
+                found.append((end, marker))
+        return sorted(found, key=lambda match: -match[0]) if len(found) > 1 else found
+
+    def _enter(self, matches: list[tuple[int, _Marker]]) -> None:
+        """Content ends at a marker. Where several match, the others are tried if the first one's call is none."""
+        end, marker = matches[0]
+        if marker.calls is not None:
+            self._others = [(other_end - self._at, other) for other_end, other in matches[1:]]
+            self._enter_call(marker.calls, end)
+            return
+        self._own = max(0, self._own - (end - self._at))
+        self._at = end
+        self._fresh = True
+        self._state = self._reasoning_start if marker.kind == "reasoning" else self._space
+
+    def _enter_call(self, calls: CallFormat, end: int) -> None:
+        self._held = [self._text[self._at : end]]
+        self._at = end
+        reader = _READERS.get(calls.kind, NamedCallReader)
+        self._call = reader(calls, self._tools, self._emit)
+        self._state = self._in_call
+
+    def _space(self, final: bool) -> bool:
+        """Whitespace after a marker is none of the answer's."""
+        self._at = skip_whitespace(self._text, self._at)
+        if self._at == len(self._text):
+            return False
+        self._state = self._content
+        return True
+
+    def _reasoning_start(self, final: bool) -> bool:
+        assert self._reasoning_begin is not None
+        at = skip_whitespace(self._text, self._at)
+        end = self._reasoning_begin.match(self._text, at, final)
+        if end == MORE:
+            return False
+        self._at = skip_whitespace(self._text, end) if end != MISS else at
+        if self._at == len(self._text):
+            return False
+        self._state = self._reasoning
+        return True
+
+    def _reasoning(self, final: bool) -> bool:
+        assert self._reasoning_end is not None
+        text = self._text
+        at, end = self._reasoning_end.find(text, self._at, final)
+        before = at if end == MISS and final else self._before_space(text, at)
+        if before > self._at:
+            self._emit("reasoning", text[self._at : before])
+            self._at = before
+        if end < 0:
+            return False
+        self._at, self._fresh, self._state = end, True, self._space
+        return True
+
+    def _in_call(self, final: bool) -> bool:
+        call, start = self._call, self._at
+        assert call is not None
+        self._at = call.read(self._text, start, final)
+        if not call.begun:
+            self._held.append(self._text[start : self._at])
+            if not call.failed and not final:
+                return False
+            self._no_call()
+            return True
+        self._held, self._own, self._fresh = [], 0, False
+        if call.failed:
+            self._call, self._state = None, self._content
+        elif call.ended:
+            self._state = self._object_rest if call.calls.kind == "object" else self._after_call
+        return call.failed or call.ended
+
+    def _no_call(self) -> None:
+        """What looked like a call is one of another spelling, or text: its first character is, and the rest is looked at again."""
+        self._text = "".join(self._held) + self._text[self._at :]
+        self._at, self._held, self._call, self._state = 0, [], None, self._content
+        if self._others:
+            others, self._others = self._others, []
+            self._enter(others)
+            return
+        self._write(skip_whitespace(self._text, 0) + 1)
+
+    def _object_rest(self, final: bool) -> bool:
+        """What a call's object has after its arguments, such as an id."""
+        at = skip_whitespace(self._text, self._at)
+        rest = self._text[at : at + _LONGEST_ENTRY]
+        entry = _ENTRY.match(rest)
+        if entry is not None and (entry.end() < len(rest) or final):
+            self._at = at + entry.end()
+            return True
+        if not final and (not rest or (rest[0] == "," and len(rest) < _LONGEST_ENTRY and not re.search(r"[}\n]", rest))):
+            return False
+        self._state = self._after_call
+        return True
+
+    def _after_call(self, final: bool) -> bool:
+        """What ends a call, a section, or leads to the next call."""
+        assert self._call is not None
+        calls, text, best = self._call.calls, self._text, (MISS, "")
+        for kind, literal in _endings(calls):
+            end = literal.match(text, self._at, final)
+            if end == MORE:
+                return False
+            if end > best[0]:
+                best = end, kind
+        end, kind = best
+        self._call = None
+        if kind == "next":
+            self._others = []
+            self._enter_call(calls, end)
+            return True
+        self._at = max(self._at, end)
+        self._state = self._space
+        return True
+
+
+def _markers(format: OutputFormat, tools: Tools) -> list[_Marker]:
+    """What to look for in content. The call of a section may come without what begins the section."""
+    markers = [_Marker("hidden", text) for text in format.hidden]
+    if format.reasoning:
+        markers.append(_Marker("reasoning", format.reasoning.begin))
+    for calls in filter(None, (format.calls, *format.also)) if tools else ():
+        begins = {calls.begin, calls.call_begin if len(calls.call_begin.strip()) > 2 else calls.begin}
+        markers += [_Marker("call", _call_literal(calls, begin), calls) for begin in sorted(begins)]
+    return markers
+
+
+@lru_cache(64)
+def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
+    """What may follow the arguments, in every combination that is understood."""
+    close = "}" if calls.kind == "object" else ""
+    call_end = calls.call_end[1:] if calls.kind == "pythonic" else calls.call_end
+    ends = {before + end for before in {"", close} for end in {"", call_end}}
+    found = [("end", Literal(" " + end)) for end in ends if end]
+    found += [("end", Literal(" " + end + calls.section_end)) for end in ends if calls.section_end]
+    next_call = _call_literal(calls, calls.next)
+    if calls.parallel and (next_call.strip() or (calls.section_begin and calls.kind != "object")):
+        found += [("next", Literal(" " + end + next_call)) for end in ends]
+    return found

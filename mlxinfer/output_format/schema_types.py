@@ -1,0 +1,80 @@
+"""What an argument that is written without quotes stands for, by its tool's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .values import PYTHON, ValueReader
+
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+_DEEPEST = 8
+
+
+def types_of(schema: object, key: str) -> frozenset[str] | None:
+    """JSON types that an argument may have; None if the schema does not say."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return _types(properties.get(key), schema, 0) if isinstance(properties, Mapping) else None
+
+
+def _types(schema: Any, root: Any, depth: int) -> frozenset[str] | None:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return None
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _types(_resolved(reference, root), root, depth + 1)
+    given = schema.get("type")
+    if isinstance(given, str):
+        return frozenset({given})
+    if isinstance(given, list):
+        return frozenset(map(str, given))
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        return frozenset(_TYPES.get(type(value), "string") for value in values)
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            found = [_types(each, root, depth + 1) for each in schema[keyword]]
+            known = [types for types in found if types is not None]
+            return frozenset().union(*known) if len(known) == len(found) and known else None
+    if isinstance(schema.get("allOf"), list):
+        return next((types for each in schema["allOf"] if (types := _types(each, root, depth + 1)) is not None), None)
+    return None
+
+
+def _resolved(reference: str, root: Any) -> Any:
+    """What a reference inside the schema points at; None for any other."""
+    found = root
+    for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if reference.startswith("#/") else None
+
+
+def json_of(text: str, types: frozenset[str] | None) -> str:
+    """JSON text of a value that stands there without quotes. What fits none of the types is a text."""
+    stripped = text.strip()
+    found = _literal(stripped)
+    if found is not None:
+        kind = _TYPES[type(json.loads(found))]
+        if types is None:
+            return found if kind != "string" else json.dumps(text, ensure_ascii=False)
+        if kind in types or (kind == "integer" and "number" in types) or (kind == "number" and "integer" in types):
+            return found if kind != "string" or "string" not in types else json.dumps(text, ensure_ascii=False)
+        if "string" not in types:
+            return found
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _literal(text: str) -> str | None:
+    """JSON text of a value written in JSON or as Python writes it; None for anything else."""
+    try:
+        json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        reader = ValueReader(PYTHON)
+        end, found = reader.add(text, 0, True)
+        return found if reader.done and end == len(text) else None
+    return text
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"JSON has no {constant}")

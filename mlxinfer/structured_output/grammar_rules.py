@@ -1,0 +1,115 @@
+"""Lark text for llguidance, while it is written: rules, literals with special tokens in them, arguments in any order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .grammar import WHITESPACE
+
+_ID = "{id}"
+"""Stands in a format's literal for a number or an id, which means nothing."""
+_MOST_IN_ANY_ORDER = 60
+"""A parametric rule counts in 64 bits."""
+
+
+def quoted(text: str) -> str:
+    """A string of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A text inside a regular expression of Lark."""
+    plain = "".join(c if c.isalnum() or c in "<>_" or ord(c) > 127 or c in "\n\t\r" else f"\\{c}" for c in text)
+    return plain.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+class GrammarRules:
+    """The rules so far. Each method returns an expression that may stand in another rule."""
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        """`special_tokens`: their ids by their texts; in literals they are tokens, not text."""
+        self._special_tokens = special_tokens
+        self._lines: list[str] = []
+        self._names: dict[str, str] = {}
+        self._count = 0
+
+    def grammar(self, start: str) -> str:
+        """The whole of it."""
+        # "::=" would make it GBNF.
+        return "\n".join([f"start: {start}", *self._lines]).replace("::=", "::\\u003d")
+
+    def rule(self, body: str, *, lazy: bool = False) -> str:
+        """A rule; the same one for the same body."""
+        key = f"{lazy} {body}"
+        if key not in self._names:
+            self._names[key] = self._new()
+            self._lines.append(f"{self._names[key]}{'[lazy]' if lazy else ''}: {body}")
+        return self._names[key]
+
+    def one_of(self, expressions: Sequence[str]) -> str:
+        """Any of them."""
+        return expressions[0] if len(expressions) == 1 else self.rule(" | ".join(expressions))
+
+    def literal(self, text: str) -> str:
+        """A fixed text, in which special tokens and ids are what they stand for."""
+        if not text:
+            return '""'
+        parts = self.split(text)
+        made = [self.rule("/[0-9A-Za-z_\\-]{1,32}/") if part == _ID else quoted(part) for part in parts if isinstance(part, str)]
+        texts = iter(made)
+        return " ".join(next(texts) if isinstance(part, str) else f"<[{part}]>" for part in parts)
+
+    def split(self, text: str) -> list[str | int]:
+        """A literal as texts and the ids of special tokens."""
+        inside = sorted((token for token in self._special_tokens if token in text), key=len, reverse=True)
+        found = re.split(f"({'|'.join(map(re.escape, [*inside, _ID]))})", text)
+        return [self._special_tokens.get(part, part) for part in found if part]
+
+    def text_until(self, end: str, least: int = 0, most: int | None = None) -> str:
+        """Any text, of so many characters, up to and with the first `end`."""
+        first, *rest = self.split(end)
+        count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+        if isinstance(first, int):
+            return self.rule(f"/(?s:.{count})/ {self.literal(end)}")
+        body = self.rule(f"/(?s:.{count}){escaped(first)}/", lazy=True)
+        return " ".join([body, *(quoted(part) if isinstance(part, str) else f"<[{part}]>" for part in rest)])
+
+    def json(self, schema: Any) -> str:
+        """JSON of a normalized schema, with bounded whitespace."""
+        options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        whole = {**schema, **options} if isinstance(schema, Mapping) else options
+        return self.rule("%json " + json.dumps(whole, ensure_ascii=True))
+
+    def any_order(self, items: Sequence[tuple[bool, str]], separator: str = "") -> str:
+        """(required, expression) in any order, each once at most, with the required ones."""
+        ordered = sorted(items, key=lambda item: not item[0])
+        required = sum(is_required for is_required, _ in ordered)
+        if not ordered:
+            return '""'
+        if len(ordered) > _MOST_IN_ANY_ORDER:
+            return self._in_order(ordered, separator)
+        first, later = self._new(), self._new()
+        end = f'"" %if is_ones([0:{required}])' if required else '""'
+        begun = [f"{expression} {later}::set_bit({bit})" for bit, (_, expression) in enumerate(ordered)]
+        between = f"{quoted(separator)} " if separator else ""
+        others = [f"{between}{each} %if bit_clear({bit})" for bit, each in enumerate(begun)]
+        self._lines.append(f"{first}::_: {' | '.join([*([] if required else [quoted('')]), *begun])}")
+        self._lines.append(f"{later}::_: {' | '.join([end, *others])}")
+        return f"{first}::0"
+
+    def _in_order(self, items: Sequence[tuple[bool, str]], separator: str) -> str:
+        """As they are given: there are too many to count."""
+        between = f"{quoted(separator)} " if separator else ""
+        rest = [f"({between}{expression})" if required else f"({between}{expression})?" for required, expression in items]
+        if not items[0][0] and separator:  # which of them is the first is not known
+            return self.rule(
+                f"({self.rule(' | '.join(each for _, each in items))} ({between}{self.rule(' | '.join(each for _, each in items))})*)?"
+            )
+        return self.rule(" ".join([items[0][1] if items[0][0] else f"({items[0][1]})?", *rest[1:]]))
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"r{self._count}"

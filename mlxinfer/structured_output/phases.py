@@ -1,0 +1,303 @@
+"""Constraints of several phases: reasoning, then what the answer is held to; free text, then calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from .constraint import Constraint, GrammarConstraint
+from .tool_grammar import CallGrammar
+from .vocabulary import Vocabulary, is_cut, overlap
+
+_MOST_TO_COMPLETE = 3
+"""Tokens by which a budget may be exceeded to complete a character."""
+
+
+class _Phased(ABC):
+    """A constraint that knows the row of its present state only: drafts are tried on a copy."""
+
+    @abstractmethod
+    def advance(self, token: int) -> str:
+        """See `Constraint`."""
+
+    @abstractmethod
+    def row(self) -> np.ndarray | None:
+        """Bits of the tokens that may come now, int32 `[vocab / 32]`; None if all may."""
+
+    @abstractmethod
+    def copy(self) -> _Phased:
+        """See `Constraint`."""
+
+    def rows(self, drafts: Sequence[int], words: np.ndarray) -> np.ndarray | None:
+        """See `Constraint`. `words`: the row where all may come."""
+        state, found = self, [self.row()]
+        for number, token in enumerate(drafts):
+            state = state.copy() if number == 0 else state
+            if state.advance(token):
+                found += [None] * (len(drafts) - number)  # not reached: drafts are allowed
+                break
+            found.append(state.row())
+        if all(each is None for each in found):
+            return None
+        return np.stack([words if each is None else each for each in found])
+
+    def allowed_of(self, drafts: Sequence[int]) -> int:
+        """See `Constraint.allowed`."""
+        state = self.copy()
+        for number, token in enumerate(drafts):
+            row = state.row()
+            if (row is not None and not _has(row, token)) or state.advance(token):
+                return number
+        return len(drafts)
+
+
+class CallsInText(_Phased):
+    """Text is free until a call begins, which is then held to the offered tools. What begins like a call and goes on otherwise is text."""
+
+    def __init__(self, vocabulary: Vocabulary, grammar: CallGrammar, *, parallel: bool) -> None:
+        """`parallel`: there may be further text and calls after the first."""
+        self._vocabulary = vocabulary
+        self._grammar = grammar
+        self._parallel = parallel
+        self._longest = max(map(len, grammar.triggers))
+        self._call: GrammarConstraint | None = None
+        self._over = False
+        """There was a call, and it has to be the only one."""
+        self._watches = True
+        self._text = b""
+        """The last bytes of the text, as far as a call may have begun in them."""
+        self._tokens: list[int] = []
+        """The tokens that these are made of."""
+
+    def advance(self, token: int) -> str:
+        if self._over:
+            return f"token {token} comes after the only call"
+        if self._call is None:
+            if self._watches:
+                self._watch(token)
+            return ""
+        why = self._call.advance(token)
+        if not why and self._call.stopped:
+            self._call, self._over = None, not self._parallel
+        return why
+
+    def row(self) -> np.ndarray | None:
+        if self._over:
+            return self._vocabulary.ends
+        if self._call is None:
+            return None
+        rows = self._call.rows([])
+        return None if rows is None else np.asarray(rows[0])
+
+    def rows(self, drafts: Sequence[int], words: np.ndarray | None = None) -> np.ndarray | None:
+        return super().rows(drafts, self._vocabulary.all)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """See `Constraint`."""
+        return len(drafts) if self._call is None and not self._watches else self.allowed_of(drafts)
+
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+        return [] if self._call is None else self._call.forced()
+
+    def copy(self) -> CallsInText:
+        made = CallsInText(self._vocabulary, self._grammar, parallel=self._parallel)
+        made._call = None if self._call is None else self._call.copy()
+        made._over, made._watches, made._text, made._tokens = self._over, self._watches, self._text, list(self._tokens)
+        return made
+
+    def _watch(self, token: int) -> None:
+        """Look for the beginning of a call in the text with one more token."""
+        self._text += self._vocabulary.bytes_of(token)
+        self._tokens.append(token)
+        triggers = self._grammar.triggers
+        if self._grammar.at_start:
+            begun = self._text.lstrip()
+            if any(begun.startswith(trigger) for trigger in triggers):
+                self._begin(self._tokens)
+            else:
+                self._watches = any(trigger.startswith(begun) for trigger in triggers)
+            return
+        places = [place for trigger in triggers if (place := self._text.find(trigger)) >= 0]
+        if places:
+            self._begin(self._from(min(places)))
+            return
+        keep = max((overlap(self._text, trigger) for trigger in triggers), default=0)
+        self._tokens = self._from(len(self._text) - keep) if keep else []
+        self._text = b"".join(map(self._vocabulary.bytes_of, self._tokens))
+
+    def _from(self, place: int) -> list[int]:
+        """The tokens from the one on in which this byte of the text is."""
+        end = 0
+        for number, token in enumerate(self._tokens):
+            end += len(self._vocabulary.bytes_of(token))
+            if end > place:
+                return self._tokens[number:]
+        return []
+
+    def _begin(self, tokens: list[int]) -> None:
+        call = self._grammar.constraint.copy()
+        fits = not any(call.advance(token) for token in tokens)
+        self._call = call if fits else None
+        self._text, self._tokens = b"", []
+        self._watches = not self._grammar.at_start
+        if fits and call.stopped:
+            self._call, self._over = None, not self._parallel
+
+
+class Reasoning(_Phased):
+    """The model may think before it answers, within a budget; the answer is held to another constraint, or to none."""
+
+    def __init__(self, vocabulary: Vocabulary, begin: str, end: str, after: Constraint | None, *, budget: int | None, begun: bool) -> None:
+        """`begin` and `end`: what reasoning stands between; the prompt has `begun` it, or the model may. `after`: what the answer is held
+        to. Raises `SamplingError` if the model's tokens cannot write `end`."""
+        self._vocabulary = vocabulary
+        self._begin, self._end = begin.strip().encode(), end.strip().encode()
+        self._begin_tokens = [] if begun else vocabulary.tokens_of(begin.strip())
+        self._after = after
+        self._fresh = None if after is None or begun else after.copy()
+        """`after` as it was before the answer began."""
+        self._answers = True
+        """Before the reasoning: the tokens so far may be the answer's, too."""
+        self._budget = budget
+        self._holds = after is not None and not isinstance(after, CallsInText)
+        self._state = "thinking" if begun else "before"
+        self._text = b""
+        """All of the text before the reasoning; in it, the last bytes."""
+        self._count = 0
+        """Tokens before the reasoning, then in it."""
+        self._closing: list[int] = []
+        self._gap = False
+        """Whitespace may come before what the answer is held to."""
+        if budget is not None:
+            vocabulary.spelled(end.strip())
+            self._close_if_due()
+
+    def advance(self, token: int) -> str:
+        if self._state == "before":
+            return self._advance_before(token)
+        if self._state == "thinking":
+            return self._advance_thinking(token)
+        if self._state == "closing":
+            if token != self._closing[0]:
+                return f"token {token} comes where the reasoning has to end"
+            self._closing = self._closing[1:]
+            if not self._closing:
+                self._state, self._gap = "after", self._holds
+            return ""
+        gap, self._gap = self._gap, False
+        if self._after is None or (gap and not self._after.allowed([token]) and _has(self._vocabulary.spaces, token)):
+            return ""
+        return self._after.advance(token)
+
+    def row(self) -> np.ndarray | None:
+        if self._state == "closing":
+            return self._vocabulary.row(self._closing[:1])
+        if self._state == "thinking":
+            return self._thinking_row()
+        thinks = self._vocabulary.row(self._begin_tokens[self._count : self._count + 1])
+        if self._state == "before" and not self._answers:
+            return thinks
+        rows = None if self._after is None else self._after.rows([])
+        if rows is None:
+            return None
+        others = thinks if self._state == "before" else self._vocabulary.spaces if self._gap else np.zeros_like(thinks)
+        allowed: np.ndarray = np.bitwise_or(rows[0], others)
+        return allowed
+
+    def rows(self, drafts: Sequence[int], words: np.ndarray | None = None) -> np.ndarray | None:
+        if self._state == "after" and not self._gap:
+            return None if self._after is None else self._after.rows(drafts)
+        return super().rows(drafts, self._vocabulary.all)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """See `Constraint`."""
+        if self._state == "after" and not self._gap:
+            return len(drafts) if self._after is None else self._after.allowed(drafts)
+        return self.allowed_of(drafts)
+
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+        if self._state == "closing":
+            return self._closing
+        return self._after.forced() if self._state == "after" and self._after is not None and not self._gap else []
+
+    def copy(self) -> Reasoning:
+        made = object.__new__(Reasoning)
+        made.__dict__.update(self.__dict__)
+        made._after = None if self._after is None else self._after.copy()
+        return made  # `_fresh` is never advanced before it is taken
+
+    def _advance_before(self, token: int) -> str:
+        """The model either begins to think now, or never."""
+        if self._holds:
+            return self._advance_held(token)
+        self._text += self._vocabulary.bytes_of(token)
+        written = self._text.lstrip()
+        if written.startswith(self._begin):
+            self._think(written[len(self._begin) :])
+            return ""
+        if not self._begin.startswith(written):
+            self._state = "after"
+        return "" if self._after is None else self._after.advance(token)
+
+    def _advance_held(self, token: int) -> str:
+        """`_advance_before` where either the tokens of `begin` come, or the answer."""
+        assert self._after is not None
+        answers = self._answers and bool(self._after.allowed([token]))
+        if self._count == len(self._begin_tokens) or token != self._begin_tokens[self._count]:
+            self._state = "after"
+            return self._after.advance(token) if self._answers else f"token {token} comes inside {self._begin!r}"
+        self._count += 1
+        if self._count == len(self._begin_tokens):
+            self._think(b"")
+        elif answers:
+            self._after.advance(token)
+        self._answers = answers
+        return ""
+
+    def _think(self, text: bytes) -> None:
+        """The reasoning has begun, with this text."""
+        self._state, self._text, self._count = "thinking", text, 0
+        self._after = None if self._fresh is None else self._fresh.copy()
+        self._close_if_due()
+
+    def _advance_thinking(self, token: int) -> str:
+        self._text += self._vocabulary.bytes_of(token)
+        self._count += 1
+        place = self._text.find(self._end)
+        if place < 0:
+            self._text = self._text[-len(self._end) - 3 :]
+            self._close_if_due()
+            return ""
+        rest = self._text[place + len(self._end) :]
+        self._state, self._text = "after", b""
+        self._gap = self._holds and not rest
+        if rest.strip() and self._after is not None and not self._holds:
+            return self._after.advance(token)
+        return ""
+
+    def _close_if_due(self) -> None:
+        """End the reasoning once the budget is spent: with what is missing of its end, after the last character."""
+        if self._state != "thinking" or self._budget is None or self._count < self._budget:
+            return
+        if is_cut(self._text) and self._budget and self._count < self._budget + _MOST_TO_COMPLETE:
+            return
+        missing = self._end[overlap(self._text, self._end) :]
+        self._state, self._closing = "closing", self._vocabulary.spelled(missing.decode("utf-8", "replace"))
+
+    def _thinking_row(self) -> np.ndarray | None:
+        """An answer that is held to something must not end before, nor begin in the token in which the reasoning ends."""
+        if not self._holds:
+            return None
+        banned = self._vocabulary.ends
+        if begun := overlap(self._text, self._end):
+            banned = np.bitwise_or(banned, self._vocabulary.running_on(self._end, begun))
+        allowed: np.ndarray = np.bitwise_not(banned)
+        return allowed
+
+
+def _has(row: np.ndarray, token: int) -> bool:
+    return bool(int(row[token // 32]) >> (token % 32) & 1)

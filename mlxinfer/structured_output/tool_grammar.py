@@ -1,0 +1,198 @@
+"""Calls of the offered tools as grammars, in the form in which a model writes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import PromptError, SamplingError
+from ..output_format.format import CallFormat
+from ..structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure
+from ..tools import Tool, Tools
+from .constraint import GrammarConstraint
+from .grammar import GrammarCompiler
+from .grammar_rules import GrammarRules, escaped, quoted
+from .schema import MAX_DEPTH, normalized
+from .value_grammar import ArgumentRules, NotHeldError
+
+_KEPT = 64
+_SHORT = 3
+"""A beginning of fewer characters occurs in any text: then a call is one only with an offered tool's name, where the answer begins."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """What calls are held to, and by what they are known to have begun."""
+
+    constraint: GrammarConstraint
+    """From the beginning of the calls; to be copied."""
+    triggers: tuple[bytes, ...]
+    """Texts, special tokens included, with which calls begin."""
+    at_start: bool
+    """Whether they begin calls only at the beginning of the content."""
+
+
+class ToolGrammars:
+    """The grammars of one model's tools. Any thread may use it."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._lock = Lock()
+        self._kept: OrderedDict[Any, CallGrammar] = OrderedDict()
+        tokenizer = compiler.tokenizer
+        self._special_tokens = {tokenizer.token_text(i): i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)}
+        self._special_tokens.pop("", None)
+
+    @classmethod
+    def of(cls, compiler: GrammarCompiler) -> ToolGrammars:
+        """Those of a compiler: always the same ones."""
+        with _lock:
+            found = _grammars.get(compiler)
+            if found is None:
+                found = _grammars[compiler] = cls(compiler)
+            return found
+
+    def compile(
+        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool = False, structure: Structure | None = None
+    ) -> CallGrammar:
+        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. With a `structure`, an answer that
+        is either. Raises `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
+        texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
+        key = (calls, texts, parallel, free, structure)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = self._compiled(calls, tools, parallel=parallel, free=free, structure=structure)
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _compiled(self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, structure: Structure | None) -> CallGrammar:
+        loose: set[str] = set()
+        for name, tool in tools.items():
+            fault = self._fault(calls, tool)
+            if fault and tool.strict:
+                raise PromptError(f"tools: {name}: its schema cannot be held, which strict asks for: {fault}")
+            if fault:
+                _log.warning("tool %s: its schema cannot be held (%s), so its arguments may be any JSON object", name, fault)
+                loose.add(name)
+        rules = GrammarRules(self._special_tokens)
+        writer = _CallWriter(rules, calls, loose)
+        start = writer.answer(tools, parallel=parallel and calls.parallel, free=free)
+        if structure is not None:
+            start = f"{rules.rule(start)} | {_structure(rules, structure)}"
+        constraint = self._compiler.compile(Lark(rules.grammar(start)))
+        return CallGrammar(constraint, writer.triggers(tools), writer.at_start)
+
+    def _fault(self, calls: CallFormat, tool: Tool) -> str:
+        """Why a tool's schema cannot be held; empty if it can."""
+        rules = GrammarRules(self._special_tokens)
+        try:
+            start = _CallWriter(rules, calls, set(), exact=True).call(tool)
+            self._compiler.compile(Lark(rules.grammar(start)))
+        except (NotHeldError, SamplingError) as error:
+            return str(error).removeprefix("structure: ").removeprefix("grammar: ")
+        except RecursionError:
+            return f"it is nested more than {MAX_DEPTH} deep"
+        return ""
+
+
+_grammars: WeakKeyDictionary[GrammarCompiler, ToolGrammars] = WeakKeyDictionary()
+_lock = Lock()
+
+
+class _CallWriter:
+    """Writes the rules of calls in one form. `loose`: tools whose arguments may be any JSON object."""
+
+    def __init__(self, rules: GrammarRules, calls: CallFormat, loose: set[str], *, exact: bool = False) -> None:
+        self._rules = rules
+        self._calls = calls
+        self._loose = loose
+        self._exact = exact
+        self.at_start = len(calls.begin.strip()) < _SHORT
+        """See `CallGrammar`."""
+
+    def triggers(self, tools: Tools) -> tuple[bytes, ...]:
+        """See `CallGrammar`."""
+        calls = self._calls
+        if not self.at_start:
+            return (calls.begin.split("{id}")[0].strip().encode(),)
+        if calls.kind == "object":
+            key = json.dumps(calls.name_key)
+            return tuple(f"{calls.begin.strip()}{{{key}: {json.dumps(name, ensure_ascii=False)}".encode() for name in tools)
+        return tuple((calls.begin.strip() + name + calls.name_end.strip()).encode() for name in tools)
+
+    def answer(self, tools: Tools, *, parallel: bool, free: bool) -> str:
+        """All calls. `free`: free text may come before, and after a call without a section, which ends there."""
+        rules, calls = self._rules, self._calls
+        body = rules.one_of([self._after_begin(tool) for tool in tools.values()])
+        begin = self._free_begin() if free else rules.literal(calls.begin)
+        if free and not calls.section_begin and not self.at_start:
+            return f"{begin} {body} {rules.literal(calls.section_end)}"
+        further = f"({rules.literal(calls.next)} {body})*" if parallel else ""
+        if parallel and not calls.next:
+            further = f"({rules.literal(calls.call_begin)} {body})*" if calls.call_begin else ""
+        return " ".join(filter(None, [begin, body, further, rules.literal(calls.section_end)]))
+
+    def call(self, tool: Tool) -> str:
+        """One call of one tool."""
+        return f"{self._rules.literal(self._calls.begin)} {self._after_begin(tool)}"
+
+    def _free_begin(self) -> str:
+        """What calls begin with, where the token that it begins in may have begun with something else."""
+        rules, begin = self._rules, self._calls.begin
+        if self.at_start:
+            return f"/\\s{{0,8}}/ {rules.literal(begin)}"
+        parts = rules.split(begin.lstrip())
+        if not isinstance(parts[0], str):
+            return rules.literal(begin.lstrip())
+        # Whitespace at the end is not waited for, so that the token with what comes after it is held already.
+        first = parts[0].rstrip() if len(parts) == 1 else parts[0]
+        head = rules.rule(f"/(?s:.*){escaped(first)}/", lazy=True)
+        return f"{head} {rules.literal(begin.lstrip()[len(first) :])}"
+
+    def _after_begin(self, tool: Tool) -> str:
+        """The name, the arguments and the end of a call."""
+        rules, calls = self._rules, self._calls
+        end = rules.literal(calls.call_end)
+        if calls.kind == "object":
+            name = f"{{{json.dumps(calls.name_key)}: {json.dumps(tool.name, ensure_ascii=False)}, {json.dumps(calls.arguments_key)}: "
+            return rules.rule(f'{quoted(name)} {self._json(tool)} "}}" {end}')
+        name = f"{quoted(tool.name)} {rules.literal(calls.name_end)}"
+        if calls.kind == "json":
+            return rules.rule(f"{name} {self._json(tool)} {end}")
+        schema = {"type": "object", "properties": _any_of_each(tool)} if tool.name in self._loose else normalized(tool.parameters.schema)
+        arguments = ArgumentRules(rules, calls, schema, exact=self._exact).arguments()
+        return rules.rule(f"{name} {arguments} {end}")
+
+    def _json(self, tool: Tool) -> str:
+        schema = JSON_OBJECT.schema if tool.name in self._loose else normalized(tool.parameters.schema)
+        return self._rules.json({"type": "object", **schema} if isinstance(schema, dict) else JSON_OBJECT.schema)
+
+
+def _any_of_each(tool: Tool) -> dict[str, Any]:
+    """The properties of a schema that cannot be held, any value for each."""
+    schema = tool.parameters.schema
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return {key: {} for key in properties} if isinstance(properties, dict) else {}
+
+
+def _structure(rules: GrammarRules, structure: Structure) -> str:
+    """A structure as one alternative of a grammar."""
+    if isinstance(structure, Schema):
+        return rules.json(normalized(structure.schema) if isinstance(structure.schema, dict) else {})
+    if isinstance(structure, Regex):
+        return rules.rule(f"/{structure.pattern.replace('/', chr(92) + '/')}/")
+    if isinstance(structure, Choice):
+        return rules.rule(" | ".join(map(quoted, structure.options)))
+    raise SamplingError('structure: a grammar cannot be combined with tools: leave one out, or set tool_choice to "none"')

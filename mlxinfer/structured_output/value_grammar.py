@@ -1,0 +1,188 @@
+"""Arguments that are not JSON, as rules: tagged ones, Python's and Gemma's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..output_format.format import CallFormat
+from ..output_format.schema_types import types_of
+from .grammar_rules import GrammarRules, quoted
+
+_KEY = "{key}"
+_NOTES = frozenset(
+    {"type", "title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions", "format", "deprecated"}
+)
+_OBJECT = _NOTES | {"properties", "required", "additionalProperties"}
+_TEXT = _NOTES | {"minLength", "maxLength", "enum", "const"}
+_DEEPEST = 12
+_NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
+_INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
+
+
+class NotHeldError(Exception):
+    """A schema asks for what cannot be held in this form. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What differs between dialects of values."""
+
+    true: str
+    false: str
+    null: str
+    comma: str
+    colon: str
+
+
+_PYTHON = _Words("True", "False", "None", ", ", ": ")
+_GEMMA = _Words("true", "false", "null", ",", ":")
+
+
+class ArgumentRules:
+    """Writes the rules of one tool's arguments. `exact`: raise `NotHeldError` for what cannot be held, rather than leave it out."""
+
+    def __init__(self, rules: GrammarRules, calls: CallFormat, schema: Any, *, exact: bool) -> None:
+        self._rules = rules
+        self._calls = calls
+        self._root: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        self._exact = exact
+        self._words = _PYTHON if calls.kind == "pythonic" else _GEMMA
+
+    def arguments(self) -> str:
+        """All of them, up to the end of the call."""
+        root = self._resolved(self._root)
+        self._check(root, _OBJECT)
+        if self._calls.kind == "tagged":
+            return self._tagged(root)
+        if self._calls.kind == "pythonic":
+            items = [(required, f"{quoted(key + '=')} {self._value(each, 0)}") for key, each, required in _properties(root)]
+            return self._rules.any_order(items, ", ")
+        return self._value({**root, "type": "object"}, 0)
+
+    def _tagged(self, root: Mapping[str, Any]) -> str:
+        calls, rules = self._calls, self._rules
+        if "properties" not in root:
+            free = rules.rule("/[A-Za-z0-9_.\\-]{1,64}/")
+            end = calls.value_end.replace(_KEY, "")
+            return f"({rules.literal(calls.key_begin)} {free} {rules.literal(calls.key_end.replace(_KEY, ''))} {rules.text_until(end)})*"
+        return rules.any_order([(required, self._argument(key, each)) for key, each, required in _properties(root)])
+
+    def _argument(self, key: str, schema: Any) -> str:
+        calls, rules = self._calls, self._rules
+        types = types_of(self._root, key)
+        is_text = types is None or "string" in types
+        key_end = calls.key_end_json if calls.key_end_json and not is_text else calls.key_end
+        begin = rules.literal(calls.key_begin) + " " + quoted(key) + " " + rules.literal(key_end.replace(_KEY, key))
+        end = calls.value_end.replace(_KEY, key)
+        resolved = self._resolved(schema)
+        options = _options(resolved)
+        if options is not None:
+            written = [quoted(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) for one in options]
+            return f"{begin} {rules.one_of(written)} {rules.literal(end)}"
+        if not is_text:
+            return f"{begin} {rules.json(self._with_shared(schema))} {rules.literal(end)}"
+        if types == frozenset({"string"}):
+            self._check(resolved, _TEXT)
+            return f"{begin} {rules.text_until(end, resolved.get('minLength', 0), resolved.get('maxLength'))}"
+        return f"{begin} {rules.text_until(end)}"
+
+    def _with_shared(self, schema: Any) -> Any:
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return {**schema, **shared} if isinstance(schema, Mapping) else schema
+
+    def _value(self, schema: Any, depth: int) -> str:
+        """One value of Python or Gemma."""
+        schema = self._resolved(schema)
+        options = _options(schema)
+        if options is not None:
+            return self._rules.one_of([self._constant(one) for one in options])
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list) and schema[keyword] and depth < _DEEPEST:
+                return self._rules.one_of([self._value(each, depth + 1) for each in schema[keyword]])
+        kinds = schema.get("type")
+        names = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+        if not names or depth >= _DEEPEST:
+            self._check(schema, _NOTES)
+            return self._any()
+        return self._rules.one_of([self._typed(str(name), schema, depth) for name in names])
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+        rules, words = self._rules, self._words
+        if kind == "object" and "properties" in schema:
+            self._check(schema, _OBJECT)
+            items = [(need, f"{self._key(key)} {self._value(each, depth + 1)}") for key, each, need in _properties(schema)]
+            return rules.rule(f'"{{" {rules.any_order(items, words.comma)} "}}"')
+        if kind == "array":
+            self._check(schema, _NOTES | {"items"})
+            item = self._value(schema.get("items") if isinstance(schema.get("items"), Mapping) else {}, depth + 1)
+            return rules.rule(f'"[" ({item} ({quoted(words.comma)} {item})*)? "]"')
+        if kind == "object":
+            self._check(schema, _NOTES | {"additionalProperties"})
+            item = f"{self._string()} {quoted(words.colon)} {self._any()}" if words is _PYTHON else f"{self._bare_key()} {self._any()}"
+            return rules.rule(f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"')
+        self._check(schema, _NOTES)
+        if kind == "string":
+            return self._string()
+        if kind in ("integer", "number"):
+            return rules.rule(_INTEGER if kind == "integer" else _NUMBER)
+        return rules.one_of([quoted(words.true), quoted(words.false)]) if kind == "boolean" else quoted(words.null)
+
+    def _any(self) -> str:
+        """Any value: plain ones, and lists of them."""
+        scalar = self._rules.one_of([self._typed(kind, {}, _DEEPEST) for kind in ("string", "number", "boolean", "null")])
+        return self._rules.rule(f'{scalar} | "[" ({scalar} ({quoted(self._words.comma)} {scalar})*)? "]"')
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, bool):
+            return quoted(self._words.true if value else self._words.false)
+        if isinstance(value, str):
+            written = repr(value) if self._words is _PYTHON else f"{self._calls.quote}{value}{self._calls.quote}"
+            return self._rules.rule(self._rules.literal(written))
+        return quoted(self._words.null if value is None else json.dumps(value, ensure_ascii=False))
+
+    def _string(self) -> str:
+        if self._words is _PYTHON:
+            return self._rules.rule(r"/'([^'\\\n]|\\['\\nt\"])*'/")
+        quote = self._calls.quote
+        return self._rules.rule(f"{self._rules.literal(quote)} {self._rules.text_until(quote)}")
+
+    def _key(self, key: str) -> str:
+        return quoted((repr(key) if self._words is _PYTHON else key) + self._words.colon)
+
+    def _bare_key(self) -> str:
+        return f'{self._rules.rule("/[A-Za-z0-9_.]{1,64}/")} ":"'
+
+    def _resolved(self, schema: Any) -> Mapping[str, Any]:
+        for _ in range(_DEEPEST):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            found: Any = self._root
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                found = found.get(part) if isinstance(found, Mapping) else None
+            schema = found
+        return schema if isinstance(schema, Mapping) else {}
+
+    def _check(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
+        unknown = schema.keys() - known
+        if unknown and self._exact:
+            raise NotHeldError(f"{min(unknown)} is not supported in the form in which this model writes calls")
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """(name, schema, required)."""
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = schema.get("required")
+    required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+    for key in dict.fromkeys([*properties, *required]):
+        yield key, properties.get(key, {}), key in required
+
+
+def _options(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that it lists, if it does."""
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return list(schema["enum"])
+    return [schema["const"]] if "const" in schema else None

@@ -1,0 +1,106 @@
+"""Calls by a real model that knows no tools: they are described to it, and every call fits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.tools import Tools, offered
+
+jsonschema = pytest.importorskip("jsonschema")
+pytestmark = pytest.mark.model
+
+_FUNCTION_SETS = os.environ.get("MLXINFER_BFCL", "")
+"""The folder `bfcl_eval/data` of PyPI's bfcl-eval."""
+_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None, "String": "string", "Array": "array", "Boolean": "boolean"}
+_MOST = 300
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[LLM]:
+    with LLM("smollm2", max_context=8192) as llm:
+        yield llm
+
+
+def normal(schema: Any) -> Any:
+    """A schema of that collection with JSON's names of types."""
+    if isinstance(schema, list):
+        return [normal(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: normal(value) for key, value in schema.items()}
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        found["type"] = _TYPES.get(kind, kind)
+        if found["type"] is None:
+            del found["type"]
+    return found
+
+
+def function_sets() -> Iterator[tuple[str, Tools]]:
+    """(question, tools) of every third single-turn entry, up to 300."""
+    count = 0
+    for path in sorted(Path(_FUNCTION_SETS).glob("BFCL_v4_*.json")):
+        if not any(part in path.name for part in ("simple_python", "multiple", "live_simple")):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            if number % 3 or count == _MOST:
+                continue
+            entry = json.loads(line)
+            count += 1
+            yield entry["question"][0][-1]["content"], offered([normal(each) for each in entry["function"]])
+
+
+def fits(completion: Any, tools: Tools) -> bool:
+    """Whether all calls of a finished answer name an offered tool and validate."""
+    for call in completion.tool_calls:
+        jsonschema.validate(json.loads(call.arguments), tools[call.name].parameters.schema)
+    return bool(completion.tool_calls)
+
+
+def get_weather(city: str, days: int = 1) -> str:
+    """Tell the weather of a city.
+
+    Args:
+        city: The city's name.
+        days: How many days ahead.
+    """
+    return f"{city} {days}"
+
+
+def play(song: str, loud: bool = False) -> str:
+    """Play a song."""
+    return f"{song} {loud}"
+
+
+def test_required_calls_fit(smollm2: LLM) -> None:
+    tools = offered([get_weather, play])
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    prompt = smollm2.chat_prompt(messages, tools=list(tools.values()), tool_choice="required", parallel_tool_calls=False)
+    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=200) for seed in range(4)]
+    found = smollm2.generate([prompt] * 4, params)
+    assert all(answer.finish_reason == "stop" and fits(answer, tools) and not answer.text for answer in found)
+    named = smollm2.chat(messages, SamplingParams(temperature=0, max_tokens=80), tools=[get_weather, play], tool_choice="get_weather")
+    assert named.tool_calls[0].name == "get_weather"
+    assert "Paris" in named.tool_calls[0].arguments
+    assert tools["get_weather"].run(named.tool_calls[0].arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _FUNCTION_SETS, reason="MLXINFER_BFCL names no folder of function sets")
+def test_required_calls_fit_hundreds_of_function_sets(smollm2: LLM) -> None:
+    cases = list(function_sets())
+    assert len(cases) == _MOST
+    ask = {"tool_choice": "required", "parallel_tool_calls": False}
+    prompts = [smollm2.chat_prompt([{"role": "user", "content": question}], tools=[*tools.values()], **ask) for question, tools in cases]
+    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=300) for seed in range(len(prompts))]
+    found = smollm2.generate(prompts, params)
+    ended = [(answer, tools) for answer, (_, tools) in zip(found, cases, strict=True) if answer.finish_reason == "stop"]
+    assert all(fits(answer, tools) for answer, tools in ended)
+    assert len(ended) > 0.9 * len(cases)
