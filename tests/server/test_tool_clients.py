@@ -334,6 +334,7 @@ def test_langchain(live: LiveServer) -> None:
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")
+    needs("mcp")  # without which LiteLLM knows no tools
     litellm.telemetry = False
     settings: dict[str, Any] = {
         "model": "openai/tiny",
