@@ -92,11 +92,13 @@ class CallsInText(_Phased):
         return None if rows is None else np.asarray(rows[0])
 
     def rows(self, drafts: Sequence[int], words: np.ndarray | None = None) -> np.ndarray | None:
-        return super().rows(drafts, self._vocabulary.all)
+        free = self._call is None and not self._over
+        return None if free and not (drafts and self._watches) else super().rows(drafts, self._vocabulary.all)
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        return len(drafts) if self._call is None and not self._watches else self.allowed_of(drafts)
+        free = self._call is None and not self._over
+        return len(drafts) if not drafts or (free and not self._watches) else self.allowed_of(drafts)
 
     def forced(self) -> list[int]:
         """See `Constraint`."""
@@ -110,9 +112,11 @@ class CallsInText(_Phased):
 
     def _watch(self, token: int) -> None:
         """Look for the beginning of a call in the text with one more token."""
-        self._text += self._vocabulary.bytes_of(token)
+        piece, triggers = self._vocabulary.bytes_of(token), self._grammar.triggers
+        if not self._text and not self._grammar.at_start and not any(trigger[:1] in piece for trigger in triggers):
+            return
+        self._text += piece
         self._tokens.append(token)
-        triggers = self._grammar.triggers
         if self._grammar.at_start:
             begun = self._text.lstrip()
             if any(begun.startswith(trigger) for trigger in triggers):
