@@ -124,7 +124,7 @@ class ObjectCallReader(CallReader):
         while not self.ended and not self.failed:
             before = at
             at = self._read_key(text, at, final) if self._value is None else self._read_value(text, at, final)
-            if at == before:
+            if at == before or at == len(text):
                 break
         return at
 

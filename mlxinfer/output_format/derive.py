@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from ..errors import SettingError
 from ..tokenizer.tokenizer import Tokenizer
 from .format import HERMES, CallFormat, OutputEvent, OutputFormat
-from .from_template import KEYS, NAMES, Templates, calls_message, calls_of_template, knows, marked_tools, rendered, typed_anyhow
+from .from_template import KEYS, NAMES, Bounded, Templates, calls_message, calls_of_template, knows, marked_tools, rendered, typed_anyhow
 from .reasoning import mentions_reasoning, reasoning_in
 from .response_template import read_response_template
 from .table import FAMILIES, Family, family_of, hidden_of_template
@@ -53,7 +53,7 @@ def derived(
     found = OutputFormat(None, HERMES, "described", tools_in_template=False, calls_in_template=False, results_in_template=False)
     declared = read_response_template(response_template) if response_template is not None else None
     if source:
-        found = _from_template(templates, source, ends)
+        found = _from_template(Bounded(templates), source, ends)
     if declared is not None and declared.reasoning is not None:
         found = replace(found, reasoning=declared.reasoning)
     if chosen is not None:

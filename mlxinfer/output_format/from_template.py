@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..errors import MLXInferError
+from ..errors import MLXInferError, TemplateError
 from ..structure import Schema
 from ..tools import Tool, Tools
 from .format import CallFormat
@@ -35,6 +36,35 @@ class Templates(Protocol):
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **variables: Any
     ) -> str: ...
+
+
+_MOST_SECONDS = 3.0
+_LONGEST = 200_000
+
+
+class Bounded:
+    """A chat template that may take a few seconds of processor time in all, and render texts of a sensible length: it comes with a model,
+    and finding out what it renders must not hold up the first chat."""
+
+    def __init__(self, templates: Templates) -> None:
+        self.chat_template = templates.chat_template
+        self._templates = templates
+        self._spent = 0.0
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **variables: Any
+    ) -> str:
+        """Raises `TemplateError` as the template does, or when it has had its time."""
+        if self._spent > _MOST_SECONDS:
+            raise TemplateError("the chat template takes too long to be asked how it renders calls")
+        began = time.thread_time()
+        try:
+            text = self._templates.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        finally:
+            self._spent += time.thread_time() - began
+        if len(text) > _LONGEST:
+            raise TemplateError("the chat template renders too much for a short chat")
+        return text
 
 
 def marked_tools() -> Tools:
@@ -201,7 +231,7 @@ def _unit(text: str, name: str, begin: int) -> _Unit | None:
 def _decoded(text: str, at: int) -> tuple[Any, int]:
     try:
         return json.JSONDecoder().raw_decode(text, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, at
 
 

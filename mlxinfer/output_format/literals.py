@@ -75,7 +75,7 @@ def skip_whitespace(text: str, at: int) -> int:
 
 def overlap(text: str, literal: str) -> int:
     """Length of the longest end of `text` that `literal` begins with, without being all of it."""
-    for length in range(min(len(literal) - 1, len(text)), 0, -1):
-        if text.endswith(literal[:length]):
-            return length
-    return 0
+    at = text.find(literal[0], max(0, len(text) - len(literal) + 1))
+    while at >= 0 and not literal.startswith(text[at:]):
+        at = text.find(literal[0], at + 1)
+    return len(text) - at if at >= 0 else 0

@@ -53,7 +53,7 @@ def _cut(pattern: str) -> list[str] | None:
     """An expression as the literals between its groups; whitespace of any length stands as a line break."""
     pieces = []
     for piece in _GROUP.split(pattern)[::2]:
-        plain = piece.replace(r"\s*", "\n").replace(r"\s+", "\n").replace(r"\n", "\n").replace(r"\t", "\t")
+        plain = piece.replace(r"\s*", "\n").replace(r"\n?", "\n").replace(r"\s+", "\n").replace(r"\n", "\n").replace(r"\t", "\t")
         if not _PLAIN.fullmatch(plain):
             return None
         pieces.append(re.sub(r"\\(.)", r"\1", plain))

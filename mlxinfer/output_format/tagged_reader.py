@@ -29,12 +29,16 @@ class TaggedCallReader(CallReader):
         self._key_ends = [(text, Literal(text)) for text in (calls.key_end, calls.key_end_json) if text]
         self._schema: object = None
         self._types: frozenset[str] | None = None
+        self._is_text = False
         self._count = 0
         self._in_value = False
         self._value_begun = False
         self._value: list[str] = []
-        self._value_end = Literal(calls.value_end)
+        self._end_value_with(calls.value_end)
         self._lead = ""
+
+    def _end_value_with(self, text: str) -> None:
+        self._value_end, self._ending = Literal(text), Literal(text.lstrip())
 
     def read(self, text: str, at: int, final: bool) -> int:
         if not self.begun:
@@ -48,7 +52,7 @@ class TaggedCallReader(CallReader):
         while not self.ended and not self.failed:
             before = at
             at = self._read_value(text, at, final) if self._in_value else self._read_key(text, at, final)
-            if at == before:
+            if at == before or at == len(text):
                 break
         return at
 
@@ -89,8 +93,9 @@ class TaggedCallReader(CallReader):
         self._types = types_of(self._schema, key)
         if self.calls.key_end_json:
             self._types = frozenset({"string"}) if key_end == self.calls.key_end else (self._types or frozenset({"object"})) - {"string"}
+        self._is_text = self._types == frozenset({"string"})
         self._lead = literal.trail
-        self._value_end = Literal(self.calls.value_end.replace(KEY, key))
+        self._end_value_with(self.calls.value_end.replace(KEY, key))
         self._emit("arguments", (", " if self._count else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._count += 1
         self._in_value, self._value_begun, self._value = True, False, []
@@ -104,11 +109,10 @@ class TaggedCallReader(CallReader):
             at, self._value_begun = begin, True
             if text.startswith(_CDATA, at):
                 at += len(_CDATA)
-                self._value_end = Literal("]]>" + self._value_end.text)
+                self._end_value_with("]]>" + self._value_end.text)
             if self._is_text:
                 self._emit("arguments", '"')
-        core, trail = self._value_end.text.lstrip(), self._value_end.lead
-        ending = Literal(core)
+        trail, ending = self._value_end.lead, self._ending
         place = at
         while True:
             place, end = ending.find(text, place, final)
@@ -122,7 +126,7 @@ class TaggedCallReader(CallReader):
                 hold = min(hold, len(text) - self._trailing(text, at, len(text), trail))
             self._add(text[at : max(at, hold)])
             return max(at, hold)
-        if text.endswith(trail, at, place) if trail else False:
+        if trail and text.endswith(trail, at, place):
             place -= len(trail)
         self._add(text[at:place])
         self._end_value()
@@ -133,12 +137,8 @@ class TaggedCallReader(CallReader):
         """How much before `place` may belong to the literal that ends the value."""
         if not trail:
             return 0
-        piece = text[at:place]
+        piece = text[max(at, place - len(trail)) : place]
         return len(trail) if piece.endswith(trail) else overlap(piece, trail)
-
-    @property
-    def _is_text(self) -> bool:
-        return self._types == frozenset({"string"})
 
     def _add(self, piece: str) -> None:
         if not piece:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 
 from .literals import overlap
 
@@ -39,7 +40,7 @@ PYTHON = Dialect(("'", '"'), "python", loose=True)
 
 def escaped(text: str) -> str:
     """A text as it stands inside a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return encode_basestring(text)[1:-1]
 
 
 class ValueReader:
@@ -66,6 +67,8 @@ class ValueReader:
             at = self._text(text, at) if self._quote else self._token(text, at, final)
             if at < 0:
                 at = before
+                break
+            if at == len(text):
                 break
         out, self._out = "".join(self._out), []
         return at, out

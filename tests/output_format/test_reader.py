@@ -161,12 +161,12 @@ def test_a_bare_object_is_a_call_only_where_the_answer_begins() -> None:
 def test_calls_that_are_written_are_read_back(family: str) -> None:
     rng, format = random.Random(family), _format(family)
     assert format.calls is not None
-    for number in range(15):
-        calls = random_calls(rng, format.calls.parallel)
+    for number in range(10):
+        calls = random_calls(rng, format.calls.parallel and number > 0)
         text = write_calls(format.calls, calls)
         assert calls_in(read(format, text)) == calls, text
-        if number < 1:
-            check_every_cut(format, text, "", rng, 30)
+        if number == 0:
+            check_every_cut(format, text, "", rng, 10)
 
 
 _FRAGMENTS = [
@@ -222,7 +222,7 @@ _FRAGMENTS = [
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "qwen3-coder", "gemma4", "pythonic", "llama3", "harmony", "minimax-m2"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_text_gives_the_same_events_and_is_not_lost(family: str, data: st.DataObject) -> None:
     format = _format(family)
     calls = format.calls
