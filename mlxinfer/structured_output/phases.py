@@ -154,15 +154,25 @@ class CallsInText(_Phased):
 class Reasoning(_Phased):
     """The model may think before it answers, within a budget; the answer is held to another constraint, or to none."""
 
-    def __init__(self, vocabulary: Vocabulary, begin: str, end: str, after: Constraint | None, *, budget: int | None, begun: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        begin: str,
+        end: str,
+        after: Constraint | None,
+        *,
+        first: Constraint | None,
+        budget: int | None,
+        begun: bool,
+    ) -> None:
         """`begin` and `end`: what reasoning stands between; the prompt has `begun` it, or the model may. `after`: what the answer is held
-        to. Raises `SamplingError` if the model's tokens cannot write `end`."""
+        to; `first`: the same for an answer without reasoning. Raises `SamplingError` if the model's tokens cannot write `end`."""
         self._vocabulary = vocabulary
         self._begin, self._end = begin.strip().encode(), end.strip().encode()
         self._begin_tokens = [] if begun else vocabulary.tokens_of(begin.strip())
-        self._after = after
+        self._after = after if begun else first
         self._fresh = None if after is None or begun else after.copy()
-        """`after` as it was before the answer began."""
+        """`after` as it is for an answer after reasoning."""
         self._answers = True
         """Before the reasoning: the tokens so far may be the answer's, too."""
         self._budget = budget

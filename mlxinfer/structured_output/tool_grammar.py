@@ -21,8 +21,9 @@ from .schema import MAX_DEPTH, normalized
 from .value_grammar import ArgumentRules, NotHeldError
 
 _KEPT = 64
-_SHORT = 3
-"""A beginning of fewer characters occurs in any text: then a call is one only with an offered tool's name, where the answer begins."""
+_SHORT, _SHORTEST = 6, 3
+"""A beginning of fewer characters may be that of other things: then only one with an offered tool's name begins a call; and with still
+fewer only where the content begins."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,24 +61,33 @@ class ToolGrammars:
             return found
 
     def compile(
-        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool = False, structure: Structure | None = None
+        self,
+        calls: CallFormat,
+        tools: Tools,
+        *,
+        parallel: bool,
+        free: bool = False,
+        written: str = "",
+        structure: Structure | None = None,
     ) -> CallGrammar:
-        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. With a `structure`, an answer that
-        is either. Raises `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
+        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
+        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
-        key = (calls, texts, parallel, free, structure)
+        key = (calls, texts, parallel, free, written, structure)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._compiled(calls, tools, parallel=parallel, free=free, structure=structure)
+        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return made
 
-    def _compiled(self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, structure: Structure | None) -> CallGrammar:
+    def _compiled(
+        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
+    ) -> CallGrammar:
         loose: set[str] = set()
         for name, tool in tools.items():
             fault = self._fault(calls, tool)
@@ -88,7 +98,7 @@ class ToolGrammars:
                 loose.add(name)
         rules = GrammarRules(self._special_tokens)
         writer = _CallWriter(rules, calls, loose)
-        start = writer.answer(tools, parallel=parallel and calls.parallel, free=free)
+        start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
         if structure is not None:
             start = f"{rules.rule(start)} | {_structure(rules, structure)}"
         constraint = self._compiler.compile(Lark(rules.grammar(start)))
@@ -119,24 +129,24 @@ class _CallWriter:
         self._calls = calls
         self._loose = loose
         self._exact = exact
-        self.at_start = len(calls.begin.strip()) < _SHORT
+        self.at_start = len(calls.begin.strip()) < _SHORTEST
         """See `CallGrammar`."""
 
     def triggers(self, tools: Tools) -> tuple[bytes, ...]:
         """See `CallGrammar`."""
         calls = self._calls
-        if not self.at_start:
+        if len(calls.begin.strip()) >= _SHORT:
             return (calls.begin.split("{id}")[0].strip().encode(),)
         if calls.kind == "object":
             key = json.dumps(calls.name_key)
             return tuple(f"{calls.begin.strip()}{{{key}: {json.dumps(name, ensure_ascii=False)}".encode() for name in tools)
         return tuple((calls.begin.strip() + name + calls.name_end.strip()).encode() for name in tools)
 
-    def answer(self, tools: Tools, *, parallel: bool, free: bool) -> str:
-        """All calls. `free`: free text may come before, and after a call without a section, which ends there."""
+    def answer(self, tools: Tools, *, parallel: bool, free: bool, written: str = "") -> str:
+        """All calls. `free` and `written`: see `ToolGrammars.compile`. With `free`, a call without a section ends the grammar."""
         rules, calls = self._rules, self._calls
         body = rules.one_of([self._after_begin(tool) for tool in tools.values()])
-        begin = self._free_begin() if free else rules.literal(calls.begin)
+        begin = self._free_begin() if free else rules.literal(calls.begin[len(written) :])
         if free and not calls.section_begin and not self.at_start:
             return f"{begin} {body} {rules.literal(calls.section_end)}"
         further = f"({rules.literal(calls.next)} {body})*" if parallel else ""
