@@ -71,7 +71,8 @@ class ToolGrammars:
         structure: Structure | None = None,
     ) -> CallGrammar:
         """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
-        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
+        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot
+        be held, and `SamplingError` for a structure."""
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
         key = (calls, texts, parallel, free, written, structure)
         with self._lock:
