@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
@@ -89,33 +90,57 @@ class ToolGrammars:
     def _compiled(
         self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
     ) -> CallGrammar:
-        loose: set[str] = set()
+        loose = self._loose(calls, tools, compiled=False)
+        for _ in range(2):
+            rules = GrammarRules(self._special_tokens)
+            writer = _CallWriter(rules, calls, loose)
+            start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
+            if structure is not None:
+                start = f"{rules.rule(start)} | {_structure(rules, structure)}"
+            try:
+                constraint = self._compiler.compile(Lark(rules.grammar(start)))
+            except SamplingError as error:
+                found = self._loose(calls, tools, compiled=True)
+                if found <= loose:
+                    if structure is None:
+                        raise PromptError(f"tools: their schemas cannot be held together: {_plain(error)}") from None
+                    raise
+                loose |= found
+            else:
+                return CallGrammar(constraint, writer.triggers(tools), writer.at_start)
+        raise PromptError("tools: their schemas cannot be held together")
+
+    def _loose(self, calls: CallFormat, tools: Tools, *, compiled: bool) -> set[str]:
+        """The tools whose schemas cannot be held. `compiled`: also those for which only compiling them shows it. Raises `PromptError` for
+        a strict one."""
+        loose = set()
         for name, tool in tools.items():
-            fault = self._fault(calls, tool)
+            fault = self._fault(calls, tool, compiled=compiled)
             if fault and tool.strict:
                 raise PromptError(f"tools: {name}: its schema cannot be held, which strict asks for: {fault}")
             if fault:
                 _log.warning("tool %s: its schema cannot be held (%s), so its arguments may be any JSON object", name, fault)
                 loose.add(name)
-        rules = GrammarRules(self._special_tokens)
-        writer = _CallWriter(rules, calls, loose)
-        start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
-        if structure is not None:
-            start = f"{rules.rule(start)} | {_structure(rules, structure)}"
-        constraint = self._compiler.compile(Lark(rules.grammar(start)))
-        return CallGrammar(constraint, writer.triggers(tools), writer.at_start)
+        return loose
 
-    def _fault(self, calls: CallFormat, tool: Tool) -> str:
+    def _fault(self, calls: CallFormat, tool: Tool, *, compiled: bool) -> str:
         """Why a tool's schema cannot be held; empty if it can."""
         rules = GrammarRules(self._special_tokens)
         try:
             start = _CallWriter(rules, calls, set(), exact=True).call(tool)
-            self._compiler.compile(Lark(rules.grammar(start)))
+            if compiled:
+                self._compiler.compile(Lark(rules.grammar(start)))
         except (NotHeldError, SamplingError) as error:
-            return str(error).removeprefix("structure: ").removeprefix("grammar: ")
+            return _plain(error)
         except RecursionError:
             return f"it is nested more than {MAX_DEPTH} deep"
         return ""
+
+
+def _plain(error: Exception) -> str:
+    """The fault without the place in our grammar."""
+    found = re.sub(r"^structure: |grammar: |at \d+\(\d+\): |failed to compile JSON schema: ", "", str(error))
+    return re.split(r"\s+\d+ \| ", found)[0]
 
 
 _grammars: WeakKeyDictionary[GrammarCompiler, ToolGrammars] = WeakKeyDictionary()

@@ -167,7 +167,7 @@ def test_arguments_come_in_any_order_each_once(grammars, name):
 
 def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_object(grammars, caplog):
     broken = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}, "required": ["x"]}
-    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for"):
+    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for: regex parse error"):
         grammars.compile(HERMES, offered([Tool("f", parameters=Schema(broken), strict=True)]), parallel=True)
     for name in ("hermes", "coder", "gemma"):
         caplog.clear()
@@ -175,6 +175,13 @@ def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_objec
         constraint = grammars.compile(FORMATS[name], tools, parallel=True).constraint
         assert f"tool g_{name}: its schema cannot be held" in caplog.text
         assert accepts(constraint, write_calls(FORMATS[name], [(f"g_{name}", {"x": "anything"})]))
+
+
+def test_tools_that_are_too_many_together_are_refused(grammars):
+    words = [[f"{i}{number:0>200}" for number in range(700)] for i in range(3)]
+    tools = [Tool(f"f{i}", parameters=Schema({"type": "object", "properties": {"x": {"enum": words[i]}}})) for i in range(3)]
+    with pytest.raises(PromptError, match=r"tools: their schemas cannot be held together: .* bytes"):
+        grammars.compile(HERMES, offered(tools), parallel=True)
 
 
 def test_a_structure_and_tools_are_either(grammars):
