@@ -163,6 +163,8 @@ class InputProcessor:
         if len(ids) > self.max_context:
             message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
             raise ContextLengthError(message, len(ids), self.max_context)
+        if all(type(token) is int for token in ids) and min(ids) >= 0 and max(ids) < self.vocab_size:
+            return ids
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
