@@ -19,7 +19,7 @@ from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
-from .chat_prompt import ChatPrompt, end_of, spelled_tokens
+from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ Messages = Many[Mapping[str, Any]]
 
 _MOST_MARKS = 4
 """How many message boundaries to snapshot; a conversation resumes after one of the last."""
+_NEAR = 32
+"""Tokens that are not worth a snapshot of their own."""
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0
 _PRIORITIES = range(-(2**31), 2**31)
@@ -149,7 +151,8 @@ class InputProcessor:
         form = self.output_format
         for_template, described = messages_for_template(form, plain, callable_tools)
         ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
-        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form))
+        settled = settled_tokens(ids, tokenizer, template_vars or {})
+        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form), settled)
 
     def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
         """What `sequences` takes. Raises `PromptError`."""
@@ -200,7 +203,7 @@ class InputProcessor:
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
         constraint = self._constraint(params, chat)
-        snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
+        snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
         sequences = [
             Sequence(
                 ids,
@@ -283,6 +286,15 @@ def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:
     """Lengths of the prompt at which a message ends."""
     return [i for i, token in enumerate(ids, 1) if token in end_tokens]
+
+
+def resume_points(ids: Many[int], end_tokens: Collection[int], settled: int) -> tuple[int, ...]:
+    """Lengths of the prompt from which a next one of the same conversation may go on: the last ends of messages, and `settled` where the
+    template marks no end near it."""
+    ends = [end for end in message_ends(ids, end_tokens) if end < len(ids)]
+    if settled and not any(settled - _NEAR <= end <= settled for end in ends[-1:]):
+        ends.append(settled)
+    return tuple(sorted(ends)[-_MOST_MARKS:])
 
 
 def with_message(miss: str, ids: Many[int], end_tokens: Collection[int]) -> str:

@@ -34,7 +34,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], set[str]]] = {
             "service_tier": "flex",
         },
         {
-            *("include", "client_metadata", "reasoning.summary", "text.verbosity", "store"),
+            *("include", "client_metadata", "text.verbosity", "store"),
             *("prompt_cache_key", "truncation", "service_tier"),
         },
     ),
