@@ -13,7 +13,7 @@ from .literals import MISS, MORE, Literal, literal, overlap, skip_whitespace
 from .tagged_reader import TaggedCallReader
 
 _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}
-
+"""By kind; `NamedCallReader` reads the others."""
 
 _LONGEST_ENTRY = 256
 _ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')

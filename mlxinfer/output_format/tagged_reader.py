@@ -21,11 +21,8 @@ class TaggedCallReader(CallReader):
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         super().__init__(calls, tools, emit)
-        self._name_end, self._key_begin, self._call_end = (
-            literal(calls.name_end),
-            literal(calls.key_begin),
-            literal(calls.call_end.lstrip()),
-        )
+        self._name_end, self._key_begin = literal(calls.name_end), literal(calls.key_begin)
+        self._call_end = literal(calls.call_end.lstrip())
         self._key_ends = [(text, literal(text)) for text in (calls.key_end, calls.key_end_json) if text]
         self._schema: object = None
         self._types: frozenset[str] | None = None
