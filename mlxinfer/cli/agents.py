@@ -84,6 +84,7 @@ def _claude(served: Served) -> Settings:
         **dict.fromkeys(models, served.model),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes the beginning of every prompt, so that nothing after it would be reused
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
         "API_TIMEOUT_MS": "3600000",
     }
     environment = {**told, "ANTHROPIC_AUTH_TOKEN": served.key, "ANTHROPIC_API_KEY": ""}

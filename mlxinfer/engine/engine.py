@@ -192,11 +192,14 @@ class Engine:
 
     def _must_collect(self) -> bool:
         """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
-        by drafts, it is the first to tell how fast prompts are read, a sequence has to be computed again, or pages have come from disk."""
+        by drafts, it is the first to tell how fast prompts are read, it ends where a sequence is kept for others, a sequence has to be
+        computed again, or pages have come from disk."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
         if pending.schedule.drafts or self.cache.arrived or self.scheduler.must_measure(pending.schedule):
+            return True
+        if any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in pending.schedule.work):
             return True
         if not self.kv_cache_manager.settled and any(map(self.kv_cache_manager.must_restart, running)):
             return True
@@ -269,9 +272,6 @@ class Engine:
         if pending is None or not pending.needs_commit:
             return
         self._seal(pending)
-        for w in pending.schedule.work:
-            if w.sequence.finish_reason is None and w.sequence.num_computed_tokens in w.sequence.snapshot_points:
-                self.kv_cache_manager.cache_prefix(w.sequence)
 
     def _seal(self, step: PendingStep) -> None:
         if step.sealed or not step.needs_commit:

@@ -17,8 +17,7 @@ from support.live_server import LiveServer, live_server
 from mlxinfer.cli.agents import AGENTS
 from mlxinfer.engine.async_llm import AsyncLLM
 
-from .conftest import Call
-
+Call = Callable[..., Any]
 KEY = "a key of the test"
 RECORD = """#!{python}
 import json, os, sys, urllib.request

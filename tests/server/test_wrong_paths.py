@@ -53,6 +53,7 @@ def test_the_path_is_in_the_log(live: LiveServer, monkeypatch: pytest.MonkeyPatc
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(log, "access", lines.append)
     live.exchange(request("/v1/v1/secret/chat/completions", b"{}"), unix=True)
+    live.until(lambda stats: bool(lines))  # it is written after the answer
     assert [(line["route"], line["path"]) for line in lines] == [("unknown", "/v1/v1/*/chat/completions")]
 
 

@@ -1,0 +1,86 @@
+"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, and a call of a tool of theirs.
+
+They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.live_server import LiveServer, live_server
+from support.scripted import scripted_directory
+
+from mlxinfer.cli.agents import AGENTS, Served
+from mlxinfer.engine.async_llm import AsyncLLM
+
+pytestmark = pytest.mark.slow
+
+HELLO = "Hello from the script."
+ARGUMENTS = {
+    "codex": ["exec", "--skip-git-repo-check", "-s", "read-only", "Say hello"],
+    "claude": ["-p", "Say hello", "--allowedTools", "Bash"],
+    "aider": ["--message", "Say hello", "--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-pretty"],
+    "vibe": ["-p", "Say hello", "--output", "text"],
+}
+"""How each is asked one thing."""
+CALLS: dict[str, tuple[str, dict[str, str]]] = {
+    "codex": ("exec_command", {"cmd": "echo from-the-tool"}),
+    "claude": ("Bash", {"command": "echo from-the-tool", "description": "Say it"}),
+    "vibe": ("bash", {"command": "echo from-the-tool"}),
+}
+"""A tool of each and its arguments. Aider has none."""
+MOST_NEW = 400
+"""Tokens of a call and its result as the agents write them."""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = {"plain": scripted_directory(folder / "plain", HELLO)}
+    for name, (tool, arguments) in CALLS.items():
+        call = json.dumps({"name": tool, "arguments": arguments})
+        paths[name] = scripted_directory(folder / name, f"<tool_call>\n{call}\n</tool_call>")
+    with live_server({name: lambda path=path: AsyncLLM(path) for name, path in paths.items()}) as server:  # type: ignore[misc]
+        yield server
+
+
+def run(live: LiveServer, agent: str, model: str, home: Path) -> str:
+    """What it wrote."""
+    program = shutil.which(AGENTS[agent].program)
+    if program is None:
+        pytest.skip(f"{agent} is not installed: {AGENTS[agent].install}")
+    settings = AGENTS[agent].settings(Served(live.url, model, 65536))
+    mine = ARGUMENTS[agent]
+    arguments = [*mine[:1], *settings.arguments, *mine[1:]] if agent == "codex" else [*settings.arguments, *mine]
+    (home / "work").mkdir(parents=True)
+    kept: Any = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment = {**kept, "HOME": str(home), "TERM": "dumb", "NO_PROXY": "*", "IS_SANDBOX": "1", **settings.environment}
+    command = [program, *arguments]
+    ended = subprocess.run(
+        command, cwd=home / "work", env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("agent", ARGUMENTS)
+def test_an_answer(live: LiveServer, agent: str, tmp_path: Path) -> None:
+    assert HELLO in run(live, agent, "plain", tmp_path)
+
+
+@pytest.mark.parametrize("agent", CALLS)
+def test_a_call_of_a_tool(live: LiveServer, agent: str, tmp_path: Path) -> None:
+    before = live.stats(agent)
+    assert "All done." in run(live, agent, agent, tmp_path)
+    after = live.stats(agent)
+    requests, prompts = after.requests - before.requests, after.prompt_tokens - before.prompt_tokens
+    new = prompts - (after.reused_tokens - before.reused_tokens)
+    assert requests >= 2
+    assert new < prompts / requests + MOST_NEW  # the first prompt, and what came after it
