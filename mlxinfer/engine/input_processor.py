@@ -152,9 +152,9 @@ class InputProcessor:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
             raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
-        if all(type(token) is int for token in ids) and min(ids) >= 0 and max(ids) < self.vocab_size:
-            return ids
         for i, token in enumerate(ids):
+            if type(token) is int and 0 <= token < self.vocab_size:
+                continue
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
             ids[i] = index(token)
