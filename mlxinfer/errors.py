@@ -53,6 +53,15 @@ class PromptError(MLXInferError):
     """The prompt is empty, longer than the context, or holds a token id out of range."""
 
 
+class ContextLengthError(PromptError):
+    """The prompt has more `tokens` than the `context` has room for, at least one token of an answer included."""
+
+    def __init__(self, message: str, tokens: int, context: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.context = context
+
+
 class ToolError(MLXInferError):
     """A Python function that a model called failed, or cannot be called like that."""
 

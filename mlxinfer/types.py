@@ -267,6 +267,8 @@ class Usage:
     """The most bytes that the process has held since it began."""
     stats: RequestStats = field(default_factory=RequestStats)
     """What the request took in the engine."""
+    reasoning_tokens: int = 0
+    """Tokens of the answer up to the end of the model's reasoning; 0 if there was none."""
 
     @property
     def total_tokens(self) -> int:

@@ -13,7 +13,7 @@ from ..errors import ServerError
 from .options import complete_model, engine_options, model_options, split
 
 if TYPE_CHECKING:
-    from ..server.settings import ServerSettings
+    from ..server.settings import ReasoningField, ServerSettings
 
 
 @click.command(short_help="Serve models over HTTP.")
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on TCP too, at this port; 0: a free one.  [default with --host: 8080]")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
+@click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="A web page or app to let in; repeatable.")
 @click.option("--alias", "aliases", multiple=True, metavar="OTHER=NAME", help="Another name of a model; may end in *; repeatable.")
 @click.option("--request-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End a request that takes longer.")
+@click.option(
+    "--reasoning-field",
+    type=click.Choice(["both", "reasoning", "reasoning_content", "none"]),
+    default="both",
+    show_default=True,
+    help="Where chat completions put what a model thought.",
+)
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
@@ -52,7 +60,9 @@ def _settings(
     port: int | None,
     api_key_file: Path | None,
     allowed_hosts: tuple[str, ...],
+    allowed_origins: tuple[str, ...],
     request_timeout: float | None,
+    reasoning_field: ReasoningField,
     activated: bool,
 ) -> ServerSettings:
     from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, read_api_key
@@ -67,6 +77,8 @@ def _settings(
         activated=activated,
         api_key=read_api_key(api_key_file),
         allowed_hosts=allowed_hosts,
+        allowed_origins=allowed_origins,
+        reasoning_field=reasoning_field,
         limits=Limits(request_s=request_timeout),
     )
 

@@ -30,6 +30,8 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..output_format.format import OutputFormat
+
 Result = TypeVar("Result")
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
 
@@ -66,6 +68,11 @@ class AsyncLLM(FrontDoor):
     def loaded(self) -> LoadedModel:
         """The model itself, with its summary and files; only its own thread may compute with it."""
         return self._now.loaded
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats."""
+        return self._now.inputs.output_format
 
     @property
     def ended(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..errors import MLXInferError
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools import ToolChoice, Tools
 
@@ -33,6 +35,8 @@ class ChatPrompt:
     """The prompt's last characters, special tokens included: they may have opened the reasoning already."""
     spelled: frozenset[int] = frozenset()
     """Special tokens that the format's marks are made of."""
+    settled: int = 0
+    """Tokens of the prompt that stay as they are once an answer and another message follow; 0 where that is not known."""
 
     @property
     def has_parts(self) -> bool:
@@ -50,6 +54,29 @@ def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) ->
     tail = ids[-_TAIL:]
     first = max((i for i, token in enumerate(tail) if tokenizer.is_special(token) and token not in marks), default=0)
     return tokenizer.decode(tail[first:], skip_special_tokens=False)
+
+
+def settled_tokens(ids: list[int], tokenizer: Tokenizer, variables: Mapping[str, Any]) -> int:
+    """How many tokens of a prompt the next prompt of the conversation begins with: not those that open the reasoning, which templates leave
+    out of earlier turns, nor those that the answer's first characters may be joined with. At least one token is left."""
+    try:
+        end = _unsettled_end(tokenizer, tuple(sorted(variables.items())))
+    except (MLXInferError, TypeError):  # a template for other conversations, or a variable that is a list
+        return 0
+    settled = len(ids) - len(end) if tuple(ids[len(ids) - len(end) :]) == end else len(ids)
+    settled = min(settled, len(ids) - 1)
+    first = max(settled - _TAIL, 0)
+    return max((i + 1 for i, token in enumerate(ids[first:settled], first) if tokenizer.is_special(token)), default=settled)
+
+
+@lru_cache(maxsize=64)
+def _unsettled_end(tokenizer: Tokenizer, variables: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
+    """The tokens at the end of a prompt that are others as soon as the answer is part of the conversation."""
+    asked = [{"role": "user", "content": "A"}]
+    later = [*asked, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
+    before, after = (tokenizer.render_chat(messages, **dict(variables)) for messages in (asked, later))
+    same = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), min(len(before), len(after)))
+    return tuple(tokenizer.encode(before[same:], add_special_tokens=False)) if before[same:] else ()
 
 
 @lru_cache(maxsize=64)

@@ -9,18 +9,21 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, fields
 from operator import index
 from time import perf_counter
-from typing import Any, SupportsIndex, TypedDict, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
 from ..config import unknown_keyword
-from ..errors import PromptError, SamplingError
+from ..errors import ContextLengthError, PromptError, SamplingError
 from ..sampling.sampler import sample_seed
 from ..structured_output.constraint import Constraint
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
-from .chat_prompt import ChatPrompt, end_of, spelled_tokens
+from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from ..output_format.format import OutputFormat
 
 Prompt = Union[str, Many[int]]
 """Text, or token ids: a list, a tuple or an array."""
@@ -32,6 +35,8 @@ Messages = Many[Mapping[str, Any]]
 
 _MOST_MARKS = 4
 """How many message boundaries to snapshot; a conversation resumes after one of the last."""
+_NEAR = 32
+"""Tokens that are not worth a snapshot of their own."""
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0
 _PRIORITIES = range(-(2**31), 2**31)
@@ -110,14 +115,22 @@ class InputProcessor:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
         ids = self.scored_ids(prompt)
         if len(ids) >= self.max_context:
-            raise PromptError(
+            message = (
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
             )
+            raise ContextLengthError(message, len(ids), self.max_context)
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
         """`token_ids` of a prompt after which no answer needs room."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats. Raises `MLXInferError` for a `tool_format` that there is not."""
+        from ..output_format.derive import output_format  # only where there are chats
+
+        return output_format(self.tokenizer, self.tool_format, self.tokenizer.response_template)
 
     def chat(
         self,
@@ -129,17 +142,17 @@ class InputProcessor:
     ) -> ChatPrompt:
         """A conversation through the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises `PromptError`
         and `TemplateError`."""
-        from ..output_format.derive import output_format  # only where there are chats
         from ..output_format.history import messages_for_template
 
         tokenizer, plain = self.tokenizer, plain_messages(messages)
         known = offered(tools)
         choice = chosen(tool_choice, known, parallel=parallel_tool_calls)
         callable_tools: Tools = {} if choice.mode == "none" else known
-        form = output_format(tokenizer, self.tool_format, tokenizer.response_template)
+        form = self.output_format
         for_template, described = messages_for_template(form, plain, callable_tools)
         ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
-        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form))
+        settled = settled_tokens(ids, tokenizer, template_vars or {})
+        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form), settled)
 
     def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
         """What `sequences` takes. Raises `PromptError`."""
@@ -151,10 +164,11 @@ class InputProcessor:
         if not ids:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
-            raise PromptError(f"{len(ids)} tokens do not fit in the context of {self.max_context}")
+            message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
+            raise ContextLengthError(message, len(ids), self.max_context)
+        if all(type(token) is int for token in ids) and min(ids) >= 0 and max(ids) < self.vocab_size:
+            return ids
         for i, token in enumerate(ids):
-            if type(token) is int and 0 <= token < self.vocab_size:
-                continue
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
             ids[i] = index(token)
@@ -189,7 +203,7 @@ class InputProcessor:
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
         constraint = self._constraint(params, chat)
-        snapshot_points = tuple(end for end in message_ends(ids, self.tokenizer.eos_token_ids) if end < len(ids))[-_MOST_MARKS:]
+        snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
         sequences = [
             Sequence(
                 ids,
@@ -272,6 +286,15 @@ def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:
     """Lengths of the prompt at which a message ends."""
     return [i for i, token in enumerate(ids, 1) if token in end_tokens]
+
+
+def resume_points(ids: Many[int], end_tokens: Collection[int], settled: int) -> tuple[int, ...]:
+    """Lengths of the prompt from which a next one of the same conversation may go on: the last ends of messages, and `settled` where the
+    template marks no end near it."""
+    ends = [end for end in message_ends(ids, end_tokens) if end < len(ids)]
+    if settled and not any(settled - _NEAR <= end <= settled for end in ends[-1:]):
+        ends.append(settled)
+    return tuple(sorted(ends)[-_MOST_MARKS:])
 
 
 def with_message(miss: str, ids: Many[int], end_tokens: Collection[int]) -> str:

@@ -54,6 +54,7 @@ class RequestOutput:
         self._parts = None if chat is None else AnswerParts(chat.reader(), self._stops, sequence.seed)
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
+        self._reasoning_tokens = 0
         self._logprobs: list[TokenLogprob] | None = None if sequence.params.logprobs is None else []
         self._stopped = False
 
@@ -105,6 +106,8 @@ class RequestOutput:
         """A chunk of an answer in a chat: what its text is."""
         assert self._parts is not None
         part = self._parts.finish(text + self._detokenizer.finish()) if is_last else self._parts.add(text)
+        if part.reasoning:
+            self._reasoning_tokens = len(self._token_ids)
         self._stopped = self._stops.met is not None
         self._pieces.append(part.content)
         reason = self.finish_reason if is_last or self._stopped else None
@@ -133,6 +136,7 @@ class RequestOutput:
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=answer,
+            reasoning_tokens=self._reasoning_tokens,
             ttft_s=max(times.first_token - times.added, 0.0),
             prefill_tps=computed / stats.prefill_s if stats.prefill_s > 0 else 0.0,
             decode_tps=(answer - 1) / stats.decode_s if stats.decode_s > 0 else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import TypedDict
 
@@ -18,9 +19,11 @@ from .._version import __version__
 from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai
 from .auth import Auth, is_unix
-from .errors import APIError, of_error, server_failed
+from .errors import APIError, of_error, server_failed, stopping
 from .metrics import Metrics
 from .models import Registry
+from .origins import Origins
+from .paths import KnownPaths
 from .routing import Dialect, Doc, Endpoint, RequestContext, Server, document_routes
 from .settings import ServerSettings
 from .sse import ClientGone
@@ -51,22 +54,26 @@ class _App:
         self._dialects = dialects
         self._router = router
         self._auth = Auth(server.settings)
+        self._origins = Origins(server.settings.allowed_origins)
+        self._paths = KnownPaths(route.path for route in router.routes if isinstance(route, Route))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served, not {scope['type']}")
-        exchange = _Exchange(scope, send)
+        exchange = _Exchange(scope, send, [] if is_unix(scope) else self._origins.headers(scope))
         try:
             self._auth.check(scope)
-            await self._router(scope, receive, exchange.send)
+            await (self._origins.preflight(scope) or self._router)(scope, receive, exchange.send)
         except APIError as error:
             await self._refuse(error, scope, receive, exchange)
         except HTTPException as error:
-            await self._refuse(_of_routing(error), scope, receive, exchange)
+            await self._refuse(self._of_routing(error, scope["path"], exchange), scope, receive, exchange)
         except MLXInferError as error:
             await self._refuse(of_error(error), scope, receive, exchange)
         except ClientGone:
             exchange.status = CLIENT_GONE
+        except asyncio.CancelledError:  # only the end of the server cancels requests, and it waits until they are answered
+            await self._refuse(stopping(), scope, receive, exchange)
         except Exception:
             await self._refuse(server_failed(), scope, receive, exchange)
             raise
@@ -82,19 +89,22 @@ class _App:
         response.headers.update(error.headers)
         await response(scope, receive, exchange.send)
 
-
-def _of_routing(error: HTTPException) -> APIError:
-    if error.status_code == 405:
-        return APIError(405, "invalid", "This path does not take this method.", code="method_not_allowed")
-    return APIError(404, "not_found", "There is nothing at this path.", code="unknown_url")
+    def _of_routing(self, error: HTTPException, path: str, exchange: _Exchange) -> APIError:
+        if error.status_code == 405:
+            return APIError(405, "invalid", "This path does not take this method.", code="method_not_allowed")
+        exchange.log["path"] = self._paths.shown(path)
+        near = self._paths.near(path)
+        hint = f": did you mean {near}?" if near else "."
+        return APIError(404, "not_found", f"There is nothing at this path{hint}", code="unknown_url")
 
 
 class _Exchange:
     """A request and its response, as the access log and the counters see them."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._scope = scope
         self._send = send
+        self._headers = headers
         self._began = time.monotonic()
         self.status = 0
         """HTTP status; 0 until the response begins."""
@@ -105,10 +115,11 @@ class _Exchange:
         scope["state"] = {**scope.get("state", {}), "request_id": self.id, "log": self.log}
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`, which adds the request's id to the headers."""
+        """ASGI's `send`, which adds the request's id and what a browser asks for to the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *((name, self.id.encode()) for name in _ID_HEADERS)]
+            ids = [(name, self.id.encode()) for name in _ID_HEADERS]
+            message["headers"] = [*message.get("headers", ()), *ids, *self._headers]
         await self._send(message)
 
     def finish(self, server: Server) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from starlette.types import Receive, Scope
 
 from .errors import APIError, invalid
+from .origins import Origins
 from .settings import Limits, ServerSettings
 from .sse import ClientGone
 
@@ -24,13 +25,14 @@ class Auth:
     """Decides by the headers of a request whether it is let in.
 
     On TCP, no web page may reach the server through its user's browser: the Host must be one of the server's own names, which stops DNS
-    rebinding, and an Origin, which only browsers send, must be the server itself. Unix sockets cannot be reached by web pages, so any
-    Origin is refused there, and no key is needed: the system tells which user connects.
+    rebinding, and an Origin, which only browsers send, must be the server itself or one of `allowed_origins`. Unix sockets cannot be
+    reached by web pages, so any Origin is refused there, and no key is needed: the system tells which user connects.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._header_bytes = settings.limits.header_bytes
         self._key = (settings.api_key or "").encode()
+        self._origins = Origins(settings.allowed_origins)
         bound = [settings.host] if settings.host not in (None, "0.0.0.0", "::") else []
         names = ("localhost", "127.0.0.1", "[::1]", *bound, *settings.allowed_hosts)
         self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
@@ -50,10 +52,14 @@ class Auth:
             return
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if _without_port(host) not in self._hosts:
-            raise APIError(403, "permission", "The Host of the request is not one of this server's names.", code="host_not_allowed")
-        origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() != f"http://{host}":
-            raise APIError(403, "permission", "Other web pages may not use this server.", code="origin_not_allowed")
+            message = "The Host of the request is not one of this server's names (serve --allowed-host NAME adds one)."
+            raise APIError(403, "permission", message, code="host_not_allowed")
+        origin = headers.get(b"origin", b"http://" + host.encode("latin-1")).decode("latin-1").lower()
+        if origin != f"http://{host}" and not self._origins.allows(origin):
+            message = "Other web pages may not use this server (serve --allowed-origin ORIGIN lets one in)."
+            raise APIError(403, "permission", message, code="origin_not_allowed")
+        if self._origins.preflight(scope) is not None:
+            return
         if self._key and scope["path"] not in PUBLIC:
             self._check_key(headers)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from ..errors import (
+    ContextLengthError,
     DeadlineError,
     EngineError,
     MemoryPlanError,
@@ -24,6 +25,9 @@ Kind = Literal[
     "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
 ]
 """What went wrong. Dialects translate it into their own names of error types."""
+
+_MOST_FAULTS = 20
+"""Faults of one body that are named; any more are counted."""
 
 RETRY_AFTER_S = 1
 """Seconds after which a client may try again when the server is busy."""
@@ -54,6 +58,20 @@ class APIError(Exception):
         return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
+class TooLong(APIError):
+    """400: a prompt of so many `tokens` leaves no room for an answer in the `context`.
+
+    Clients that shorten a conversation and try again go by the words: LiteLLM, vibe and gptme by the first ones, LangChain by the code,
+    which it looks for in the message.
+    """
+
+    def __init__(self, tokens: int, context: int, param: str | None = None) -> None:
+        message = f"This model's maximum context length is {context} tokens. However, your prompt has {tokens} tokens. Shorten it"
+        super().__init__(400, "invalid", f"{message} (context_length_exceeded).", param=param, code="context_length_exceeded")
+        self.tokens = tokens
+        self.context = context
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
     """400: the request is malformed or contradicts itself."""
     return APIError(400, "invalid", message, param=param, code=code)
@@ -64,14 +82,20 @@ def unsupported(param: str, message: str | None = None) -> APIError:
     return APIError(400, "unsupported", message or f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
-def no_such_model(name: str) -> APIError:
-    """404: the model is not served."""
-    return APIError(404, "not_found", f"The model {name[:200]!r} is not served here.", param="model", code="model_not_found")
+def no_such_model(name: str, served: Iterable[str]) -> APIError:
+    """404: the model is not served. The message says which are."""
+    message = f"The model {name[:200]!r} is not served here, only {' and '.join(served)}."
+    return APIError(404, "not_found", message, param="model", code="model_not_found")
 
 
 def timed_out() -> APIError:
     """408: the answer was not finished within `Limits.request_s`."""
     return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
+
+
+def stopping() -> APIError:
+    """503: the server ends before the answer."""
+    return APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
 
 
 def server_failed() -> APIError:
@@ -84,9 +108,10 @@ def of_error(error: MLXInferError) -> APIError:
     message = str(error)
     if isinstance(error, SamplingError):
         return invalid(message, param=message.partition(" ")[0].rstrip(":"))
+    if isinstance(error, ContextLengthError):
+        return TooLong(error.tokens, error.context)
     if isinstance(error, PromptError):
-        code = "context_length_exceeded" if "context" in message else None
-        return invalid(message, code=code)
+        return invalid(message)
     if isinstance(error, TemplateError):
         return invalid(message, param="messages")
     if isinstance(error, MemoryPlanError):
@@ -103,16 +128,23 @@ def of_error(error: MLXInferError) -> APIError:
 
 
 def of_validation(error: ValidationError) -> APIError:
-    """The response to a body that does not fit its model: the first fault. Never quotes a value, which may be the text of a prompt."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param, message = _field(first["loc"]), first["msg"]
-    if first["type"] == "json_invalid":
+    """The response to a body that does not fit its model: all faults, `param` and `code` those of the first. Never quotes a value, which
+    may be the text of a prompt."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [_of_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
+    more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
+    message = "; ".join(dict.fromkeys(one.message for one in told)) + more
+    return APIError(400, told[0].kind, message, param=told[0].param, code=told[0].code)
+
+
+def _of_fault(kind: str, param: str, message: str) -> APIError:
+    if kind == "json_invalid":
         return invalid(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
-    if first["type"] == "unsupported":
+    if kind == "unsupported":
         return unsupported(param, f"{param}: {message}")
-    if first["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return invalid(f"Unknown field: {param}", param=param, code="unknown_parameter")
-    if first["type"] == "missing":
+    if kind == "missing":
         return invalid(f"Missing required field: {param}", param=param, code="missing_required_parameter")
     return invalid(f"{param}: {message}" if param else message, param=param or None, code="invalid_value")
 

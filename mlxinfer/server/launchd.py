@@ -24,10 +24,12 @@ def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
     if settings.host is not None:
         sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
     hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
+    hosts += [part for origin in settings.allowed_origins for part in ("--allowed-origin", origin)]
     limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
+    reasoning = [] if settings.reasoning_field == "both" else ["--reasoning-field", settings.reasoning_field]
     value = {
         "Label": LABEL,
-        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits],
+        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits, *reasoning],
         "Sockets": {LAUNCHD_NAME: sockets},
         "ProcessType": "Interactive",
         "StandardErrorPath": str(path.with_name("serve.log")),

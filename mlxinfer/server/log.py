@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 _ACCESS = logging.getLogger("mlxinfer.access")
+_NOTICED: set[str] = set()
+"""Notices that are written once. They are made of names of fields that the server knows, so there are few."""
 
 
 class _JsonLines(logging.Formatter):
@@ -34,6 +36,13 @@ def start_logging(level: int = logging.INFO) -> None:
 def notice(message: str, **fields: Any) -> None:
     """Something that the operator of the server should know."""
     logging.getLogger("mlxinfer").info(message, extra={"fields": fields})
+
+
+def notice_once(message: str, **fields: Any) -> None:
+    """A notice that is written the first time only, as long as the process runs."""
+    if message not in _NOTICED:
+        _NOTICED.add(message)
+        notice(message, **fields)
 
 
 def access(fields: dict[str, Any]) -> None:

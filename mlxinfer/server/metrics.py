@@ -56,6 +56,8 @@ class Metrics:
         self._intervals = {served.name: TokenIntervals() for served in models}
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
+        self._reasoning_tokens = self._counter("reasoning_tokens", "Tokens of answers in which the model thought.")
+        self._tool_calls = self._counter("tool_calls", "Calls of tools that answers asked for.")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
         names = ("method", "path", "status")
@@ -77,10 +79,15 @@ class Metrics:
         """Counts an answer that came to its end."""
         self._success.labels(model, reason).inc()
 
-    def tokens(self, model: str, prompt: int, generated: int) -> None:
+    def tokens(self, model: str, prompt: int, usage: Usage) -> None:
         """Counts the tokens of a prompt and of an answer."""
         self._prompt_tokens.labels(model).inc(prompt)
-        self._generation_tokens.labels(model).inc(generated)
+        self._generation_tokens.labels(model).inc(usage.completion_tokens)
+        self._reasoning_tokens.labels(model).inc(usage.reasoning_tokens)
+
+    def calls(self, model: str, count: int) -> None:
+        """Counts calls of tools."""
+        self._tool_calls.labels(model).inc(count)
 
     def cancelled(self, model: str) -> None:
         """Counts a request that was stopped early."""
@@ -114,6 +121,8 @@ class RequestMetrics:
                 self._observe_interval((now - self._last[index]) / count, count)
             self._last[index] = now
         for chunk in chunks:
+            if chunk.tool_calls:
+                self._metrics.calls(self._model, sum(piece.name is not None for piece in chunk.tool_calls))
             if chunk.finish_reason and chunk.usage:
                 self._finished(chunk.finish_reason, chunk.usage, chunk.index)
 
@@ -125,12 +134,14 @@ class RequestMetrics:
             self._histograms["time_to_first_token_seconds"].observe(usage.ttft_s)
         if usage.completion_tokens > 1:
             self._observe_interval(usage.stats.decode_s / (usage.completion_tokens - 1))
+        if completion.tool_calls:
+            self._metrics.calls(self._model, len(completion.tool_calls))
         self._finished(completion.finish_reason, usage, completion.index)
 
     def _finished(self, reason: str, usage: Usage, index: int) -> None:
         stats = usage.stats
         self._metrics.finished(self._model, reason)
-        self._metrics.tokens(self._model, usage.prompt_tokens if index == 0 else 0, usage.completion_tokens)
+        self._metrics.tokens(self._model, usage.prompt_tokens if index == 0 else 0, usage)
         self._histograms["request_queue_time_seconds"].observe(stats.queued_s)
         self._histograms["request_prefill_time_seconds"].observe(stats.prefill_s)
         self._histograms["request_decode_time_seconds"].observe(stats.decode_s)

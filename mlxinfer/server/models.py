@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)?")
+LATEST = ":latest"
+"""The tag of a name without one, which Ollama's clients add to names wherever they send them."""
 _MAX_NAME = 128
 """Characters."""
 
@@ -54,11 +56,12 @@ class Registry:
         return self._aliases
 
     def get(self, name: str) -> ServedModel:
-        """The model with this name or alias. Raises `APIError` (404)."""
-        served = self._models.get(name) or self._models.get(self._alias(name))
-        if served is None:
-            raise no_such_model(name)
-        return served
+        """The model with this name or alias, with or without the tag `:latest`. Raises `APIError` (404)."""
+        for known in (name, name.removesuffix(LATEST)):
+            served = self._models.get(known) or self._models.get(self._alias(known))
+            if served is not None:
+                return served
+        raise no_such_model(name, [*self._models, *self._aliases])
 
     def _alias(self, name: str) -> str:
         if name in self._aliases:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._version import __version__
 from .auth import read_json
 from .errors import APIError, of_validation
+from .log import notice_once
 from .metrics import Metrics
 from .models import Registry
 from .settings import Limits, ServerSettings
@@ -103,10 +104,13 @@ class Endpoint(Route):
         body = None
         if self.body is not None:
             raw = await read_json(scope, receive, context.limits, any_type=self._any_type)
+            taken: dict[str, str] = {}
             try:
-                body = self.body.model_validate_json(raw)
+                body = self.body.model_validate_json(raw, context=taken)
             except ValidationError as error:
                 raise of_validation(error) from None
+            for name, why in taken.items():
+                notice_once(f"{name} is taken without effect: {why}", route=self.documented_path)
         response = await self._handler(context, body)
         await response(scope, receive, send)
 

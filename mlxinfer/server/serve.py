@@ -23,6 +23,8 @@ from .sockets import address, listening
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
 
+_LAST_WORDS_S = 2.0
+"""Seconds that a client has, after the second signal, to read that its answer was stopped."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Load = Callable[[], "AsyncLLM"]
@@ -65,9 +67,14 @@ class HTTPServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        for task in list(self.server_state.tasks):
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+        _, deaf = await asyncio.wait(tasks, timeout=_LAST_WORDS_S) if tasks else ((), ())
+        if deaf:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.gather(*deaf, return_exceptions=True)
 
 
 def run(

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MLXInferError, SamplingError
+from ..errors import MLXInferError, PromptError, SamplingError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import APIError, of_error, timed_out
+from .errors import APIError, of_error, stopping, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
 from .structure import refused
+from .tools import NO_TOOLS, Offer, schema_refused
+
+if TYPE_CHECKING:
+    from ..engine.chat_prompt import ChatPrompt
 
 T = TypeVar("T")
 
@@ -30,8 +34,8 @@ class GenerateRequest:
 
     served: ServedModel
     """The model to run."""
-    prompt: list[int]
-    """Token ids."""
+    prompt: list[int] | ChatPrompt
+    """Token ids, or a conversation."""
     params: SamplingParams
     """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
@@ -39,11 +43,20 @@ class GenerateRequest:
     structure_field: str = "structure"
     """The request's field that `params.structure` comes from."""
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Those of the prompt."""
+        return self.prompt if isinstance(self.prompt, list) else self.prompt.token_ids
 
-async def encode_chat(served: ServedModel, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-    """Token ids of a conversation, rendered by the model's chat template with these extra `variables`. Raises `APIError`."""
-    size = sum(len(str(message.get("content", ""))) for message in messages)
-    return await _encode(size, lambda: served.llm.tokenizer.encode_chat(messages, **variables))
+
+async def encode_chat(
+    served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
+) -> ChatPrompt:
+    """A conversation, rendered by the model's chat template with these tools and extra `variables`. Raises `APIError`."""
+    try:
+        return await served.llm.chat_prompt(messages, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+    except MLXInferError as error:
+        raise of_error(error) from error
 
 
 async def encode_text(served: ServedModel, text: str) -> list[int]:
@@ -74,10 +87,8 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
                         unfinished -= 1
                         _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
                 yield render(chunks)
-    except SamplingError as error:
-        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise _refused(error, request) from error
     finally:
         _end(context, metrics, finished=not unfinished)
 
@@ -92,19 +103,26 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
         return completions
-    except SamplingError as error:
-        raise refused(error, request.structure_field) from error
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise _refused(error, request) from error
     finally:
         _end(context, metrics, finished=bool(completions))
+
+
+def _refused(error: MLXInferError, request: GenerateRequest) -> APIError:
+    """The response to an error, in the words of the request's own fields."""
+    if isinstance(error, SamplingError):
+        return refused(error, request.structure_field)
+    if isinstance(error, PromptError) and not isinstance(request.prompt, list):
+        return schema_refused(error, request.prompt.tools)
+    return of_error(error)
 
 
 async def score(context: RequestContext, request: GenerateRequest, top: int) -> list[TokenLogprob]:
     """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
     context.log["model"] = request.served.name
     try:
-        return await request.served.llm.score(request.prompt, top, **_options(context, request))
+        return await request.served.llm.score(request.token_ids, top, **_options(context, request))
     except MLXInferError as error:
         raise of_error(error) from error
 
@@ -129,7 +147,7 @@ def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None,
     if reason == "timeout":
         raise timed_out()
     if reason == "cancelled":
-        raise APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
+        raise stopping()
     log = context.log
     log["finish_reason"] = reason
     if usage is None:

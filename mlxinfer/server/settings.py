@@ -6,12 +6,17 @@ import os
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 
 from ..errors import ServerError
+from .origins import checked_origin
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
 """The address for TCP if only a port is given."""
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content", "none"]
+"""Where chat completions put what a model thought: clients know one name or the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,18 @@ class ServerSettings:
     """The key that requests on TCP must have; None asks for none. Unix sockets need no key: the system tells which user connects."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that clients may use for this machine, besides those of loopback and `host`."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages and browser-based apps that may use the server on TCP, as `https://app.example`; one that ends in `://*` is a
+    whole scheme, other than http and https."""
+    reasoning_field: ReasoningField = "both"
+    """The fields of chat completions with what the model thought; "none" leaves it out."""
     limits: Limits = field(default_factory=Limits)
     """Sizes, times and counts."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
             self.check_address(self.host)
+        object.__setattr__(self, "allowed_origins", tuple(map(checked_origin, self.allowed_origins)))
         if self.socket is None and self.host is None and not self.activated:
             raise ServerError("nowhere to listen: give --socket PATH or --port PORT")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and len(self.api_key) >= 8):

@@ -1,10 +1,11 @@
-"""Building blocks for request bodies: strict types, and fields that are known but not supported yet."""
+"""Building blocks for request bodies: strict types, fields that are known but not supported yet, and fields that ask for nothing here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import PydanticCustomError, core_schema
 
 TAG = "<"
@@ -22,19 +23,54 @@ class Unsupported:
     that names the field and says `why`."""
 
     def __init__(self, *neutral: Any, why: str = "not supported yet") -> None:
-        self._values = [None, *neutral]
-        self._why = why
+        self.values = [None, *neutral]
+        self.why = why
 
     def _check(self, value: Any) -> Any:
-        if any(type(value) is type(one) and value == one for one in self._values):
+        if _is_one_of(self.values, value):
             return value
-        raise PydanticCustomError("unsupported", "{why}", {"why": self._why})
+        raise PydanticCustomError("unsupported", "{why}", {"why": self.why})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": self._values, "description": f"Other values are {self._why}."}
+        return {"enum": self.values, "description": f"Other values are {self.why}."}
+
+
+def _is_one_of(values: Iterable[Any], value: Any) -> bool:
+    """Whether it is one of these values and of the same type: True is not 1."""
+    return any(type(value) is type(one) and value == one for one in values)
+
+
+class Ignored:
+    """Annotates a known field that asks for nothing here: whatever it says is taken without effect, and `why` is noted in the log.
+
+    A body is validated with a dict as its context, which is given the reason by the name of each field that was taken, after that of the
+    object that it is `within`. Absence, null, what is empty and the values in `but`, which are honoured, are not worth a note. A field of
+    which some values ask for what there is not is `Unsupported`.
+    """
+
+    def __init__(self, why: str, *, within: str = "", but: Iterable[Any] = ()) -> None:
+        self.why = why
+        self._within = within
+        self._silent = (*_EMPTY, *but)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        name = ".".join(filter(None, (self._within, handler.field_name)))
+
+        def take(value: Any, info: core_schema.ValidationInfo) -> Any:
+            if info.context is not None and not _is_one_of(self._silent, value):
+                info.context[name] = self.why
+            return value
+
+        return core_schema.with_info_after_validator_function(take, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "description": f"Taken without effect: {self.why}."}
+
+
+_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 class _FirstErrorOnly:
@@ -61,6 +97,14 @@ def _kind_of_prompt(value: Any) -> str:
     return "<lists>" if isinstance(value[0], list) else "<ids>"
 
 
+def _not_zero(value: int) -> int | None:
+    if value == 0:
+        raise PydanticCustomError("too_few_tokens", "at least 1, or -1 for as many as the context allows")
+    return None if value == -1 else value
+
+
+MaxTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+"""Tokens that an answer may have at most. -1 is LM Studio's and llama.cpp's way to say no limit, and becomes None."""
 Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 TextOrTexts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[str], FIRST_ERROR_ONLY, Tag("<items>")]],
@@ -82,7 +126,7 @@ class OneOf(Unsupported):
 
     def __init__(self, *known: str) -> None:
         super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")
-        self._values.remove(None)
+        self.values.remove(None)
 
 
 class TextPart(StrictModel):

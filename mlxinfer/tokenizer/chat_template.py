@@ -75,12 +75,22 @@ class ChatTemplates:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
         self._compiled: dict[str, Renderer] = {}
+        self._variables: frozenset[str] | None = None
         self._lock = Lock()
 
     @property
     def default(self) -> str | None:
         """The source of the default template."""
         return self._sources.get(DEFAULT_TEMPLATE)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that any of the templates reads. Raises `TemplateError`."""
+        if self._variables is None:
+            from .template_sandbox import mentioned_variables  # imports jinja2, as below
+
+            self._variables = frozenset().union(*map(mentioned_variables, self._sources.values()))
+        return self._variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
         """The prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""

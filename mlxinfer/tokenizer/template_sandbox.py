@@ -19,7 +19,7 @@ from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import filters, nodes, pass_context, pass_environment
+from jinja2 import filters, meta, nodes, pass_context, pass_environment
 from jinja2.environment import Environment
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
@@ -365,6 +365,12 @@ def compile_template(source: str) -> Renderer:
             _current.reset(token)
 
     return render
+
+
+def mentioned_variables(source: str) -> frozenset[str]:
+    """The variables that a template reads and does not make itself. Raises `TemplateError`."""
+    with _template_errors():
+        return frozenset(meta.find_undeclared_variables(ChatEnvironment().parse(source)))
 
 
 @contextmanager

@@ -40,6 +40,11 @@ class Tokenizer:
         return self._templates.default
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat templates read, such as "messages" and "enable_thinking". Raises `TemplateError`."""
+        return self._templates.variables
+
+    @property
     def response_template(self) -> Mapping[str, Any] | None:
         """How answers are written, where the checkpoint says so."""
         return self._parts.response_template

@@ -74,8 +74,6 @@ def test_langchain(live: LiveServer, expected: str) -> None:
         responses = ChatOpenAI(**settings, http_client=http, use_responses_api=True)
         assert responses.invoke("Hello").text == expected
         assert "".join(chunk.text for chunk in responses.stream("Hello")) == expected
-        with pytest.raises(openai.BadRequestError, match="tools"):
-            chat.bind_tools([{"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}]).invoke("Hello")
         with pytest.raises(openai.NotFoundError):
             ChatOpenAI(**{**settings, "model": "other"}, http_client=http).invoke("Hello")
 

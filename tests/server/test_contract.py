@@ -69,7 +69,18 @@ ASKING |= {
 _IDS = re.compile(r"^(chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{32}$")
 _TEXTS = {"text", "content", "delta", "response", "token", "tokens", "bytes", "text_offset", "context"}
 _CACHED = {"cached_tokens", "cache_read_input_tokens", "input_tokens", "total_tokens"}
-_VARIES = {"created", "created_at", "modified_at", "digest", "size", "size_vram", "system_fingerprint", "sequence_number", "version"}
+_VARIES = {
+    "created",
+    "created_at",
+    "modified_at",
+    "digest",
+    "size",
+    "size_vram",
+    "system_fingerprint",
+    "sequence_number",
+    "version",
+    "mlxinfer",
+}
 
 
 def neutral(value: Any, key: str = "") -> Any:

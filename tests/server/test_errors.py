@@ -31,19 +31,12 @@ def refused(client: OpenAI, kind: type[openai.APIStatusError] = openai.BadReques
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [TOOL]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [TOOL]}, "functions"),
+        ({"tools": [{**TOOL, "type": "custom"}]}, "tools[0].type"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"store": True}, "store"),
-        ({"metadata": {"a": "b"}}, "metadata"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{}]}]}, "messages[1].tool_calls"),
     ],
 )
 def test_what_is_known_but_not_supported_is_refused_by_name(unix_client: OpenAI, fields: dict[str, Any], param: str) -> None:
@@ -65,6 +58,10 @@ def test_neutral_values_are_fine(unix_client: OpenAI, fields: dict[str, Any]) ->
     ("fields", "param", "code"),
     [
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"functions": [TOOL]}, "functions[0].name", "missing_required_parameter"),
+        ({"reasoning_effort": "very high"}, "reasoning_effort", "invalid_value"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"temperature": "1"}, "temperature", "invalid_value"),
         ({"top_p": -0.1}, "top_p", "invalid_value"),
@@ -113,6 +110,8 @@ def test_models_go_by_their_names_only(unix_client: OpenAI, name: str) -> None:
 def test_a_prompt_beyond_the_context(unix_client: OpenAI) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]
     assert refused(unix_client, messages=messages) == (None, "context_length_exceeded", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError, match=r"This model's maximum context length is 4096 tokens. However, your prompt has \d+ "):
+        unix_client.chat.completions.create(model="tiny", messages=messages)
 
 
 def test_a_path_that_is_none(unix_client: OpenAI) -> None:

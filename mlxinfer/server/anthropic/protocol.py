@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
 from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid
+from ..errors import APIError, Kind, TooLong, invalid
 from ..models import ServedModel
+from ..reasoning import Thinking
 from ..routing import RequestContext
 from ..serving import encode_chat
 from ..structure import SchemaFormat, refused
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
+from .blocks import CacheControl, Messages, System, for_template, marks
+from .tools import Choice, Definitions, ThinkingConfig, offer_of, thinking_of
+
+if TYPE_CHECKING:
+    from ...engine.chat_prompt import ChatPrompt
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version`."""
@@ -31,11 +36,8 @@ _MAX_CLIENT_ID = 256
 
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 """Claude Code sends this with every conversation. All thinking is kept anyway."""
-MAX_MESSAGES = 4096
 OVERLOADED = 529
 """Anthropic's HTTP status for a busy server."""
-_BETWEEN_TURNS = "\n\n"
-"""Joins consecutive turns of the same role."""
 _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
 """Fields that are sampling parameters under the same name."""
 _TYPES: dict[Kind, str] = {
@@ -48,8 +50,6 @@ _TYPES: dict[Kind, str] = {
     "overloaded": "overloaded_error",
     "internal": "api_error",
 }
-_TOO_LONG = "prompt is too long"
-"""First words of the message: clients that shorten a conversation and try again recognize them."""
 
 
 class Details(TypedDict):
@@ -64,7 +64,9 @@ class Error(TypedDict):
 
 def error_object(error: APIError) -> Error:
     """The JSON of an error. The name of the field at fault is part of the message."""
-    message = f"{_TOO_LONG}: {error.message}" if error.code == "context_length_exceeded" else error.message
+    message = error.message
+    if isinstance(error, TooLong):  # clients that shorten a conversation and try again read these words and numbers
+        message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
     return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
@@ -78,115 +80,12 @@ def error_event(error: APIError) -> bytes:
     return sse.event("error", error_object(error))
 
 
-class CacheControl(StrictModel):
-    """Prefixes are cached whether marked or not; the mark only makes `usage` report cached tokens separately. Retention depends on free
-    memory, not on `ttl`."""
-
-    type: Annotated[str, OneOf("ephemeral")]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(StrictModel):
-    """A block of text. Images, documents, tools and their results are refused by their type."""
-
-    type: Annotated[str, OneOf("text")]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[Any, Unsupported([])] = None
-
-
-class ThinkingBlock(StrictModel):
-    """The thinking of an earlier answer, perhaps another model's, which clients send back. The template keeps or drops it."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
-
-
-class RedactedThinkingBlock(StrictModel):
-    """Encrypted thinking of an earlier answer. It is accepted because clients send it back, and left out."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if kind in ("thinking", "redacted_thinking") else "<text>"
-
-
-Block = Annotated[
-    Union[
-        Annotated[TextBlock, Tag("<text>")],
-        Annotated[ThinkingBlock, Tag("<thinking>")],
-        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-    ],
-    Discriminator(_kind),
-]
-Content = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
-]
-System = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
-]
-
-
-class Turn(StrictModel):
-    """One message. A `system` message keeps its position, which not every chat template allows in the middle."""
-
-    role: Literal["user", "assistant", "system"]
-    content: Content
-
-    @property
-    def blocks(self) -> list[TextBlock | ThinkingBlock | RedactedThinkingBlock]:
-        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-
-
-Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Consecutive turns of the same role are joined, as in the API. Raises `APIError`."""
-    for number, message in enumerate(messages):
-        if message.role != "assistant" and any(not isinstance(block, TextBlock) for block in message.blocks):
-            raise invalid(f"messages[{number}].content: only an assistant's message has thinking", f"messages[{number}].content")
-    if messages[-1].role == "assistant":
-        last = f"messages[{len(messages) - 1}]"
-        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
-    instructions = system if isinstance(system, str) or system is None else "".join(block.text for block in system)
-    turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
-    for message in messages:
-        turn = _turn(message)
-        if turns and turns[-1]["role"] == turn["role"]:
-            turns[-1] = _joined(turns[-1], turn)
-        else:
-            turns.append(turn)
-    return turns
-
-
-def _turn(message: Turn) -> dict[str, Any]:
-    blocks = message.blocks
-    turn: dict[str, Any] = {"role": message.role, "content": "".join(block.text for block in blocks if isinstance(block, TextBlock))}
-    thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    return {**turn, "reasoning_content": thinking} if thinking else turn
-
-
-def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name)))) for name in {**one, **other}} | {"role": one["role"]}
-
-
-def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
-    """The cache marks of a conversation."""
-    texts = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
-    return (block.cache_control for block in texts if isinstance(block, TextBlock) and block.cache_control)
-
-
 class Metadata(StrictModel):
     user_id: Annotated[str, Field(max_length=512)] | None = None
 
 
 class OutputConfig(StrictModel):
-    """`effort`, which Claude Code sends with every request, says how long to think; it has no effect, as thinking is not supported yet."""
+    """`effort` says how hard to think, where `thinking` is adaptive; Claude Code sends it with every request."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: SchemaFormat | None = None
@@ -194,31 +93,41 @@ class OutputConfig(StrictModel):
 
 
 class Conversation(StrictModel):
-    """What both endpoints accept. Of the fields from `tools` on, only the neutral values are supported so far."""
+    """What both endpoints accept. Of the fields from `context_management` on, only the neutral values are supported so far."""
 
     model: Annotated[str, Field(max_length=256)]
     messages: Messages
     system: System | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
-    tools: Annotated[Any, Unsupported([])] = None
-    tool_choice: Annotated[Any, Unsupported({"type": "none"}, {"type": "auto"})] = None
-    thinking: Annotated[Any, Unsupported({"type": "disabled"})] = None
+    tools: Definitions | None = None  # type: ignore[valid-type]
+    tool_choice: Choice | None = None
+    thinking: ThinkingConfig | None = None
     context_management: Annotated[Any, Unsupported({}, {"edits": []}, KEEP_THINKING)] = None
     mcp_servers: Annotated[Any, Unsupported([])] = None
     speed: Annotated[Any, Unsupported("standard")] = None
     user_profile_id: Annotated[Any, Unsupported()] = None
     workspace_id: Annotated[Any, Unsupported()] = None
 
-    async def prompt(self, served: ServedModel) -> list[int]:
-        """Token ids. Raises `APIError`."""
-        variables = {} if self.thinking is None else {"enable_thinking": False}
-        return await encode_chat(served, for_template(self.system, self.messages), **variables)
+    def wanted_thinking(self) -> Thinking:
+        """What the request says about thinking. Raises `APIError`."""
+        return thinking_of(self.thinking, self.output_config.effort if self.output_config else None)
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Whether answers say only that the model thought, and not what."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    async def prompt(self, served: ServedModel) -> ChatPrompt:
+        """The conversation, as the model reads it. Raises `APIError`."""
+        variables = self.wanted_thinking().variables(served)
+        return await encode_chat(served, for_template(self.system, self.messages), offer_of(self.tools or (), self.tool_choice), variables)
 
     @property
     def reports_cached(self) -> bool:
         """Whether `usage` reports cached tokens separately, which only clients that mark something for the cache expect."""
-        return self.cache_control is not None or any(True for _ in marks(self.system, self.messages))
+        marked = any(tool.cache_control for tool in self.tools or ()) or any(True for _ in marks(self.system, self.messages))
+        return self.cache_control is not None or marked
 
 
 class MessageRequest(Conversation):
@@ -229,7 +138,7 @@ class MessageRequest(Conversation):
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, Unsupported("auto", "standard_only")] = None
+    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
     container: Annotated[Any, Unsupported()] = None
     diagnostics: Annotated[Any, Unsupported()] = None
     inference_geo: Annotated[Any, Unsupported()] = None

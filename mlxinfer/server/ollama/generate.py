@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
-from typing_extensions import NotRequired, TypedDict
 
-from ...types import Chunk, Completion, Usage
+from ...types import SamplingParams
 from .. import sse
-from ..errors import invalid, unsupported
+from ..errors import TooLong, invalid
 from ..models import ServedModel
-from ..openai.protocol import ContentLogprob, content_logprobs
+from ..reasoning import Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, complete, encode_chat, encode_text, stream
-from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, Unsupported
+from ..serving import GenerateRequest, encode_chat, encode_text
+from ..validation import Ids, Unsupported
+from .answers import ChatReply, GenerateReply, Lines, as_message, as_response, loaded
+from .messages import Messages, OllamaTools, for_template, offer_of, thinking_of
 from .models import find
-from .protocol import Options, Request, error_event
+from .protocol import Options, Request
 
-MAX_MESSAGES = 4096
-
-TextField = Callable[[str], dict[str, Any]]
-"""Puts a text into the field that the endpoint has for it."""
+if TYPE_CHECKING:
+    from ...engine.chat_prompt import ChatPrompt
 
 
 class OllamaGenerateRequest(Request):
@@ -45,82 +42,50 @@ class OllamaGenerateRequest(Request):
     steps: Annotated[Any, Unsupported(0)] = None
 
 
-class OllamaMessage(StrictModel):
-    """`thinking` of earlier answers goes to the template, which keeps or drops it."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    images: Annotated[Any, Unsupported([])] = None
-    tool_calls: Annotated[Any, Unsupported([])] = None
-    tool_name: Annotated[Any, Unsupported("")] = None
-    tool_call_id: Annotated[Any, Unsupported("")] = None
-
-
 class OllamaChatRequest(Request):
     """The body of `POST /api/chat`."""
 
-    messages: Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[Any, Unsupported([])] = None
-
-
-class Head(TypedDict):
-    model: str
-    created_at: str
-
-
-class Reply(Head):
-    """What both endpoints answer. Durations are in nanoseconds."""
-
-    done: bool
-    done_reason: NotRequired[str]
-    logprobs: NotRequired[list[ContentLogprob]]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-
-
-class GenerateReply(Reply):
-    response: str
-    context: NotRequired[list[int]]
-
-
-class OllamaAnswer(TypedDict):
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatReply(Reply):
-    message: OllamaAnswer
+    messages: Messages | None = None
+    tools: OllamaTools | None = None  # type: ignore[valid-type]
 
 
 async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGIApp:
     served = find(context.server.models, body.model)
     logprobs = body.wanted_logprobs()
     if not body.prompt:
-        return _loaded(body, _as_response)
-    prompt = await _prompt(served, body, body.prompt)
-    params = (body.options or Options()).params(served, len(prompt), logprobs, body.structure())
+        return loaded(body, as_response)
+    thinking = thinking_of(body.think)
+    prompt = await _prompt(served, body, body.prompt, thinking.variables(served))
+    ids = prompt if isinstance(prompt, list) else prompt.token_ids
+    params = (body.options or Options()).params(served, len(ids), logprobs, body.structure())
+    if not isinstance(prompt, list):
+        params = _held(thinking, params, served, prompt)
 
     def last_fields(answer: list[int]) -> dict[str, Any]:
-        return {} if body.raw else {"context": prompt + answer}
+        return {} if body.raw else {"context": ids + answer}
 
-    return await _Lines(
-        context, body, GenerateRequest(served, prompt, params, structure_field="format"), _as_response, last_fields
-    ).response()
+    request = GenerateRequest(served, prompt, params, structure_field="format")
+    return await Lines(context, body, request, as_response, last_fields).response()
 
 
 async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
     served = find(context.server.models, body.model)
     logprobs = body.wanted_logprobs()
     if not body.messages:
-        return _loaded(body, _as_message)
-    prompt = await encode_chat(served, _for_template(body.messages), **body.variables)
-    params = (body.options or Options()).params(served, len(prompt), logprobs, body.structure())
-    return await _Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), _as_message).response()
+        return loaded(body, as_message)
+    thinking = thinking_of(body.think)
+    prompt = await encode_chat(served, for_template(body.messages), offer_of(body.tools or ()), thinking.variables(served))
+    params = (body.options or Options()).params(served, len(prompt.token_ids), logprobs, body.structure())
+    params = _held(thinking, params, served, prompt)
+    return await Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), as_message).response()
+
+
+def _held(thinking: Thinking, params: SamplingParams, served: ServedModel, prompt: ChatPrompt) -> SamplingParams:
+    """The parameters, with as many tokens for thinking as the request says. Raises `APIError` where a model is to think that does not, in
+    the words that Ollama's clients know."""
+    if thinking.on and prompt.format.reasoning is None:
+        raise invalid(f"{served.name!r} does not support thinking", "think", "invalid_value")
+    return thinking.held(params, served, prompt)
 
 
 def routes(server: Server) -> list[Endpoint]:
@@ -133,115 +98,26 @@ def routes(server: Server) -> list[Endpoint]:
     ]
 
 
-async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str) -> list[int]:
-    """Token ids. Raises `APIError`."""
+async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]) -> list[int] | ChatPrompt:
+    """Token ids, or a conversation of one message. Raises `APIError`."""
     if body.raw:
         for name in ("system", "context"):
             if getattr(body, name):
                 raise invalid(f"{name} is only for prompts that are not raw", name, "invalid_value")
         return await encode_text(served, text)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    ids = await encode_chat(served, [*system, {"role": "user", "content": text}], **body.variables)
+    prompt = await encode_chat(served, [*system, {"role": "user", "content": text}], variables=variables)
     if not body.context:
-        return ids
-    has_bos = ids[:1] == [served.llm.tokenizer.bos_token_id]
-    return [*body.context, *(ids[1:] if has_bos else ids)]
+        return prompt
+    has_bos = prompt.token_ids[:1] == [served.llm.tokenizer.bos_token_id]
+    return replace(prompt, token_ids=_checked(served, [*body.context, *prompt.token_ids[has_bos:]]))
 
 
-def _for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Raises `APIError`."""
-    plain = [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
-    if messages[-1].role == "assistant":
-        last = f"messages[{len(messages) - 1}]"
-        raise unsupported(last, f"{last}: to continue an answer that is begun is not supported yet: the last message must not be one")
-    return plain
-
-
-def _plain(message: OllamaMessage, where: str) -> dict[str, Any]:
-    if message.role == "tool":
-        raise unsupported(f"{where}.role", f"{where}.role: tools are not supported yet")
-    plain = {"role": message.role, "content": message.content or ""}
-    if message.thinking is None or message.thinking == "":
-        return plain
-    if message.role != "assistant":
-        raise invalid(f"{where}.thinking: only an assistant's message has it", f"{where}.thinking", "invalid_value")
-    return {**plain, "reasoning_content": message.thinking}
-
-
-def _as_response(text: str) -> dict[str, Any]:
-    return {"response": text}
-
-
-def _as_message(text: str) -> dict[str, Any]:
-    return {"message": OllamaAnswer(role="assistant", content=text)}
-
-
-def _head(body: Request) -> Head:
-    """The model is called by the name that the client used for it."""
-    return Head(model=body.model, created_at=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"))
-
-
-def _loaded(body: Request, text_field: TextField) -> ASGIApp:
-    """The answer to a request without a prompt, which only loads the model."""
-    reply = {**_head(body), **text_field(""), "done": True, "done_reason": "load"}
-    return Response(sse.line(reply), media_type=sse.JSON_LINES) if body.streams else JSONResponse(reply)
-
-
-class _Lines:
-    """An answer, whole or in lines. `last_fields(token ids)` gives what the last line has besides `Reply`."""
-
-    def __init__(
-        self,
-        context: RequestContext,
-        body: Request,
-        request: GenerateRequest,
-        text_field: TextField,
-        last_fields: Callable[[list[int]], dict[str, Any]] = lambda ids: {},
-    ) -> None:
-        self._context = context
-        self._body = body
-        self._request = request
-        self._text_field = text_field
-        self._last_fields = last_fields
-        self._began = time.monotonic_ns()
-        self._token_ids: list[int] = []
-
-    async def response(self) -> ASGIApp:
-        """The response, streamed if the request wants it."""
-        if self._body.streams:
-            pieces = stream(self._context, self._request, self._render)
-            # Clients read every line as JSON, so a line without text keeps the connection alive.
-            alive = sse.line({**_head(self._body), **self._text_field(""), "done": False})
-            return sse.Stream(pieces, failed=error_event, limits=self._context.limits, media_type=sse.JSON_LINES, keep_alive=alive)
-        (answer,) = await sse.unless_gone(self._context.receive, complete(self._context, self._request))
-        text = {**_head(self._body), **self._text_field(answer.text), **self._logprobs(answer)}
-        return JSONResponse({**text, **self._end(answer), **self._last_fields(answer.token_ids)})
-
-    def _render(self, chunks: list[Chunk]) -> bytes:
-        out = b""
-        for chunk in chunks:
-            self._token_ids += chunk.token_ids
-            if chunk.text or chunk.logprobs:
-                out += sse.line({**_head(self._body), **self._text_field(chunk.text), **self._logprobs(chunk), "done": False})
-            if chunk.finish_reason:
-                last = {**self._text_field(""), **self._end(chunk), **self._last_fields(self._token_ids)}
-                out += sse.line({**_head(self._body), **last})
-        return out
-
-    def _logprobs(self, part: Chunk | Completion) -> dict[str, Any]:
-        if not part.logprobs:
-            return {}
-        return {"logprobs": content_logprobs(self._request.served.llm.tokenizer, part.logprobs)}
-
-    def _end(self, last: Chunk | Completion) -> dict[str, Any]:
-        usage = last.usage or Usage(len(self._request.prompt), 0)
-        return {
-            "done": True,
-            "done_reason": last.finish_reason,
-            "total_duration": time.monotonic_ns() - self._began,
-            "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": round(usage.stats.prefill_s * 1e9),
-            "eval_count": usage.completion_tokens,
-            "eval_duration": round(usage.stats.decode_s * 1e9),
-        }
+def _checked(served: ServedModel, ids: list[int]) -> list[int]:
+    """Token ids of which some come from the client. Raises `APIError`."""
+    vocab_size, most = served.llm.loaded.model.vocab_size, served.llm.max_context
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise invalid(f"context: token ids are from 0 to {vocab_size - 1}", "context", "invalid_value")
+    if len(ids) >= most:
+        raise TooLong(len(ids), most, "context")
+    return ids

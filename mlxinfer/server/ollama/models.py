@@ -11,23 +11,23 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
+from ..._version import __version__
 from ...device import is_gpu
 from ...loading.fingerprint import fingerprint
 from ...loading.summary import Summary
 from ...models.vlm_text import integer_setting
 from ...types import SamplingParams
 from ..errors import APIError
-from ..models import Registry, ServedModel
+from ..models import LATEST, Registry, ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..validation import StrictModel, Unsupported
+from ..validation import Ignored, StrictModel, Unsupported
 from .protocol import Options
 
-VERSION = "0.12.11"
-"""The version of Ollama whose API this is, by which clients decide what to use. It is the first one with log-probabilities."""
+VERSION = "0.14.0"
+"""The version of Ollama whose API this is, by which clients decide what to use: the first one that has Anthropic's messages and OpenAI's
+responses too. Codex asks for 0.13.4."""
 _FOREVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded."""
-_LATEST = ":latest"
-"""The tag of a name without one."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -41,18 +41,18 @@ _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "prese
 
 
 def find(models: Registry, name: str) -> ServedModel:
-    """The model with this name, with or without the tag. Raises `APIError` with the words that Ollama's clients know."""
-    for candidate in dict.fromkeys((name, name.removesuffix(_LATEST))):
-        try:
-            return models.get(candidate)
-        except APIError:
-            continue
-    raise APIError(404, "not_found", f"model {name[:200]!r} not found", param="model", code="model_not_found")
+    """The model with this name. Raises `APIError` with the words that Ollama's clients know."""
+    try:
+        return models.get(name)
+    except APIError:
+        served = " and ".join(map(tagged, models))
+        message = f"model {name[:200]!r} not found, only {served}"
+        raise APIError(404, "not_found", message, param="model", code="model_not_found") from None
 
 
 def tagged(served: ServedModel) -> str:
     """The model's name with a tag, as clients look for it in lists."""
-    return served.name if ":" in served.name else served.name + _LATEST
+    return served.name if ":" in served.name else served.name + LATEST
 
 
 class Details(TypedDict):
@@ -170,7 +170,10 @@ class Shown(TypedDict):
 
 
 class Version(TypedDict):
+    """`version` is Ollama's, `mlxinfer` this server's own."""
+
     version: str
+    mlxinfer: str
 
 
 class ShowRequest(StrictModel):
@@ -178,7 +181,7 @@ class ShowRequest(StrictModel):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    verbose: Annotated[Any, Unsupported(False)] = None
+    verbose: Annotated[bool, Ignored("tensors and tokens are not listed")] | None = None
     system: Annotated[Any, Unsupported("")] = None
     template: Annotated[Any, Unsupported("")] = None
     options: Options | None = None
@@ -232,14 +235,21 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
             template=card.served.llm.tokenizer.chat_template or "",
             details=card.details,
             model_info=card.info,
-            capabilities=["completion"],
+            capabilities=_capabilities(card.served),
             modified_at=card.modified_at,
         )
     )
 
 
+def _capabilities(served: ServedModel) -> list[str]:
+    """What a model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+    if served.llm.tokenizer.chat_template is None:
+        return ["completion"]
+    return ["completion", "tools", *(["thinking"] if served.llm.output_format.reasoning else [])]
+
+
 async def version(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Version(version=VERSION))
+    return JSONResponse(Version(version=VERSION, mlxinfer=__version__))
 
 
 async def root(context: RequestContext, body: Any) -> ASGIApp:

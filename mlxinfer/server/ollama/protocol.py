@@ -15,14 +15,18 @@ from ...errors import SamplingError
 from ...structure import JSON_OBJECT, Schema, Structure
 from ...types import SamplingParams
 from .. import sse
-from ..errors import APIError, invalid
+from ..errors import APIError, TooLong, invalid
+from ..log import notice_once
 from ..models import ServedModel
 from ..structure import SchemaField, made, refused
-from ..validation import FIRST_ERROR_ONLY, StrictModel, Unsupported
+from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
+from .messages import Think
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 Penalty = Annotated[float, Field(ge=-100, le=100)]
+_OPTIONS = "options"
+_AS_LOADED = Ignored("memory and threads are settled when a model is loaded", within=_OPTIONS)
 _RANDOM_SEED = -1
 _ENDLESS = (-1, -2)
 """Values of `num_predict` for an answer as long as the context allows."""
@@ -55,11 +59,7 @@ def error_event(error: APIError) -> bytes:
 
 
 class Options(StrictModel):
-    """Settings of a request. Of the fields from `mirostat` to `penalize_newline`, only the values that switch them off are supported.
-
-    Those from `num_keep` on say how Ollama's own runner works, not what it answers. They are accepted without effect, because Open WebUI,
-    Continue and LangChain send them: memory and threads are fixed when a model is loaded, and prompts are never cut (`num_keep`).
-    """
+    """Settings of a request. Those from `num_keep` on say how Ollama's own runner works, not what it answers."""
 
     num_ctx: Annotated[int, Field(ge=1)] | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
@@ -70,24 +70,24 @@ class Options(StrictModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repeat_last_n: Annotated[Any, Unsupported(-1, why="not supported yet: penalties are for the whole text, which is -1")] = None
+    repeat_last_n: Annotated[int, Ignored("penalties are for the whole text", within=_OPTIONS, but=(-1,))] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     mirostat: Annotated[Any, Unsupported(0)] = None
-    mirostat_tau: Annotated[Any, Unsupported()] = None
-    mirostat_eta: Annotated[Any, Unsupported()] = None
+    mirostat_tau: Annotated[Any, Ignored("there is no Mirostat", within=_OPTIONS)] = None
+    mirostat_eta: Annotated[Any, Ignored("there is no Mirostat", within=_OPTIONS)] = None
     tfs_z: Annotated[Any, Unsupported(1, 1.0)] = None
     typical_p: Annotated[Any, Unsupported(1, 1.0)] = None
     penalize_newline: Annotated[Any, Unsupported(True)] = None
-    num_keep: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    num_thread: int | None = None
-    numa: bool | None = None
-    low_vram: bool | None = None
-    use_mmap: bool | None = None
-    use_mlock: bool | None = None
+    num_keep: Annotated[int, Ignored("prompts are never cut", within=_OPTIONS)] | None = None
+    num_batch: Annotated[int, _AS_LOADED] | None = None
+    num_gpu: Annotated[int, _AS_LOADED] | None = None
+    main_gpu: Annotated[int, _AS_LOADED] | None = None
+    num_thread: Annotated[int, _AS_LOADED] | None = None
+    numa: Annotated[bool, _AS_LOADED] | None = None
+    low_vram: Annotated[bool, _AS_LOADED] | None = None
+    use_mmap: Annotated[bool, _AS_LOADED] | None = None
+    use_mlock: Annotated[bool, _AS_LOADED] | None = None
 
     def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None, structure: Structure | None) -> SamplingParams:
         """The model's default parameters, overridden by the request's. Raises `APIError`."""
@@ -109,22 +109,20 @@ class Options(StrictModel):
         wanted = None if self.num_predict in _ENDLESS else self.num_predict
         if self.num_ctx is None:
             return wanted
-        if self.num_ctx > served.llm.max_context:
-            most = f"options.num_ctx: the context is of {served.llm.max_context} tokens at most, not {self.num_ctx}"
-            raise invalid(most, "options.num_ctx", "invalid_value")
+        context = served.llm.max_context
+        if self.num_ctx > context:
+            notice_once(f"options.num_ctx is cut to the context of {served.name}, {context} tokens")
+        if self.num_ctx >= context:
+            return wanted
         room = self.num_ctx - prompt_tokens
         if room < 1:
-            message = f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in options.num_ctx ({self.num_ctx})"
-            raise APIError(400, "invalid", message, param="options.num_ctx", code="context_length_exceeded")
+            raise TooLong(prompt_tokens, self.num_ctx, "options.num_ctx")
         return room if wanted is None else min(wanted, room)
 
 
-def _stays(value: int | float | str) -> int | float | str:
-    """Models stay loaded, so every duration is honoured but zero."""
+def _duration(value: int | float | str) -> int | float | str:
     if isinstance(value, str) and not _DURATION.fullmatch(value):
         raise PydanticCustomError("duration", "must be seconds, or a duration like 5m")
-    if not (re.search("[1-9]", value) if isinstance(value, str) else value):
-        raise PydanticCustomError("unsupported", "not supported yet: models stay loaded as long as the server runs")
     return value
 
 
@@ -135,13 +133,13 @@ def _number_or_text(value: Any) -> str:
 KeepAlive = Annotated[
     Union[Annotated[str, Field(max_length=64), Tag("<text>")], Annotated[float, Tag("<number>")]],
     Discriminator(_number_or_text),
-    AfterValidator(_stays),
+    AfterValidator(_duration),
+    Ignored("models stay loaded as long as the server runs"),
 ]
 
 
 class Request(StrictModel):
-    """What both generating endpoints accept. `format` is "json" or a schema. Of the fields after it, only the neutral values are supported
-    so far: a prompt that is too long is refused instead of cut (`truncate`), and an answer ends where the context does (`shift`)."""
+    """What both generating endpoints accept. `format` is "json" or a schema."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None
@@ -150,9 +148,9 @@ class Request(StrictModel):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     format: SchemaField | None = None
-    think: Annotated[Any, Unsupported(False)] = None
-    truncate: Annotated[Any, Unsupported(False)] = None
-    shift: Annotated[Any, Unsupported(False)] = None
+    think: Think | None = None
+    truncate: Annotated[bool, Ignored("a prompt that is too long is refused, never cut")] | None = None
+    shift: Annotated[bool, Ignored("an answer ends where the context does")] | None = None
 
     def structure(self) -> Structure | None:
         """What the answer is held to. Raises `APIError`."""
@@ -170,8 +168,3 @@ class Request(StrictModel):
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Variables of the chat template."""
-        return {} if self.think is None else {"enable_thinking": False}

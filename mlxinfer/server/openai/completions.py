@@ -27,14 +27,22 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(Sampling):
-    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing."""
+    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing; -1 is no
+    limit."""
 
     prompt: PromptOrPrompts
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[Any, Unsupported(1)] = None
     suffix: Annotated[Any, Unsupported("")] = None
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that an answer may have; None is up to the end of the context."""
+        if self.max_tokens is None:
+            return DEFAULT_MAX_TOKENS
+        return None if self.max_tokens == -1 else self.max_tokens or 1
 
     def prompts(self, most: int) -> list[str | list[int]]:
         """The prompts as texts or token ids, at most this many answers to all of them together. Raises `APIError`."""
@@ -67,7 +75,7 @@ class TextCompletion(TypedDict):
 
 async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
     served = context.server.models.get(body.model)
-    params = body.params(served, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1, body.logprobs)
+    params = body.params(served, body.limit, body.logprobs)
     wants_usage = body.wants_usage()
     jobs: list[_Job] = []
     for number, prompt in enumerate(body.prompts(context.limits.prompts)):
@@ -148,9 +156,11 @@ class _Job:
         if self.body.echo:
             scored: list[TokenLogprob] = await self._score()
             for index, one in enumerate(logprobs):
-                yield template.data([self._choice(index, self.echoed, one.of_prompt(self.request.prompt, scored) if one else None, None)])
+                yield template.data(
+                    [self._choice(index, self.echoed, one.of_prompt(self.request.token_ids, scored) if one else None, None)]
+                )
         if self.body.max_tokens == 0:
-            self.usages.append(Usage(len(self.request.prompt), 0))
+            self.usages.append(Usage(len(self.request.token_ids), 0))
             for index in range(len(logprobs)):
                 yield template.data([self._choice(index, "", None, "length")])
             return
@@ -166,13 +176,13 @@ class _Job:
 
     async def _complete(self) -> Any:
         if self.body.max_tokens == 0:
-            return [Completion("", [], "length", Usage(len(self.request.prompt), 0), None, i) for i in range(self.request.params.n)]
+            return [Completion("", [], "length", Usage(len(self.request.token_ids), 0), None, i) for i in range(self.request.params.n)]
         return await complete(self.context, self.request)
 
     def _whole(self, completion: Completion, scored: Sequence[TokenLogprob]) -> Choice:
         logprobs, found = self._logprobs(), None
         if logprobs is not None:
-            before = logprobs.of_prompt(self.request.prompt, scored) if self.body.echo else None
+            before = logprobs.of_prompt(self.request.token_ids, scored) if self.body.echo else None
             found = logprobs.joined(before, completion.logprobs or ())
         return self._choice(completion.index, self.echoed + completion.text, found, completion.finish_reason)
 

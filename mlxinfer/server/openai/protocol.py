@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
@@ -18,12 +18,12 @@ from ...structure import Lark, Regex, Schema, Structure
 from ...tokenizer import Tokenizer
 from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
-from ..errors import APIError, Kind, invalid, unsupported
+from ..errors import APIError, Kind, invalid
 from ..models import ServedModel
 from ..structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
-from ..validation import FIRST_ERROR_ONLY, Ids, StrictModel, TextOrParts, TextOrTexts, Unsupported, plain_text
+from ..validation import Ids, StrictModel, TextOrTexts, Unsupported
+from .extras import Extras
 
-MAX_MESSAGES = 4096
 FINGERPRINT = f"mlxinfer-{__version__}"
 """`system_fingerprint`."""
 MAX_N = 128
@@ -71,55 +71,12 @@ def error_event(error: APIError) -> bytes:
     return sse.data(error_object(error))
 
 
-class Message(StrictModel):
-    """A message of a conversation. `developer` is the newer name of `system`. Reasoning goes to the template, which keeps or drops it."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    name: Annotated[str, Field(max_length=256)] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: Annotated[Any, Unsupported()] = None
-    tool_calls: Annotated[Any, Unsupported([])] = None
-    tool_call_id: Annotated[Any, Unsupported()] = None
-    function_call: Annotated[Any, Unsupported()] = None
-    audio: Annotated[Any, Unsupported()] = None
-    annotations: Annotated[Any, Unsupported([])] = None
-    content: TextOrParts | None = None
-
-
-Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Raises `APIError`."""
-    return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _plain(message: Message, where: str) -> dict[str, Any]:
-    if message.role in ("tool", "function"):
-        raise unsupported(f"{where}.role", f"{where}.role: tools are not supported yet")
-    if message.content is None:
-        raise invalid(f"{where}.content: a text is needed", f"{where}.content", "invalid_value")
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": plain_text(message.content)}
-    if message.name is not None:
-        plain["name"] = message.name
-    reasoning = _reasoning(message, where)
-    return plain if reasoning is None else {**plain, "reasoning_content": reasoning}
-
-
-def _reasoning(message: Message, where: str) -> str | None:
-    given = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    if given is not None and message.role != "assistant":
-        raise APIError(400, "invalid", f"{where}: only an assistant's message has reasoning", param=where, code="invalid_value")
-    return given
-
-
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
-class Sampled(StrictModel):
+class Sampled(Extras):
     """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -208,11 +165,18 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    """`reasoning_tokens` are those of `completion_tokens` that the model thought in."""
+
+    reasoning_tokens: int
+
+
 class UsageDict(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
@@ -221,8 +185,14 @@ def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
     prompt = sum(usage.prompt_tokens for usage in firsts)
     completion = sum(usage.completion_tokens for of_prompt in usages for usage in of_prompt)
     cached = sum(usage.stats.reused_tokens for usage in firsts)
-    details = PromptDetails(cached_tokens=cached)
-    return UsageDict(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, prompt_tokens_details=details)
+    thought = sum(usage.reasoning_tokens for of_prompt in usages for usage in of_prompt)
+    return UsageDict(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptDetails(cached_tokens=cached),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=thought),
+    )
 
 
 class TopLogprob(TypedDict):

@@ -6,7 +6,13 @@ public struct ChatRequest: Sendable, Hashable {
     public var options: SamplingOptions
     public var tools: [Tool] = []
     public var toolChoice: ToolChoice?
+    /// Whether an answer may have more than one call; nil leaves it to the server.
+    public var parallelToolCalls: Bool?
     public var responseFormat: ResponseFormat?
+    /// How hard to think before the answer: "none", "low", "medium", "high"; nil leaves it to the model.
+    public var reasoningEffort: String?
+    /// The most tokens of that thinking.
+    public var thinkingBudget: Int?
     /// Fields that this package has no name for, put into the body as they are. Answers are read as one (`n` stays 1).
     public var additionalFields: JSONObject = [:]
 
@@ -21,7 +27,10 @@ public struct ChatRequest: Sendable, Hashable {
         object["top_logprobs"] = options.topLogprobs.map { .integer($0) }
         object["tools"] = tools.isEmpty ? nil : .array(tools.map(\.json))
         object["tool_choice"] = toolChoice?.json
+        object["parallel_tool_calls"] = parallelToolCalls.map { .bool($0) }
         object["response_format"] = responseFormat?.json
+        object["reasoning_effort"] = reasoningEffort.map { .string($0) }
+        object["thinking_token_budget"] = thinkingBudget.map { .integer($0) }
         for (key, value) in additionalFields.members { object[key] = value }
         object["stream"] = true
         object["stream_options"] = ["include_usage": true]

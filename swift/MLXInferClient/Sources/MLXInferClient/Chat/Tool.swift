@@ -4,13 +4,17 @@ public struct Tool: Sendable, Hashable {
     public var description: String
     /// The JSON schema of the arguments, an object.
     public var parameters: JSONValue
+    /// Whether arguments must fit the schema; a schema that the server cannot hold is refused then.
+    public var strict: Bool
 
-    public init(name: String, description: String, parameters: JSONValue) {
-        (self.name, self.description, self.parameters) = (name, description, parameters)
+    public init(name: String, description: String, parameters: JSONValue, strict: Bool = false) {
+        (self.name, self.description, self.parameters, self.strict) = (name, description, parameters, strict)
     }
 
     var json: JSONValue {
-        ["type": "function", "function": ["name": .string(name), "description": .string(description), "parameters": parameters]]
+        var function: JSONObject = ["name": .string(name), "description": .string(description), "parameters": parameters]
+        function["strict"] = strict ? true : nil
+        return ["type": "function", "function": .object(function)]
     }
 }
 

@@ -44,6 +44,26 @@ extension LiveTests.Answers {
         #expect(city.capital == "Paris")
     }
 
+    @Test func aCallOfATool() async throws {
+        struct Place: Decodable { var city: String? }
+        let city: JSONValue = ["type": "string", "maxLength": 12]
+        let schema: JSONValue = ["type": "object", "properties": ["city": city], "required": ["city"], "additionalProperties": false]
+        let weather = TypedTool<Place>(name: "weather", description: "The weather in a city", parameters: schema, strict: true)
+        var request = ChatRequest([.user("How is the weather in Rome?")], options: SamplingOptions(maxTokens: 80, temperature: 0))
+        (request.tools, request.toolChoice, request.parallelToolCalls) = ([weather.tool], .tool("weather"), false)
+        var (answer, seen) = (ChatResponse(), [String]())
+        for try await event in server.client.chat(request) {
+            answer.add(event)
+            if let call = answer.toolCalls.first, let part = weather.partialArguments(of: call)?.city { seen.append(part) }
+        }
+        let call = try #require(answer.toolCalls.first)
+        let whole = try #require(try weather.arguments(of: call)?.city)
+        #expect(answer.finishReason == .toolCalls && seen.last == whole && seen.allSatisfy { whole.hasPrefix($0) })
+        request.messages += [answer.message, .tool("21 degrees", callID: call.id)]
+        request.toolChoice = ToolChoice.none
+        #expect(try await !server.client.respond(to: request).text.isEmpty)
+    }
+
     @Test func aConversationGoesOn() async throws {
         let first = try await server.client.respond(to: "Name a colour.", options: LiveTests.exact)
         let messages = [.user("Name a colour."), first.message, .user("Another one.")]

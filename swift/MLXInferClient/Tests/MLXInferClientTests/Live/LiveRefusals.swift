@@ -27,8 +27,9 @@ extension LiveTests.Refusals {
         let unheld: JSONValue = ["type": "array", "uniqueItems": true]
         let format = try #require(await refusal { $0.responseFormat = .jsonSchema(name: "a", schema: unheld) })
         #expect(format.status == 400 && format.param == "response_format" && format.message.contains("uniqueItems"))
-        let tools = try #require(await refusal { $0.tools = [Tool(name: "a", description: "b", parameters: ["type": "object"])] })
-        #expect(tools.status == 400 && tools.param?.hasPrefix("tools") == true)
+        let strict: JSONValue = ["type": "object", "properties": ["a": ["type": "array", "uniqueItems": true]]]
+        let tools = try #require(await refusal { $0.tools = [Tool(name: "a", description: "b", parameters: strict, strict: true)] })
+        #expect(tools.status == 400 && tools.param == "tools[0]" && tools.message.contains("uniqueItems"))
         let typed = await #expect(throws: MLXInferError.self) {
             try await LiveServer.shared.client.respond(to: ChatRequest([.user("Hi")]), as: [String: Int].self, schema: unheld)
         }

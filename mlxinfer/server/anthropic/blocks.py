@@ -1,0 +1,182 @@
+"""The messages of a conversation, which are made of blocks, and what chat templates get of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Field, Tag
+
+from ..errors import invalid
+from ..tools import CallId, EarlierCalls, Name
+from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+
+MAX_MESSAGES = 4096
+_BETWEEN_TURNS = "\n\n"
+"""Joins consecutive turns of the same role."""
+
+
+class CacheControl(StrictModel):
+    """Prefixes are cached whether marked or not; the mark only makes `usage` report cached tokens separately. Retention depends on free
+    memory, not on `ttl`."""
+
+    type: Annotated[str, OneOf("ephemeral")]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(StrictModel):
+    """A block of text. Images and documents are refused by their type."""
+
+    type: Annotated[str, OneOf("text")]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[Any, Unsupported([])] = None
+
+
+class ThinkingBlock(StrictModel):
+    """The thinking of an earlier answer, perhaps another model's, which clients send back. The template keeps or drops it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(StrictModel):
+    """Encrypted thinking of an earlier answer. It is accepted because clients send it back, and left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(StrictModel):
+    """A call that an earlier answer asked for."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Annotated[Any, Unsupported({"type": "direct"})] = None
+
+
+_ResultContent = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+
+
+class ToolResultBlock(StrictModel):
+    """What a tool answered. Templates know no errors: `is_error` puts a word in front of a content that does not say so itself."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: _ResultContent | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def plain(self) -> str:
+        """The content as one text."""
+        text = self.content if isinstance(self.content, str) else "".join(block.text for block in self.content or ())
+        return f"Error: {text}" if self.is_error and "error" not in text[:100].lower() else text
+
+
+_KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in _KINDS else "<text>"
+
+
+AnyBlock = Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock]
+Block = Annotated[
+    Union[
+        Annotated[TextBlock, Tag("<text>")],
+        Annotated[ThinkingBlock, Tag("<thinking>")],
+        Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
+        Annotated[ToolUseBlock, Tag("<tool_use>")],
+        Annotated[ToolResultBlock, Tag("<tool_result>")],
+    ],
+    Discriminator(_kind),
+]
+Content = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+System = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+
+
+class Turn(StrictModel):
+    """One message. A `system` message keeps its position, which not every chat template allows in the middle."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @property
+    def blocks(self) -> Sequence[AnyBlock]:
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
+    """The conversation as chat templates take it. Consecutive turns of the same role are joined, as in the API, and results of tools are
+    messages of their own. Raises `APIError`."""
+    if messages[-1].role == "assistant":
+        last = f"messages[{len(messages) - 1}]"
+        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
+    instructions = system if isinstance(system, str) or system is None else "".join(block.text for block in system)
+    turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
+    calls = EarlierCalls()
+    for number, message in enumerate(messages):
+        for turn in _turns(message, f"messages[{number}].content", calls):
+            if turns and turns[-1]["role"] == turn["role"] != "tool":
+                turns[-1] = _joined(turns[-1], turn)
+            else:
+                turns.append(turn)
+    return turns
+
+
+_BLOCKS_OF: dict[str, tuple[tuple[type[AnyBlock], ...], str]] = {
+    "assistant": ((TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock), "only a user's message has results of tools"),
+    "user": ((TextBlock, ToolResultBlock), "only an assistant's message has thinking and calls"),
+    "system": ((TextBlock,), "a system message has text only"),
+}
+
+
+def _turns(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str, Any]]:
+    """The messages that a turn consists of: results of tools first, as templates expect them after the calls. Raises `APIError`."""
+    kinds, why = _BLOCKS_OF[message.role]
+    blocks = message.blocks
+    for number, block in enumerate(blocks):
+        if not isinstance(block, kinds):
+            raise invalid(f"{where}[{number}]: {why}", f"{where}[{number}]")
+        if isinstance(block, ToolResultBlock):
+            yield calls.result(block.tool_use_id, block.plain, f"{where}[{number}].tool_use_id")
+    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if not text and any(isinstance(block, ToolResultBlock) for block in blocks):
+        return
+    turn: dict[str, Any] = {"role": message.role, "content": text}
+    thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    if thinking:
+        turn["reasoning_content"] = thinking
+    asked = [calls.call(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUseBlock)]
+    yield {**turn, "tool_calls": asked} if asked else turn
+
+
+def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    texts: dict[str, Any] = {
+        name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name))))
+        for name in ("content", "reasoning_content")
+        if name in one or name in other
+    }
+    asked = [*one.get("tool_calls", ()), *other.get("tool_calls", ())]
+    return {"role": one["role"], **texts, **({"tool_calls": asked} if asked else {})}
+
+
+def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
+    """The cache marks of a conversation."""
+    marked = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
+    return (found for block in marked if (found := getattr(block, "cache_control", None)))

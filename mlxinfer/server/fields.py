@@ -1,0 +1,109 @@
+"""Which fields of requests are taken without effect, and of which only some values are: docs/request-fields.md.
+
+`python -m mlxinfer.server.fields` prints that page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from .anthropic.messages import CountRequest
+from .anthropic.protocol import MessageRequest
+from .ollama.generate import OllamaChatRequest, OllamaGenerateRequest
+from .ollama.models import ShowRequest
+from .openai.chat import ChatRequest
+from .openai.completions import CompletionRequest
+from .openai.responses import ResponseRequest
+from .validation import Ignored, OneOf, Unsupported
+
+BODIES: dict[type[BaseModel], str] = {
+    ChatRequest: "/v1/chat/completions",
+    CompletionRequest: "/v1/completions",
+    ResponseRequest: "/v1/responses",
+    MessageRequest: "/v1/messages",
+    CountRequest: "/v1/messages/count_tokens",
+    OllamaChatRequest: "/api/chat",
+    OllamaGenerateRequest: "/api/generate",
+    ShowRequest: "/api/show",
+}
+"""The bodies of requests, by the path that they are sent to."""
+_OPENAI = {BODIES[body] for body in (ChatRequest, CompletionRequest, ResponseRequest)}
+
+_HEAD = """# Fields of requests that have no effect, and those that are refused
+
+Programs send many fields that ask for nothing here: they are taken, and the log notes each of them once. A field that asks for more than
+there is is refused, with all other faults of the same request, by an error that names it. `python -m mlxinfer.server.fields` prints this
+page from the types of the requests.
+
+## Taken without effect
+
+| field | where | because |
+| --- | --- | --- |
+"""
+_MIDDLE = """
+## Refused, but for some values
+
+A value of null, or none at all, is always taken.
+
+| field | where | taken | otherwise |
+| --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    ignored: dict[tuple[str, str], set[str]] = {}
+    refused: dict[tuple[str, str, str], set[str]] = {}
+    for body, path in BODIES.items():
+        for name, mark in _marks(body, ""):
+            if isinstance(mark, Ignored):
+                ignored.setdefault((name, mark.why), set()).add(path)
+            elif not isinstance(mark, OneOf):
+                refused.setdefault((name, _shown(mark.values), mark.why), set()).add(path)
+    rows = "".join(f"| `{name}` | {_where(paths)} | {why} |\n" for (name, why), paths in sorted(ignored.items()))
+    more = "".join(f"| `{name}` | {_where(paths)} | {taken} | {why} |\n" for (name, taken, why), paths in sorted(refused.items()))
+    return _HEAD + rows + _MIDDLE + more
+
+
+def _where(paths: set[str]) -> str:
+    return "OpenAI's API" if paths == _OPENAI else ", ".join(f"`{path}`" for path in BODIES.values() if path in paths)
+
+
+def _marks(body: type[BaseModel], prefix: str, seen: tuple[type, ...] = ()) -> Iterator[tuple[str, Ignored | Unsupported]]:
+    """The names and marks of all fields, those of objects within as `outer.inner`."""
+    for name, field in body.model_fields.items():
+        where = f"{prefix}{field.alias or name}"
+        found = {id(mark): mark for mark in _of_type(field.annotation, field.metadata, where, (*seen, body))}
+        for mark in found.values():
+            yield mark if isinstance(mark, tuple) else (where, mark)
+
+
+def _of_type(kind: Any, metadata: list[Any], where: str, seen: tuple[type, ...]) -> Iterator[Any]:
+    yield from (mark for mark in metadata if isinstance(mark, (Ignored, Unsupported)))
+    if get_origin(kind) is Annotated:
+        inner, *marks = get_args(kind)
+        yield from _of_type(inner, marks, where, seen)
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        if kind not in seen:
+            yield from _marks(kind, f"{where}.", seen)
+    elif get_origin(kind) is list:
+        (inner,) = get_args(kind)
+        yield from _of_type(inner, [], f"{where}[]", seen)
+    elif get_origin(kind) is Union or type(kind).__name__ == "UnionType":
+        for each in get_args(kind):
+            yield from _of_type(each, [], where, seen)
+
+
+def _shown(values: list[Any]) -> str:
+    """Values as JSON, for a cell of a table."""
+    return ", ".join(f"`{json.dumps(value)}`" for value in values if value is not None).replace("|", "\\|") or "nothing"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(page())

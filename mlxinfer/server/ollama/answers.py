@@ -1,0 +1,198 @@
+"""The answers of `/api/chat` and `/api/generate`, whole or in lines of JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+from typing_extensions import NotRequired, TypedDict
+
+from ...types import Chunk, Completion, ToolCall, Usage
+from .. import sse
+from ..openai.protocol import ContentLogprob, content_logprobs
+from ..routing import RequestContext
+from ..serving import GenerateRequest, complete, stream
+from ..tools import GatheredCalls, as_object, as_text
+from .protocol import Request, error_event
+
+
+class Head(TypedDict):
+    model: str
+    created_at: str
+
+
+class Reply(Head):
+    """What both endpoints answer. Durations are in nanoseconds."""
+
+    done: bool
+    done_reason: NotRequired[str]
+    logprobs: NotRequired[list[ContentLogprob]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class GenerateReply(Reply):
+    response: str
+    thinking: NotRequired[str]
+    context: NotRequired[list[int]]
+
+
+class AnswerFunction(TypedDict):
+    """`index` says which of the answer's calls it is, from 0."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class AnswerCall(TypedDict):
+    id: str
+    function: AnswerFunction
+
+
+class OllamaAnswer(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[AnswerCall]]
+
+
+class ChatReply(Reply):
+    message: OllamaAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a line says."""
+
+    text: str = ""
+    """The answer."""
+    thinking: str = ""
+    """What the model thought."""
+    calls: Sequence[AnswerCall] = ()
+    """The calls that it asks for."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.calls)
+
+
+Fields = Callable[[Piece], dict[str, Any]]
+"""Puts a piece into the fields that the endpoint has for it."""
+
+
+def as_response(piece: Piece) -> dict[str, Any]:
+    """The fields of `/api/generate`."""
+    return {"response": piece.text, **({"thinking": piece.thinking} if piece.thinking else {})}
+
+
+def as_message(piece: Piece) -> dict[str, Any]:
+    """The fields of `/api/chat`."""
+    message = OllamaAnswer(role="assistant", content=piece.text)
+    if piece.thinking:
+        message["thinking"] = piece.thinking
+    if piece.calls:
+        message["tool_calls"] = list(piece.calls)
+    return {"message": message}
+
+
+def loaded(body: Request, fields: Fields) -> ASGIApp:
+    """The answer to a request without a prompt, which only loads the model."""
+    reply = {**_head(body), **fields(Piece()), "done": True, "done_reason": "load"}
+    return Response(sse.line(reply), media_type=sse.JSON_LINES) if body.streams else JSONResponse(reply)
+
+
+def _head(body: Request) -> Head:
+    """The model is called by the name that the client used for it."""
+    return Head(model=body.model, created_at=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"))
+
+
+class Lines:
+    """An answer, whole or in lines. `last_fields(token ids)` gives what the last line has besides `Reply`."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        body: Request,
+        request: GenerateRequest,
+        fields: Fields,
+        last_fields: Callable[[list[int]], dict[str, Any]] = lambda ids: {},
+    ) -> None:
+        self._context = context
+        self._body = body
+        self._request = request
+        self._fields = fields
+        self._last_fields = last_fields
+        self._began = time.monotonic_ns()
+        self._token_ids: list[int] = []
+        self._calls = GatheredCalls()
+        self._called = 0
+
+    async def response(self) -> ASGIApp:
+        """The response, streamed if the request wants it."""
+        if self._body.streams:
+            pieces = stream(self._context, self._request, self.render)
+            # Clients read every line as JSON, so a line without text keeps the connection alive.
+            alive = sse.line({**_head(self._body), **self._fields(Piece()), "done": False})
+            return sse.Stream(pieces, failed=error_event, limits=self._context.limits, media_type=sse.JSON_LINES, keep_alive=alive)
+        (answer,) = await sse.unless_gone(self._context.receive, complete(self._context, self._request))
+        return JSONResponse(self.whole(answer))
+
+    def whole(self, answer: Completion) -> dict[str, Any]:
+        """The reply that has all of an answer."""
+        piece = self._piece(answer.text, answer.reasoning or "", answer.tool_calls)
+        said = {**_head(self._body), **self._fields(piece), **self._logprobs(answer)}
+        return {**said, **self._end(answer), **self._last_fields(answer.token_ids)}
+
+    def render(self, chunks: list[Chunk]) -> bytes:
+        """The lines of these chunks. A call is in one line, as soon as it is complete."""
+        out = b""
+        for chunk in chunks:
+            self._token_ids += chunk.token_ids
+            calls = self._calls.add(chunk.tool_calls)
+            calls += self._calls.end() if chunk.finish_reason else ()
+            piece = self._piece(chunk.text, chunk.reasoning, calls)
+            if piece or chunk.logprobs:
+                out += sse.line({**_head(self._body), **self._fields(piece), **self._logprobs(chunk), "done": False})
+            if chunk.finish_reason:
+                last = {**self._fields(Piece()), **self._end(chunk), **self._last_fields(self._token_ids)}
+                out += sse.line({**_head(self._body), **last})
+        return out
+
+    def _piece(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> Piece:
+        """Arguments are objects here, so a call that broke off becomes text."""
+        found: list[AnswerCall] = []
+        for call in calls:
+            arguments = as_object(call.arguments)
+            if arguments is None:
+                text += as_text(call.name, call.arguments)
+            else:
+                found.append(AnswerCall(id=call.id, function=AnswerFunction(index=self._called, name=call.name, arguments=arguments)))
+                self._called += 1
+        return Piece(text, thinking, found)
+
+    def _logprobs(self, part: Chunk | Completion) -> dict[str, Any]:
+        if not part.logprobs:
+            return {}
+        return {"logprobs": content_logprobs(self._request.served.llm.tokenizer, part.logprobs)}
+
+    def _end(self, last: Chunk | Completion) -> dict[str, Any]:
+        usage = last.usage or Usage(len(self._request.token_ids), 0)
+        return {
+            "done": True,
+            "done_reason": last.finish_reason,
+            "total_duration": time.monotonic_ns() - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": round(usage.stats.prefill_s * 1e9),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": round(usage.stats.decode_s * 1e9),
+        }

@@ -1,0 +1,123 @@
+"""The messages and tools of `/api/chat`, and what chat templates get of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Field, Tag
+
+from ...tools import ToolChoice
+from ..errors import invalid, unsupported
+from ..reasoning import Effort, Thinking
+from ..tools import CallId, EarlierCalls, Name, Offer, SchemaObject, made_tool, offered, tools_field
+from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
+
+MAX_MESSAGES = 4096
+
+
+class OllamaFunction(StrictModel):
+    """What a model may call. `parameters` is the JSON Schema of its arguments."""
+
+    name: Name
+    description: str | None = None
+    parameters: SchemaObject | None = None
+
+
+class OllamaTool(StrictModel):
+    type: Annotated[str, OneOf("function")] = "function"
+    function: OllamaFunction
+
+
+OllamaTools = tools_field(OllamaTool)
+
+
+def offer_of(tools: Sequence[OllamaTool]) -> Offer:
+    """The tools of a request. Raises `APIError`."""
+    made = [
+        made_tool(f"tools[{number}].function", tool.function.name, tool.function.description, tool.function.parameters, strict=False)
+        for number, tool in enumerate(tools)
+    ]
+    return offered("tools", made, ToolChoice())
+
+
+class CalledFunction(StrictModel):
+    name: Name
+    arguments: dict[str, Any]
+    index: int | None = None
+
+
+class OllamaCall(StrictModel):
+    """A call that an earlier answer asked for. Clients of older versions send it without `id`."""
+
+    id: CallId | None = None
+    type: Annotated[str, OneOf("function")] = "function"
+    function: CalledFunction
+
+
+class OllamaMessage(StrictModel):
+    """`thinking` of earlier answers goes to the template, which keeps or drops it. A message of the role `tool` is the result of the call
+    with its `tool_call_id`, or of the first call of the tool `tool_name`, or of any, that has none yet."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Annotated[Any, Unsupported([])] = None
+    tool_calls: Annotated[list[OllamaCall], FIRST_ERROR_ONLY] | None = None
+    tool_name: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+Messages = Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX_MESSAGES)]
+
+
+def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
+    """The conversation as chat templates take it. Raises `APIError`."""
+    calls = EarlierCalls()
+    plain = [_plain(message, number, calls) for number, message in enumerate(messages)]
+    if messages[-1].role == "assistant":
+        last = f"messages[{len(messages) - 1}]"
+        raise unsupported(last, f"{last}: to continue an answer that is begun is not supported yet: the last message must not be one")
+    return plain
+
+
+def _plain(message: OllamaMessage, number: int, calls: EarlierCalls) -> dict[str, Any]:
+    where = f"messages[{number}]"
+    if message.role != "assistant":
+        for field in ("thinking", "tool_calls"):
+            if getattr(message, field):
+                raise invalid(f"{where}.{field}: only an assistant's message has it", f"{where}.{field}", "invalid_value")
+    if message.role == "tool":
+        return _result(message, where, calls)
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        plain["reasoning_content"] = message.thinking
+    asked = [
+        calls.call(call.id or f"call_{number}_{index}", call.function.name, call.function.arguments)
+        for index, call in enumerate(message.tool_calls or ())
+    ]
+    return {**plain, "tool_calls": asked} if asked else plain
+
+
+def _result(message: OllamaMessage, where: str, calls: EarlierCalls) -> dict[str, Any]:
+    call_id = message.tool_call_id or calls.unanswered(message.tool_name or None)
+    if call_id is None:
+        wrong = f"{where}: a result of a tool that no earlier message called"
+        raise invalid(wrong, where, "invalid_value")
+    return calls.result(call_id, message.content or "", f"{where}.tool_call_id")
+
+
+def _switch_or_effort(value: Any) -> str:
+    return "<switch>" if isinstance(value, bool) else "<effort>"
+
+
+Think = Annotated[
+    Union[Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<effort>")]],
+    Discriminator(_switch_or_effort),
+]
+"""Whether to think, or how hard."""
+
+
+def thinking_of(think: bool | Effort | None) -> Thinking:
+    """What a request says about thinking."""
+    return Thinking(think) if think is None or isinstance(think, bool) else Thinking(True, think)

@@ -1,0 +1,146 @@
+"""The answers of chat completions, whole and in events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from typing_extensions import NotRequired, TypedDict
+
+from ...types import Chunk, Completion, Usage
+from .. import sse
+from ..models import ServedModel
+from ..settings import ReasoningField
+from .protocol import FINGERPRINT, ChoiceLogprobs, UsageDict, token_logprobs, usage_of
+from .tools import Calls, delta_calls, finish_reason, whole_calls
+
+_FIELDS: dict[ReasoningField, tuple[str, ...]] = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+    "none": (),
+}
+
+
+class AnswerMessage(Calls):
+    """`content` is null where there are calls only. `reasoning` and `reasoning_content` are the same text: what the model thought."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+class Choice(TypedDict):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: UsageDict
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one request wants its answers."""
+
+    served: ServedModel
+    """The model that answers."""
+    reasoning_field: ReasoningField = "both"
+    """Where reasoning is put."""
+    older_form: bool = False
+    """Whether a call is `function_call` instead of one of `tool_calls`."""
+
+    def reasoning(self, text: str | None) -> dict[str, str]:
+        """The fields with the model's reasoning."""
+        return dict.fromkeys(_FIELDS[self.reasoning_field], text) if text else {}
+
+    def whole(self, answers: Sequence[Completion]) -> ChatCompletion:
+        """The response that has all answers."""
+        return ChatCompletion(
+            id=_new_id(),
+            object="chat.completion",
+            created=int(time.time()),
+            model=self.served.name,
+            system_fingerprint=FINGERPRINT,
+            choices=[self._choice(answer) for answer in answers],
+            usage=usage_of([[answer.usage for answer in answers]]),
+        )
+
+    def _choice(self, answer: Completion) -> Choice:
+        calls = whole_calls(answer.tool_calls, self.older_form)
+        content = None if calls and not answer.text else answer.text
+        message: Any = {"role": "assistant", "content": content, "refusal": None, **self.reasoning(answer.reasoning), **calls}
+        return Choice(
+            index=answer.index,
+            message=message,
+            logprobs=None if answer.logprobs is None else token_logprobs(self.served.llm.tokenizer, answer.logprobs),
+            finish_reason=finish_reason(answer.finish_reason, bool(calls), self.older_form),
+        )
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+class Events:
+    """The events of a stream. Each of the `n` answers begins with an event that has its role and ends with one that has its reason."""
+
+    def __init__(self, form: Form, wants_usage: bool) -> None:
+        self._form = form
+        self._tokenizer = form.served.llm.tokenizer
+        self._wants_usage = wants_usage
+        head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": form.served.name}
+        self._head = {**head, "system_fingerprint": FINGERPRINT}
+        self._template = sse.Template(self._head, "choices", {"usage": None} if wants_usage else {})
+        self._begun: set[int] = set()
+        self._called: set[int] = set()
+        self._usages: list[Usage] = []
+
+    def render(self, chunks: list[Chunk]) -> bytes:
+        """The events of these chunks."""
+        return b"".join([self._chunk(chunk) for chunk in chunks])
+
+    def end(self) -> bytes:
+        """The events after all answers."""
+        usage = sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])}) if self._wants_usage else b""
+        return usage + sse.DONE
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        out = b""
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            out = self._choice(chunk.index, {"role": "assistant", "content": "", "refusal": None})
+        delta = self._delta(chunk)
+        if delta or chunk.logprobs:
+            logprobs = token_logprobs(self._tokenizer, chunk.logprobs) if chunk.logprobs else None
+            out += self._choice(chunk.index, delta or {"content": ""}, logprobs)
+        if chunk.finish_reason:
+            reason = finish_reason(chunk.finish_reason, chunk.index in self._called, self._form.older_form)
+            out += self._choice(chunk.index, {}, None, reason)
+            self._usages += [chunk.usage] if chunk.usage else []
+        return out
+
+    def _delta(self, chunk: Chunk) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": chunk.text} if chunk.text else {}
+        if chunk.reasoning:
+            delta |= self._form.reasoning(chunk.reasoning)
+        if chunk.tool_calls:
+            self._called.add(chunk.index)
+            delta |= delta_calls(chunk.tool_calls, self._form.older_form)
+        return delta
+
+    def _choice(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
+        return self._template.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])

@@ -1,0 +1,125 @@
+"""Fields that other servers of this API have, and those of OpenAI's that ask for nothing here, for programs made for them.
+
+What a field asks for decides: one that would change an answer is `Unsupported` but for the values that switch it off, one that would not is
+`Ignored`. Sources: llama.cpp's tools/server/README.md, vLLM's OpenAI-compatible server, LM Studio's REST API, OpenRouter's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from ..validation import Ignored, StrictModel, Unsupported
+
+_AS_LOADED = "that is settled when a model is loaded"
+_CACHED = "prompts are cached by their tokens, whichever user they come from, as long as there is memory"
+_NOT_KEPT = "nothing is kept"
+_NO_BEAMS = "there is no beam search"
+_NO_TIMES = "times are in /metrics and in the log"
+_STAGES = "the stages of sampling have one order"
+_TEMPLATE = "templates and tokenizers say how a prompt begins and ends"
+VERBOSITY = Ignored("models are not told how much to say")
+_OTHER_NAME = "not supported under this name: it is {} here"
+
+
+class OpenAIExtras(StrictModel):
+    """Fields of OpenAI's own service."""
+
+    store: Annotated[Any, Ignored(_NOT_KEPT)] = None
+    metadata: Annotated[Any, Ignored(_NOT_KEPT)] = None
+    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
+    safety_identifier: Annotated[Any, Ignored("nobody watches over users")] = None
+    prompt_cache_key: Annotated[Any, Ignored(_CACHED)] = None
+    prompt_cache_retention: Annotated[Any, Ignored(_CACHED)] = None
+    prompt_cache_options: Annotated[Any, Ignored(_CACHED)] = None
+
+
+class LlamaCppExtras(StrictModel):
+    """Fields of llama.cpp's server and its web page."""
+
+    cache_prompt: Annotated[Any, Ignored(_CACHED)] = None
+    n_cache_reuse: Annotated[Any, Ignored(_CACHED)] = None
+    id_slot: Annotated[Any, Ignored("a request has no place of its own")] = None
+    n_keep: Annotated[Any, Ignored("prompts are never cut")] = None
+    min_keep: Annotated[Any, Ignored("cuts keep the likeliest token, and no more are needed")] = None
+    samplers: Annotated[Any, Ignored(_STAGES)] = None
+    backend_sampling: Annotated[Any, Ignored(_STAGES)] = None
+    repeat_last_n: Annotated[Any, Ignored("penalties are for the whole text")] = None
+    timings_per_token: Annotated[Any, Ignored(_NO_TIMES)] = None
+    return_progress: Annotated[Any, Ignored(_NO_TIMES)] = None
+    reasoning_format: Annotated[Any, Ignored("the server says in which fields reasoning comes")] = None
+    dynatemp_range: Annotated[Any, Unsupported(0, 0.0)] = None
+    dynatemp_exponent: Annotated[Any, Ignored("the temperature is fixed")] = None
+    xtc_probability: Annotated[Any, Unsupported(0, 0.0)] = None
+    xtc_threshold: Annotated[Any, Ignored("there is no XTC")] = None
+    typical_p: Annotated[Any, Unsupported(1, 1.0)] = None
+    top_n_sigma: Annotated[Any, Unsupported(-1, -1.0)] = None
+    mirostat: Annotated[Any, Unsupported(0)] = None
+    mirostat_tau: Annotated[Any, Ignored("there is no Mirostat")] = None
+    mirostat_eta: Annotated[Any, Ignored("there is no Mirostat")] = None
+    dry_multiplier: Annotated[Any, Unsupported(0, 0.0)] = None
+    dry_base: Annotated[Any, Ignored("there is no DRY")] = None
+    dry_allowed_length: Annotated[Any, Ignored("there is no DRY")] = None
+    dry_penalty_last_n: Annotated[Any, Ignored("there is no DRY")] = None
+    dry_sequence_breakers: Annotated[Any, Ignored("there is no DRY")] = None
+    repeat_penalty: Annotated[Any, Unsupported(1, 1.0, why=_OTHER_NAME.format("repetition_penalty"))] = None
+    n_predict: Annotated[Any, Unsupported(-1, why=_OTHER_NAME.format("max_tokens"))] = None
+    n_probs: Annotated[Any, Unsupported(0, why=_OTHER_NAME.format("logprobs"))] = None
+    grammar: Annotated[Any, Unsupported("", why=_OTHER_NAME.format("structured_outputs.grammar"))] = None
+    json_schema: Annotated[Any, Unsupported({}, why=_OTHER_NAME.format("response_format"))] = None
+    post_sampling_probs: Annotated[Any, Unsupported(False)] = None
+    return_tokens: Annotated[Any, Unsupported(False)] = None
+    t_max_predict_ms: Annotated[Any, Unsupported(0)] = None
+    lora: Annotated[Any, Unsupported([])] = None
+
+
+class VLLMExtras(StrictModel):
+    """Fields of vLLM, some of which SGLang and TabbyAPI have too."""
+
+    add_generation_prompt: Annotated[Any, Unsupported(True)] = None
+    continue_final_message: Annotated[Any, Unsupported(False)] = None
+    add_special_tokens: Annotated[Any, Ignored(_TEMPLATE)] = None
+    skip_special_tokens: Annotated[Any, Unsupported(True)] = None
+    spaces_between_special_tokens: Annotated[Any, Ignored("special tokens are left out")] = None
+    include_stop_str_in_output: Annotated[Any, Unsupported(False)] = None
+    min_tokens: Annotated[Any, Unsupported(0)] = None
+    truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
+    prompt_logprobs: Annotated[Any, Unsupported()] = None
+    return_token_ids: Annotated[Any, Unsupported(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, Unsupported(False)] = None
+    allowed_token_ids: Annotated[Any, Unsupported([])] = None
+    bad_words: Annotated[Any, Unsupported([])] = None
+    use_beam_search: Annotated[Any, Unsupported(False)] = None
+    length_penalty: Annotated[Any, Ignored(_NO_BEAMS)] = None
+    early_stopping: Annotated[Any, Ignored(_NO_BEAMS)] = None
+    documents: Annotated[Any, Unsupported([])] = None
+    chat_template: Annotated[Any, Unsupported("")] = None
+    chat_template_content_format: Annotated[Any, Ignored("all content is text")] = None
+    cache_salt: Annotated[Any, Unsupported("")] = None
+    priority: Annotated[Any, Ignored("requests of different users are served evenly")] = None
+    request_id: Annotated[Any, Ignored("the server gives requests their ids")] = None
+    logits_processors: Annotated[Any, Unsupported([])] = None
+    lora_path: Annotated[Any, Unsupported("")] = None
+    mm_processor_kwargs: Annotated[Any, Ignored("there are no images")] = None
+    kv_transfer_params: Annotated[Any, Ignored("there is one machine")] = None
+    vllm_xargs: Annotated[Any, Unsupported({})] = None
+
+
+class RouterExtras(StrictModel):
+    """Fields of LM Studio and of OpenRouter."""
+
+    ttl: Annotated[Any, Ignored("models stay loaded as long as the server runs")] = None
+    draft_model: Annotated[Any, Ignored(_AS_LOADED)] = None
+    provider: Annotated[Any, Ignored("the model runs here")] = None
+    models: Annotated[Any, Ignored("the model is the one named")] = None
+    route: Annotated[Any, Ignored("the model is the one named")] = None
+    transforms: Annotated[Any, Ignored("a prompt that is too long is refused, never cut")] = None
+    usage: Annotated[Any, Ignored("answers have their usage, streams with stream_options.include_usage")] = None
+    session_id: Annotated[Any, Ignored(_NOT_KEPT)] = None
+    trace: Annotated[Any, Ignored(_NOT_KEPT)] = None
+    plugins: Annotated[Any, Unsupported([])] = None
+    preset: Annotated[Any, Unsupported("")] = None
+    top_a: Annotated[Any, Unsupported(0, 0.0)] = None
+
+
+class Extras(OpenAIExtras, LlamaCppExtras, VLLMExtras, RouterExtras):
+    """All of them."""

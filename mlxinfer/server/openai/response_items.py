@@ -1,0 +1,203 @@
+"""What a request of the Responses API brings: the items of its conversation, and its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from ..tools import CallId, EarlierCalls, Name, Offer, offered, tools_field
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
+from .messages import MAX_MESSAGES
+from .tools import Function, choice_of, kind_of_choice
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Part(StrictModel):
+    """A part of a message's content. `annotations` and `logprobs` of an earlier answer may be sent back; they are ignored."""
+
+    type: Annotated[str, OneOf("input_text", "output_text")]
+    text: str
+    annotations: Annotated[Any, Unsupported([])] = None
+    logprobs: list[Any] | None = None
+
+
+_Content = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
+
+
+def _text(content: str | Sequence[Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Item(StrictModel):
+    """A message of the conversation. An answer may be sent back as it came, with `id`, `status` and `phase`."""
+
+    type: Annotated[str, OneOf("message", "function_call", "function_call_output", "reasoning")] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+    id: str | None = None
+    status: Status | None = None
+    phase: Annotated[Any, Ignored("what an assistant said is one text", within="input[]")] = None
+
+
+class FunctionCallItem(StrictModel):
+    """A call that an earlier answer asked for. `arguments` is JSON text; what is none goes to the template as it is."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: Name
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionResultItem(StrictModel):
+    """What a function answered."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: _Content
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningText(StrictModel):
+    type: Literal["summary_text", "reasoning_text"]
+    text: str
+
+
+class ReasoningItem(StrictModel):
+    """What the model thought before an earlier answer. `encrypted_content` is another server's and left out."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[ReasoningText], FIRST_ERROR_ONLY] | None = None
+    content: Annotated[list[ReasoningText], FIRST_ERROR_ONLY] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+    @property
+    def plain(self) -> str:
+        """The thinking itself, or if there is none its summary."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
+
+_TYPES = ("function_call", "function_call_output", "reasoning")
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in _TYPES else "<message>"
+
+
+AnyItem = Annotated[
+    Union[
+        Annotated[Item, Tag("<message>")],
+        Annotated[FunctionCallItem, Tag("<function_call>")],
+        Annotated[FunctionResultItem, Tag("<function_call_output>")],
+        Annotated[ReasoningItem, Tag("<reasoning>")],
+    ],
+    Discriminator(_kind_of_item),
+]
+Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | ReasoningItem]) -> list[dict[str, Any]]:
+    """The conversation as chat templates take it: what a model thought, said and called in one turn is one message. Raises `APIError`."""
+    messages: list[dict[str, Any]] = []
+    calls = EarlierCalls()
+    turn: dict[str, Any] | None = None
+    for number, item in enumerate(items):
+        if isinstance(item, FunctionResultItem):
+            messages.append(calls.result(item.call_id, _text(item.output), f"input[{number}].call_id"))
+            turn = None
+        elif isinstance(item, Item) and item.role != "assistant":
+            messages.append({"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)})
+            turn = None
+        else:
+            if turn is None or (not isinstance(item, FunctionCallItem) and (turn["content"] or "tool_calls" in turn)):
+                messages.append(turn := {"role": "assistant", "content": ""})
+            _add(turn, item, calls)
+    return messages
+
+
+def _add(turn: dict[str, Any], item: Item | FunctionCallItem | ReasoningItem, calls: EarlierCalls) -> None:
+    """Adds to a message of the assistant."""
+    if isinstance(item, FunctionCallItem):
+        turn.setdefault("tool_calls", []).append(calls.call(item.call_id, item.name, item.arguments))
+    elif isinstance(item, ReasoningItem):
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + item.plain
+    else:
+        turn["content"] = _text(item.content)
+
+
+class ResponseFunction(Function):
+    """A function, as this API writes it."""
+
+    type: Literal["function"]
+    defer_loading: Annotated[Any, Ignored("all tools are in the prompt", within="tools[]")] = None
+
+
+_DROPPED = (
+    *("web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11", "image_generation"),
+    *("custom", "local_shell", "shell", "apply_patch", "tool_search", "namespace"),
+)
+"""Types of tools that agents offer with every request, next to functions that do as well. Those that a client has to ask for by itself,
+because the answer needs them, are refused."""
+
+
+class OtherTool(StrictModel):
+    """A tool that is not offered to the model: OpenAI's servers would run it, or only OpenAI's models know how to call it."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Annotated[str, OneOf("function", *_DROPPED), Ignored("only functions are offered to the model", within="tools[]")]
+
+
+def _kind_of_tool(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<function>" if kind == "function" else "<other>"
+
+
+Tools = tools_field(
+    Annotated[
+        Union[Annotated[ResponseFunction, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
+        Discriminator(_kind_of_tool),
+    ]
+)
+
+
+class Chosen(StrictModel):
+    type: Annotated[str, OneOf("function")]
+    name: Name
+
+
+class Allowed(StrictModel):
+    """Those tools of a request that may or must be called now."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Chosen], FIRST_ERROR_ONLY]
+
+
+Choice = Annotated[
+    Union[
+        Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
+        Annotated[Chosen, Tag("<one>")],
+        Annotated[Allowed, Tag("<allowed>")],
+    ],
+    Discriminator(kind_of_choice),
+]
+
+
+def offer_of(tools: Sequence[ResponseFunction | OtherTool], choice: Any, parallel: bool | None) -> Offer:
+    """The tools of a request. Raises `APIError`."""
+    made = [tool.tool(f"tools[{number}]") for number, tool in enumerate(tools) if isinstance(tool, ResponseFunction)]
+    if isinstance(choice, Allowed):
+        return offered("tools", made, choice_of(choice.mode, None, parallel), chosen={one.name for one in choice.tools})
+    if isinstance(choice, Chosen):
+        return offered("tools", made, choice_of("required", choice.name, parallel))
+    return offered("tools", made, choice_of(choice or "auto", None, parallel))

@@ -1,0 +1,179 @@
+"""Tools in OpenAI's APIs: what a request offers, and how an answer asks for calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Tag
+from typing_extensions import NotRequired, TypedDict
+
+from ...tools import Tool, ToolChoice
+from ...types import ToolCall, ToolCallDelta
+from ..errors import invalid
+from ..tools import Name, Offer, SchemaObject, joined, made_tool, offered, tools_field
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel
+
+_MODES = Literal["none", "auto", "required"]
+
+
+class Function(StrictModel):
+    """What a model may call. `parameters` is the JSON Schema of its arguments. `strict` holds them to it; a schema that cannot be held is
+    refused then."""
+
+    name: Name
+    description: str | None = None
+    parameters: SchemaObject | None = None
+    strict: bool | None = None
+
+    def tool(self, where: str) -> Tool:
+        """Raises `APIError`."""
+        return made_tool(where, self.name, self.description, self.parameters, self.strict)
+
+
+class FunctionTool(StrictModel):
+    type: Annotated[str, OneOf("function")] = "function"
+    function: Function
+    cache_control: Annotated[Any, Ignored("all prompts are cached", within="tools[]")] = None
+
+
+class FunctionName(StrictModel):
+    name: Name
+
+
+class ChosenFunction(StrictModel):
+    type: Annotated[str, OneOf("function")] = "function"
+    function: FunctionName
+
+
+class AllowedTools(StrictModel):
+    """Those tools of a request that may or must be called now."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenFunction], FIRST_ERROR_ONLY]
+
+
+class AllowedChoice(StrictModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def kind_of_choice(value: Any) -> str:
+    """The tag of a union of a mode, one tool, and several allowed ones."""
+    if isinstance(value, str):
+        return "<mode>"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<allowed>" if kind == "allowed_tools" else "<one>"
+
+
+_Choice = Annotated[
+    Union[
+        Annotated[_MODES, Tag("<mode>")],
+        Annotated[ChosenFunction, Tag("<one>")],
+        Annotated[AllowedChoice, Tag("<allowed>")],
+    ],
+    Discriminator(kind_of_choice),
+]
+
+
+def _text_or_name(value: Any) -> str:
+    return "<mode>" if isinstance(value, str) else "<one>"
+
+
+_FunctionChoice = Annotated[
+    Union[Annotated[Literal["none", "auto"], Tag("<mode>")], Annotated[FunctionName, Tag("<one>")]], Discriminator(_text_or_name)
+]
+
+
+class ToolFields(StrictModel):
+    """What a model may call. `functions` and `function_call` are the older names of `tools` and `tool_choice`; the answer has the older
+    form then, too."""
+
+    tools: tools_field(FunctionTool) | None = None  # type: ignore[valid-type]
+    tool_choice: _Choice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: tools_field(Function) | None = None  # type: ignore[valid-type]
+    function_call: _FunctionChoice | None = None
+
+    def offer(self) -> Offer:
+        """The tools of the request. Raises `APIError`."""
+        if self.functions:
+            return self._older()
+        tools = [tool.function.tool(f"tools[{number}].function") for number, tool in enumerate(self.tools or ())]
+        chosen = self.tool_choice
+        if isinstance(chosen, AllowedChoice):
+            names = {one.function.name for one in chosen.allowed_tools.tools}
+            return offered("tools", tools, choice_of(chosen.allowed_tools.mode, None, self.parallel_tool_calls), chosen=names)
+        if isinstance(chosen, ChosenFunction):
+            return offered("tools", tools, choice_of("required", chosen.function.name, self.parallel_tool_calls))
+        return offered("tools", tools, choice_of(chosen or "auto", None, self.parallel_tool_calls))
+
+    def _older(self) -> Offer:
+        if self.tools:
+            raise invalid("functions: the older name of tools, which are given too", "functions", "invalid_value")
+        tools = [function.tool(f"functions[{number}]") for number, function in enumerate(self.functions or ())]
+        chosen = self.function_call
+        if isinstance(chosen, FunctionName):
+            return offered("functions", tools, choice_of("required", chosen.name, False), by="function_call")
+        return offered("functions", tools, choice_of(chosen or "auto", None, False), by="function_call")
+
+    @property
+    def has_older_form(self) -> bool:
+        """Whether the answer says `function_call` instead of `tool_calls`."""
+        return bool(self.functions)
+
+
+def choice_of(mode: Literal["auto", "none", "required"], name: str | None, parallel: bool | None) -> ToolChoice:
+    """A choice. A tool that is asked for by name is called once, unless the request says that there may be several calls."""
+    return ToolChoice(mode, name, parallel=name is None if parallel is None else parallel)
+
+
+class CalledFunction(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class AnswerToolCall(TypedDict):
+    """A call, or in a stream a piece of one. `index` is in streams only, `id`, `type` and the name in the first piece of a call only."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+class Calls(TypedDict):
+    """The fields of a message that ask for calls."""
+
+    tool_calls: NotRequired[list[AnswerToolCall]]
+    function_call: NotRequired[CalledFunction]
+
+
+def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> Calls:
+    """The calls of a whole answer."""
+    functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
+    if not calls or older_form:
+        return Calls(function_call=functions[0]) if calls else Calls()
+    return Calls(tool_calls=[AnswerToolCall(id=call.id, type="function", function=one) for call, one in zip(calls, functions, strict=True)])
+
+
+def delta_calls(pieces: Iterable[ToolCallDelta], older_form: bool) -> Calls:
+    """The pieces of calls that came together."""
+    found = [_piece(piece) for piece in joined(pieces)]
+    if not found or older_form:
+        return Calls(function_call=found[0]["function"]) if found else Calls()
+    return Calls(tool_calls=found)
+
+
+def _piece(piece: ToolCallDelta) -> AnswerToolCall:
+    if piece.name is None:
+        return AnswerToolCall(index=piece.index, function=CalledFunction(arguments=piece.arguments))
+    function = CalledFunction(name=piece.name, arguments=piece.arguments)
+    return AnswerToolCall(index=piece.index, id=piece.id or "", type="function", function=function)
+
+
+def finish_reason(reason: str, called: bool, older_form: bool) -> str:
+    """Why an answer ended. One that was cut off is that, whatever it called."""
+    if reason != "stop" or not called:
+        return reason
+    return "function_call" if older_form else "tool_calls"

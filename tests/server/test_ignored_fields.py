@@ -1,0 +1,80 @@
+"""Fields that ask for nothing here are taken and noted once; what is refused is refused all at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import ValidationError
+
+from mlxinfer.server import log
+from mlxinfer.server.errors import APIError, of_validation
+from mlxinfer.server.fields import page
+from mlxinfer.server.validation import Ignored, StrictModel, Unsupported
+
+
+class Inner(StrictModel):
+    summary: Annotated[str, Ignored("it is not summed up", within="inner")] | None = None
+
+
+class Body(StrictModel):
+    one: Annotated[Any, Ignored("nothing is kept")] = None
+    several: Annotated[list[str], Ignored("they mean nothing here")] | None = None
+    inner: Inner | None = None
+    tools: Annotated[Any, Unsupported([])] = None
+    number: int = 0
+
+
+def faults_of(**body: Any) -> APIError:
+    with pytest.raises(ValidationError) as raised:
+        Body.model_validate_json(json.dumps(body))
+    return of_validation(raised.value)
+
+
+def test_what_is_taken_is_told_by_its_whole_name() -> None:
+    taken: dict[str, str] = {}
+    Body.model_validate_json(json.dumps({"one": 1, "several": ["a"], "inner": {"summary": "auto"}}), context=taken)
+    assert taken == {"one": "nothing is kept", "several": "they mean nothing here", "inner.summary": "it is not summed up"}
+
+
+@pytest.mark.parametrize("empty", [None, False, "", [], {}])
+def test_what_is_empty_is_not_worth_a_note(empty: Any) -> None:
+    taken: dict[str, str] = {}
+    Body.model_validate_json(json.dumps({"one": empty}), context=taken)
+    assert not taken
+
+
+def test_types_of_ignored_fields_are_still_checked() -> None:
+    assert faults_of(several="a").param == "several"
+
+
+def test_all_faults_are_named_and_the_first_is_the_parameter() -> None:
+    error = faults_of(tools=[1], number="x", nonsense=2, one=3)
+    assert (error.param, error.code, error.status) == ("tools", "unsupported_parameter", 400)
+    assert error.message == "tools: not supported yet; number: Input should be a valid integer; Unknown field: nonsense"
+
+
+def test_faults_without_end_are_counted() -> None:
+    message = faults_of(**{f"unknown_{number}": 1 for number in range(50)}).message
+    assert message.count("Unknown field") == 20
+    assert message.endswith("; and 30 more")
+
+
+def test_a_notice_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(log, "_NOTICED", set())
+    monkeypatch.setattr(logging.getLogger("mlxinfer"), "propagate", True)
+    with caplog.at_level(logging.INFO, "mlxinfer"):
+        for _ in range(3):
+            log.notice_once("store is taken without effect: nothing is kept", route="/v1/responses")
+        log.notice_once("another")
+    assert caplog.messages == ["store is taken without effect: nothing is kept", "another"]
+
+
+def test_the_page_of_the_guide_is_what_the_types_say() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "request-fields.md").read_text(encoding="utf-8")
+    assert written == page(), "python -m mlxinfer.server.fields > docs/request-fields.md"
+    for row in ("| `cache_prompt` | OpenAI's API |", "| `options.num_gpu` |", "| `input[].phase` |"):
+        assert row in written
