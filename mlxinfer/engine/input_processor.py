@@ -228,10 +228,10 @@ class InputProcessor:
         """What an answer is held to; None where it is free."""
         if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
             return None if params.structure is None else self.grammars.compile(params.structure)
-        from ..structured_output.answer import answer_constraint
+        from ..structured_output.answer import AnswerRules
 
-        budget = params.thinking_token_budget
-        return answer_constraint(self.grammars, chat.format, chat.tools, chat.choice, chat.begun, params.structure, budget)
+        rules = AnswerRules(chat.format, chat.tools, chat.choice, chat.begun, params.structure, params.thinking_token_budget)
+        return rules.constraint(self.grammars, self.vocab_size)
 
     def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
         """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""

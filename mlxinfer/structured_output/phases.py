@@ -11,6 +11,8 @@ from .constraint import Constraint, GrammarConstraint
 from .tool_grammar import CallGrammar
 from .vocabulary import Vocabulary, is_cut, overlap
 
+_CERTAIN = 0.999
+"""The chance that a token comes about which there is no choice."""
 _MOST_TO_COMPLETE = 3
 """Tokens by which a budget may be exceeded to complete a character."""
 
@@ -27,8 +29,17 @@ class _Phased(ABC):
         """Bits of the tokens that may come now, int32 `[vocab / 32]`; None if all may."""
 
     @abstractmethod
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+
+    @abstractmethod
     def copy(self) -> _Phased:
         """See `Constraint`."""
+
+    def expected(self) -> tuple[list[int], list[float]]:
+        """The tokens of `forced`, and the chance of each."""
+        forced = self.forced()
+        return forced, [_CERTAIN] * len(forced)
 
     def rows(self, drafts: Sequence[int], words: np.ndarray) -> np.ndarray | None:
         """See `Constraint`. `words`: the row where all may come."""

@@ -90,6 +90,8 @@ class ToolGrammars:
     def _compiled(
         self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
     ) -> CallGrammar:
+        if structure is not None:
+            self._compiler.compile(structure)  # whose error tells what is wrong with it
         loose = self._loose(calls, tools, compiled=False)
         for _ in range(2):
             rules = GrammarRules(self._special_tokens)

@@ -141,7 +141,7 @@ def test_a_named_tool_alone_may_be_called(llm):
 def test_free_text_is_not_disturbed(llm, temperature, monkeypatch):
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=80)
     offering = llm.chat(HELLO, params, tools=[turn_on])
-    monkeypatch.setattr("mlxinfer.structured_output.answer._calls", lambda *_: None)
+    monkeypatch.setattr("mlxinfer.structured_output.answer.AnswerRules.constraint", lambda *_: None)
     assert llm.chat(HELLO, params, tools=[turn_on]).token_ids == offering.token_ids
 
 
