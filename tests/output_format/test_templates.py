@@ -48,6 +48,7 @@ def test_a_template_without_tools_gets_them_described() -> None:
     templates = TemplateOnly(NO_TOOLS)
     format = derived(templates)
     assert (format.source, format.tools_in_template, format.calls_in_template) == ("described", False, False)
+    assert not format.results_in_template
     _check_round_trips(templates, format, "described", count=12, cuts=1)
 
 
