@@ -204,6 +204,11 @@ def argmax(x: mx.array) -> mx.array:
     return native().argmax(x)
 
 
+def masked(x: mx.array, allowed: mx.array) -> mx.array:
+    """float32 `[R, n]`: x `[R, n]`, with minus infinity where the bit in uint32 `[R, ceil(n / 32)]`, lowest first, is not set."""
+    return native().masked(x, allowed)
+
+
 def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     """float32 `[R]`: in each row of float32 `[R, n]`, the lowest logit kept by top-k, then top-p.
 

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from .numbers import BEGINNING
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from .habits import Habits
+    from .numbers import NumberLimit
+
+CERTAIN = 0.999
+"""The chance that a token comes about which a structure leaves no choice."""
+_FORESIGHT = 32
+"""Tokens that are looked ahead, about."""
+_UNLIKELY = 0.3
+"""A chance that is not looked behind."""
 
 
 class Constraint(Protocol):
@@ -31,6 +43,10 @@ class Constraint(Protocol):
         """The tokens that must follow; empty where there is a choice."""
         ...
 
+    def expected(self) -> tuple[list[int], list[float]]:
+        """The tokens that are likely to follow, those of `forced` first, and the chance of each that all up to it do."""
+        ...
+
     def copy(self) -> Constraint:
         """The same state, for another sample of the prompt."""
         ...
@@ -39,34 +55,58 @@ class Constraint(Protocol):
 class GrammarConstraint:
     """Implements `Constraint` with a matcher of llguidance."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, *, numbers: NumberLimit | None = None, habits: Habits | None = None) -> None:
+        """`vocab_size`: logits of the model. `numbers` and `habits` are of JSON: how long its numbers may get, and how a model puts it."""
         self._matcher = matcher
         self._words = (vocab_size + 31) // 32
+        self._numbers, self._place = numbers, BEGINNING
+        self._habits = habits
+        self._last: int | None = None
+        """The last token, if it is punctuation."""
+        self._after_name = False
+        """Whether the last token was forced."""
         self._forced: list[int] | None = None
+        self._expected: tuple[list[int], list[float]] | None = None
 
     def advance(self, token: int) -> str:
         """See `Constraint`."""
-        self._forced = None
-        if self._matcher.consume_token(token):
-            return ""
-        return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+        if not self._matcher.consume_token(token):
+            return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+        if self._numbers is not None:
+            self._place = self._numbers.after(self._place, token)
+        if self._habits is not None:
+            self._follow(token, self._habits)
+        self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
+        self._expected = None
+        return ""
 
     def rows(self, drafts: Sequence[int]) -> np.ndarray | None:
         """See `Constraint`."""
-        matcher, bits = self._matcher, np.empty((1 + len(drafts), self._words), np.int32)
-        taken = 0
-        for row, token in enumerate([*drafts, None]):
-            matcher.unsafe_compute_mask_ptr(bits[row].ctypes.data, bits[row].nbytes)
-            if token is None or not matcher.consume_token(token):
+        matcher, bits, place = self._matcher, np.empty((1 + len(drafts), self._words), np.int32), self._place
+        numbers, nbytes = self._numbers, 4 * self._words
+        taken, address = 0, bits.ctypes.data
+        for row in range(len(bits)):
+            matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
+            if numbers is not None:
+                numbers.apply(place, bits[row])
+            if row == len(drafts) or not matcher.consume_token(drafts[row]):
                 break
             taken += 1
+            if numbers is not None:
+                place = numbers.after(place, drafts[row])
         if taken:
             matcher.rollback(taken)
         return bits
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        return self._matcher.validate_tokens(list(drafts)) if drafts else 0
+        count = self._matcher.validate_tokens(list(drafts)) if drafts else 0
+        place = self._place
+        for i, token in enumerate(drafts[:count] if self._numbers is not None else ()):
+            if not self._numbers.allows(place, token):  # type: ignore[union-attr]
+                return i
+            place = self._numbers.after(place, token)  # type: ignore[union-attr]
+        return count
 
     def forced(self) -> list[int]:
         """See `Constraint`."""
@@ -74,6 +114,47 @@ class GrammarConstraint:
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced
 
+    def expected(self) -> tuple[list[int], list[float]]:
+        """See `Constraint`."""
+        if self._expected is None:
+            forced = self.forced()
+            tokens, chances = list(forced), [CERTAIN] * len(forced)
+            if self._habits is not None and (forced or self._after_name or self._last is not None):
+                self._go_on(tokens, chances, self._habits)
+            self._expected = tokens, chances
+        return self._expected
+
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
-        return GrammarConstraint(self._matcher.deep_copy(), 32 * self._words)
+        other = GrammarConstraint(self._matcher.deep_copy(), 32 * self._words, numbers=self._numbers, habits=self._habits)
+        other._place, other._last, other._after_name = self._place, self._last, self._after_name
+        return other
+
+    def _follow(self, token: int, habits: Habits) -> None:
+        """Learn which punctuation follows a name, or other punctuation."""
+        forced = self._forced is not None and self._forced[:1] == [token]
+        if not forced and (self._after_name or self._last is not None):
+            habits.learn(self._last, token)
+        self._after_name, self._last = forced, token if habits.joint(token) else None
+
+    def _go_on(self, tokens: list[int], chances: list[float], habits: Habits) -> None:
+        """Guess what follows, add what is forced after it, and guess again, as long as that is worth it."""
+        matcher, taken, chance = self._matcher, 0, CERTAIN
+        last = self._last
+        while len(tokens) < _FORESIGHT:
+            for token in tokens[taken:]:
+                if not matcher.consume_token(token):
+                    break
+                taken += 1
+                last = token if habits.joint(token) else None
+            guess = habits.guess(last, lambda token: matcher.validate_tokens([token]) == 1) if taken == len(tokens) else None
+            if guess is None or chance * guess[1] < _UNLIKELY:
+                break
+            last, chance = guess[0], chance * guess[1]
+            matcher.consume_token(last)
+            taken += 1
+            further = matcher.compute_ff_tokens()
+            tokens += [last, *further]
+            chances += [chance] * (1 + len(further))
+        if taken:
+            matcher.rollback(taken)

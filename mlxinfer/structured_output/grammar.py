@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from ..errors import SamplingError, one_line
 from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
 from .constraint import GrammarConstraint
+from .habits import Habits
+from .numbers import NumberLimit
 from .schema import MAX_DEPTH, fault_path, normalized
 
 if TYPE_CHECKING:
@@ -40,6 +43,18 @@ class _TokenTable:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is prepared of a vocabulary."""
+
+    tokens: LLTokenizer
+    """As llguidance needs it."""
+    numbers: NumberLimit
+    """For the numbers of JSON."""
+    habits: Habits
+    """For the punctuation of JSON."""
+
+
 class GrammarCompiler:
     """Compiles structures for one model. Any thread may use it; it lets other threads run meanwhile."""
 
@@ -49,7 +64,7 @@ class GrammarCompiler:
         """Whose tokens they are."""
         self._vocab_size = vocab_size
         self._lock = Lock()
-        self._table: LLTokenizer | None = None
+        self._table: _Table | None = None
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
 
     def compile(self, structure: Structure) -> GrammarConstraint:
@@ -60,7 +75,7 @@ class GrammarCompiler:
             known = self._compiled.get(structure)
             if known is not None:
                 self._compiled.move_to_end(structure)
-                return GrammarConstraint(known.deep_copy(), self._vocab_size)
+                return self._constraint(known, structure)
         matcher = LLMatcher(self.table(), _grammar(structure), log_level=0)
         if matcher.is_error():
             raise SamplingError(_refusal(structure, matcher.get_error()))
@@ -68,19 +83,29 @@ class GrammarCompiler:
             self._compiled[structure] = matcher
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
+        return self._constraint(matcher, structure)
+
+    def _constraint(self, matcher: LLMatcher, structure: Structure) -> GrammarConstraint:
+        table = self._prepared()
+        if not isinstance(structure, Schema):
+            return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
+        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, numbers=table.numbers, habits=table.habits)
 
     def table(self) -> LLTokenizer:
         """The prepared vocabulary. Raises `SamplingError` where the tokenizer cannot be used."""
+        return self._prepared().tokens
+
+    def _prepared(self) -> _Table:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._lock:
             if self._table is None:
                 if not self.tokenizer.eos_token_ids:
                     raise SamplingError("structure: the model's tokenizer has no end token, so a structured answer could not end")
-                wrapper = TokenizerWrapper(_TokenTable(self.tokenizer, self._vocab_size))
+                known = _TokenTable(self.tokenizer, self._vocab_size)
                 ends = sorted(self.tokenizer.eos_token_ids)
-                self._table = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
+                tokens = LLTokenizer(TokenizerWrapper(known), n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
+                self._table = _Table(tokens, NumberLimit(known.tokens, self._vocab_size), Habits(known.tokens))
             return self._table
 
 
