@@ -75,7 +75,8 @@ class GrammarCompiler:
             known = self._compiled.get(structure)
             if known is not None:
                 self._compiled.move_to_end(structure)
-                return self._constraint(known, structure)
+        if known is not None:
+            return self._constraint(known, structure)
         matcher = LLMatcher(self.table(), _grammar(structure), log_level=0)
         if matcher.is_error():
             raise SamplingError(_refusal(structure, matcher.get_error()))
