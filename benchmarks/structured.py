@@ -99,7 +99,10 @@ def _alternating(
 
 def table(found: list[Pair]) -> str:
     """Medians of the ratios, held by free."""
-    lines = ["| work | time of a token | quartiles | processor time of a token | steps for each token | drafts that held |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| work | time of a token | quartiles | processor time of a token | steps for each token | drafts that held |",
+        "|---|---|---|---|---|---|",
+    ]
     for work in dict.fromkeys(pair.work for pair in found):
         some = [pair for pair in found if pair.work == work]
         wall = sorted(pair.held.wall_ms / pair.free.wall_ms for pair in some)
@@ -107,7 +110,8 @@ def table(found: list[Pair]) -> str:
         low, high = wall[len(wall) // 4], wall[-1 - len(wall) // 4]
         last = some[-1].held
         lines.append(
-            f"| {work} | {statistics.median(wall):.3f} | {low:.3f} to {high:.3f} | {cpu:.3f} | {last.steps / last.tokens:.2f} | {last.accepted} |"
+            f"| {work} | {statistics.median(wall):.3f} | {low:.3f} to {high:.3f} | {cpu:.3f} "
+            f"| {last.steps / last.tokens:.2f} | {last.accepted} |"
         )
     return "\n".join(lines) + "\n"
 

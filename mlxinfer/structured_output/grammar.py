@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SamplingError, one_line
 from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
-from .constraint import GrammarConstraint
+from .constraint import GrammarConstraint, JSONText
 from .habits import Habits
 from .numbers import NumberLimit
 from .schema import MAX_DEPTH, fault_path, normalized
@@ -49,10 +49,8 @@ class _Table:
 
     tokens: LLTokenizer
     """As llguidance needs it."""
-    numbers: NumberLimit
-    """For the numbers of JSON."""
-    habits: Habits
-    """For the punctuation of JSON."""
+    json: JSONText
+    """For answers that are JSON."""
 
 
 class GrammarCompiler:
@@ -88,9 +86,7 @@ class GrammarCompiler:
 
     def _constraint(self, matcher: LLMatcher, structure: Structure) -> GrammarConstraint:
         table = self._prepared()
-        if not isinstance(structure, Schema):
-            return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, numbers=table.numbers, habits=table.habits)
+        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, table.json if isinstance(structure, Schema) else None)
 
     def table(self) -> LLTokenizer:
         """The prepared vocabulary. Raises `SamplingError` where the tokenizer cannot be used."""
@@ -106,7 +102,7 @@ class GrammarCompiler:
                 known = _TokenTable(self.tokenizer, self._vocab_size)
                 ends = sorted(self.tokenizer.eos_token_ids)
                 tokens = LLTokenizer(TokenizerWrapper(known), n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
-                self._table = _Table(tokens, NumberLimit(known.tokens, self._vocab_size), Habits(known.tokens))
+                self._table = _Table(tokens, JSONText(NumberLimit(known.tokens, self._vocab_size), Habits(known.tokens)))
             return self._table
 
 

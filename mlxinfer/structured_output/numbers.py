@@ -20,7 +20,7 @@ BEGINNING: Place = (_OUTSIDE, 0)
 
 
 class NumberLimit:
-    """The digits of numbers, over the tokens of one vocabulary. Strings are left alone, and so is what nothing but digits can go on with."""
+    """The digits of numbers, over the tokens of one vocabulary. Strings are left alone, and so is what only digits can go on with."""
 
     def __init__(self, pieces: Sequence[bytes], vocab_size: int) -> None:
         """`pieces`: the bytes of each token; `vocab_size`: logits of the model."""
@@ -49,6 +49,11 @@ class NumberLimit:
             others = bits & self._others
             if others.any():
                 bits[:] = others
+
+
+def in_string(place: Place) -> bool:
+    """Whether a string has begun and not ended."""
+    return place[0] in (_IN_STRING, _ESCAPED)
 
 
 def _is_full(place: Place) -> bool:

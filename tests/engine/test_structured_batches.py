@@ -13,9 +13,7 @@ from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output.grammar import GrammarCompiler
 
 jsonschema = pytest.importorskip("jsonschema")
-
-from support.schema_corpus import corpus
-
+corpus = pytest.importorskip("support.schema_corpus").corpus
 BATCH = 16
 EVERY = 25
 """Steps after which a sequence is preempted."""

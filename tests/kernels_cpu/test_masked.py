@@ -16,7 +16,12 @@ def expected(x, words):
     return np.where(bits, x, np.float32(-np.inf))
 
 
-@given(st.integers(0, 4), st.sampled_from([1, 31, 32, 33, 96, 8191, 8192, 8193, 30001]), st.sampled_from([0, 0.02, 0.5, 1]), st.integers(0, 2**31))
+@given(
+    st.integers(0, 4),
+    st.sampled_from([1, 31, 32, 33, 96, 8191, 8192, 8193, 30001]),
+    st.sampled_from([0, 0.02, 0.5, 1]),
+    st.integers(0, 2**31),
+)
 def test_like_numpy(rows, size, share, seed):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, size)).astype(np.float32)

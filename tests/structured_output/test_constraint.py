@@ -1,6 +1,7 @@
 """A constraint is a value: what it allows depends on the tokens before, however they came."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -76,12 +77,12 @@ def test_any_split_of_drafts_gives_the_same_masks(compiler, structure, random):
 @given(st.sampled_from(STRUCTURES), st.randoms(use_true_random=False))
 def test_what_is_forced_and_expected_may_follow(compiler, structure, random):
     constraint = compiler.compile(structure)
-    tokens, _ = walk(constraint, random, random.randint(0, 30), compiler.tokenizer.eos_token_ids)
+    walk(constraint, random, random.randint(0, 30), compiler.tokenizer.eos_token_ids)
     before = constraint.rows([])
     forced, (expected, chances) = constraint.forced(), constraint.expected()
     assert expected[: len(forced)] == forced
     assert len(chances) == len(expected)
-    assert all(1 >= one >= other > 0 for one, other in zip(chances, chances[1:], strict=False))
+    assert all(1 >= one >= other > 0 for one, other in pairwise(chances))
     assert constraint.allowed(expected) == len(expected)
     for row, token in zip(constraint.rows(forced), forced, strict=False):
         assert allowed(row).tolist() == [token]
@@ -154,7 +155,7 @@ def test_numbers_of_64_bits_fit(compiler, number, schema):
 
 
 def test_the_place_in_a_text_does_not_depend_on_how_it_is_cut(compiler):
-    numbers = compiler.compile(Schema(True))._numbers
+    numbers = compiler.compile(Schema(True))._json.numbers
     tokens = compiler.tokenizer.encode('{"a\\"1": [12.5e-3, "\\\\", 7', add_special_tokens=False)
     place = BEGINNING
     for token in tokens:
@@ -165,7 +166,12 @@ def test_the_place_in_a_text_does_not_depend_on_how_it_is_cut(compiler):
 def test_habits_foretell_punctuation(compiler):
     """After the first property it is known how this model puts a colon and the beginning of a text."""
     names = ["first", "second", "third"]
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
     fresh = GrammarCompiler(compiler.tokenizer, VOCAB)
     constraint, text = fresh.compile(Schema(schema)), '{"first": "a", "second": "b", "'
     for token in compiler.tokenizer.encode(text, add_special_tokens=False):

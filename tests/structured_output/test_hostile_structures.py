@@ -1,5 +1,6 @@
 """Structures of people who mean no good are refused, or held; quickly, and without a word on the terminal."""
 
+import re
 import time
 from random import Random
 
@@ -20,14 +21,13 @@ LONGEST_MASK_S = 0.025
 
 
 def attempt(compiler, make, random, steps):
-    """Seconds of CPU time that compiling took, and the longest mask on a random walk; whether it was held."""
+    """Seconds of CPU time that compiling took, and the longest mask on a random walk; "held", or nothing where it was refused in
+    one line, which would otherwise be the third."""
     begin = time.thread_time()
     try:
         constraint = compiler.compile(make())
     except SamplingError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 2000
-        return time.thread_time() - begin, 0.0, False
+        return time.thread_time() - begin, 0.0, "" if re.fullmatch("structure: .{1,2000}", str(error)) else repr(error)
     compiled, longest = time.thread_time() - begin, 0.0
     ends = compiler.tokenizer.eos_token_ids
     for _ in range(steps):
@@ -42,13 +42,13 @@ def attempt(compiler, make, random, steps):
         constraint.forced()
         if constraint.advance(token):
             break
-    return compiled, longest, True
+    return compiled, longest, "held"
 
 
 def test_a_sample_of_them(tmp_path, capfd):
     compiler = GrammarCompiler(from_directory(tiny_directory(tmp_path, characters=JSON_CHARACTERS)), 96)
     found = [attempt(compiler, make, Random(i), 6) for i, (_, make) in enumerate(hostile(96, seed=1))]
-    assert 10 < sum(held for _, _, held in found) < 90
+    assert {how for _, _, how in found} == {"held", ""}
     assert capfd.readouterr() == ("", "")
 
 
@@ -61,8 +61,9 @@ def test_a_thousand_of_them(capfd):
     assert capfd.readouterr() == ("", "")
     compile_s, mask_s = (sorted(found, key=lambda one, at=at: -one[at])[:12] for at in (1, 2))
     with capfd.disabled():
-        print("held", sum(one[3] for one in found), "of", len(found))  # noqa: T201
+        print("held", sum(one[3] == "held" for one in found), "of", len(found))  # noqa: T201
         print("compile ms", [(one[0], round(1000 * one[1])) for one in compile_s])  # noqa: T201
         print("mask ms", [(one[0], round(1000 * one[2], 1)) for one in mask_s])  # noqa: T201
+    assert {one[3] for one in found} == {"held", ""}
     assert compile_s[0][1] <= LONGEST_COMPILE_S
     assert mask_s[0][2] <= LONGEST_MASK_S

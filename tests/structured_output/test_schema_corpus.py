@@ -1,6 +1,7 @@
 """Schemas as they are found in the world: what does not fit is never accepted, and what cannot be held is told."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -15,8 +16,7 @@ from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tokenizer.tokenizer import from_directory
 
 pytest.importorskip("jsonschema")
-
-from support.schema_corpus import SHARES, corpus
+schema_corpus = pytest.importorskip("support.schema_corpus")
 
 
 def accepts(compiler, compiled, text, *, masks):
@@ -43,10 +43,8 @@ def judge(compiler, cases, *, masks=False):
         try:
             constraint = compiler.compile(Schema(case.schema))
         except SamplingError as error:
-            assert "cannot be held" in str(error)
-            assert "\n" not in str(error)
             found["refused"] += 1
-            found["refused with a place"] += " at " in str(error)
+            found["refused with a place"] += bool(re.fullmatch("structure: the schema cannot be held at [^\n]+", str(error)))
             continue
         for name, values in (("valid", case.valid), ("invalid", case.invalid)):
             for value in values:
@@ -69,25 +67,23 @@ def check(found, wrong):
 
 def test_a_sample_of_them(tmp_path):
     compiler = GrammarCompiler(from_directory(tiny_directory(tmp_path, characters=JSON_CHARACTERS)), 96)
-    found, wrong = judge(compiler, corpus(60, seed=1))
+    found, wrong = judge(compiler, schema_corpus.corpus(60, seed=1))
     check(found, wrong)
     assert found["invalid"] > 50
 
 
 def test_the_same_seed_gives_the_same_schemas():
-    first, second = (list(corpus(12, seed=5)) for _ in range(2))
+    first, second = (list(schema_corpus.corpus(12, seed=5)) for _ in range(2))
     assert first == second
-    assert first != list(corpus(12, seed=6))
+    assert first != list(schema_corpus.corpus(12, seed=6))
 
 
 @pytest.mark.slow
 @pytest.mark.model(computes=False)
 def test_all_of_them():
     compiler = GrammarCompiler(load_tokenizer(GGUFCheckpoint(ALIASES["smollm2"].find())), 49152)
-    found, wrong = judge(compiler, corpus(), masks=True)
+    found, wrong = judge(compiler, schema_corpus.corpus(), masks=True)
     print(json.dumps(dict(sorted(found.items())), indent=1))  # noqa: T201
     check(found, wrong)
-    assert found["schemas"] == sum(SHARES.values()) > 1000
+    assert found["schemas"] == sum(schema_corpus.SHARES.values()) > 1000
     assert found["refused"] > 0
-
-

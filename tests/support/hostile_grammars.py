@@ -8,13 +8,41 @@ from typing import Any
 
 from mlxinfer.structure import Choice, Lark, Regex, Schema, Structure
 
-_ATOMS = ["a", "(a|b|ab)", "[a-z]", ".", "\\w", "(?:a*)", "\\d+", "(a+)+", "[^\"]*", "\\p{L}", "(?i:k)", "\\x{10FFFF}", "(?s:.)"]
-_NONSENSE = ["(?=a)b", "(?!a)b", "(?<=a)b", "(a)\\1", "a{99999999}", "a{5,2}", "[z-a]", "(", "[", "\\", "*", "a**", "(?P<n>a)(?P=n)", "\\p{Foo}"]
+_ATOMS = ["a", "(a|b|ab)", "[a-z]", ".", "\\w", "(?:a*)", "\\d+", "(a+)+", '[^"]*', "\\p{L}", "(?i:k)", "\\x{10FFFF}", "(?s:.)"]
+_NONSENSE = [
+    "(?=a)b",
+    "(?!a)b",
+    "(?<=a)b",
+    "(a)\\1",
+    "a{99999999}",
+    "a{5,2}",
+    "[z-a]",
+    "(",
+    "[",
+    "\\",
+    "*",
+    "a**",
+    "(?P<n>a)(?P=n)",
+    "\\p{Foo}",
+]
 
 
 def hostile(count: int, seed: int = 0) -> Iterator[tuple[str, Callable[[], Structure]]]:
     """`count` structures with what they are. Making one may raise `SamplingError` already."""
-    makers = [_regex, _nonsense, _deep_schema, _wide_schema, _counts, _references, _contradiction, _random_schema, _lark, _lark_bomb, _gbnf, _choice]
+    makers = [
+        _regex,
+        _nonsense,
+        _deep_schema,
+        _wide_schema,
+        _counts,
+        _references,
+        _contradiction,
+        _random_schema,
+        _lark,
+        _lark_bomb,
+        _gbnf,
+        _choice,
+    ]
     for number in range(count):
         maker = makers[number % len(makers)]
         random = Random(f"{seed} {number}")
@@ -118,7 +146,28 @@ def _contradiction(r: Random) -> Structure:
 
 
 def _random_schema(r: Random, depth: int = 0) -> Structure:
-    keys = "type properties items anyOf allOf oneOf not if then else enum const required pattern format minimum maxLength $ref $defs x-guidance".split()
+    keys = [
+        "type",
+        "properties",
+        "items",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "enum",
+        "const",
+        "required",
+        "pattern",
+        "format",
+        "minimum",
+        "maxLength",
+        "$ref",
+        "$defs",
+        "x-guidance",
+    ]
 
     def value(depth: int) -> Any:
         kind = r.randrange(7 if depth < 4 else 4)
@@ -135,14 +184,14 @@ def _lark(r: Random) -> Structure:
     texts = [
         "start: start",
         "start: a\na: b\nb: a",
-        "start: start start | \"a\"",
+        'start: start start | "a"',
         'start: "a" start "b" | ',
         "start: /(?=a)/",
         "start: nothing",
         "start: /a/ /a*/ /a*/ /a*/ /b/",
         "",
         "garbage ::= ",
-        "start: %json {\"type\": \"object\"}",
+        'start: %json {"type": "object"}',
         'start: %json {"$ref": "https://example.com"}',
         "%import common.WORD\nstart: WORD",
         "%import os.system\nstart: system",
@@ -150,12 +199,12 @@ def _lark(r: Random) -> Structure:
         "start[capture, max_tokens=5]: /.*/",
         "start[temperature=9e99]: /a/",
         "start: gen\ngen[stop=/x/]: /(.|\\n)*/",
-        "start: (\"a\" | \"b\"){1,1000000}",
+        'start: ("a" | "b"){1,1000000}',
         "start: " + "(" * 3000 + '"a"' + ")" * 3000,
         "start: @other",
-        "start: \"" + "a" * 100_000 + "\"",
+        'start: "' + "a" * 100_000 + '"',
         "start: /[/",
-        "start: %regex { \"substring_words\": 7 }",
+        'start: %regex { "substring_words": 7 }',
         '%llguidance {"no_forcing": true, "allow_invalid_utf8": true}\nstart: /./',
     ]
     return Lark(r.choice([text for text in texts if text]))
@@ -171,7 +220,11 @@ def _lark_bomb(r: Random) -> Structure:
         rules = [f"T{i}: T{i + 1} T{i + 1}" for i in range(min(depth, 60))]
         return Lark("\n".join(["start: T0", *rules, f'T{min(depth, 60)}: "a"']))
     if kind == 2:
-        return Lark("start: " + " | ".join(f"r{i}" for i in range(depth * 20)) + "".join(f'\nr{i}: /x{{0,{i}}}/ "y" | r{i} r{i}' for i in range(depth * 20)))
+        return Lark(
+            "start: "
+            + " | ".join(f"r{i}" for i in range(depth * 20))
+            + "".join(f'\nr{i}: /x{{0,{i}}}/ "y" | r{i} r{i}' for i in range(depth * 20))
+        )
     return Lark('start: a*\na: b* "x"?\nb: c* "y"?\nc: "z"? | a b c')
 
 

@@ -31,8 +31,31 @@ SHARES = {
     "store": 54,
 }
 """How many of each kind there are among 1,114."""
-_WORDS = "user order item city country date email status price amount count level name title kind source target region zone key group owner".split()
-_PARTS = "id name code type list url at size limit path mode rate text time".split()
+_WORDS = [
+    "user",
+    "order",
+    "item",
+    "city",
+    "country",
+    "date",
+    "email",
+    "status",
+    "price",
+    "amount",
+    "count",
+    "level",
+    "name",
+    "title",
+    "kind",
+    "source",
+    "target",
+    "region",
+    "zone",
+    "key",
+    "group",
+    "owner",
+]
+_PARTS = ["id", "name", "code", "type", "list", "url", "at", "size", "limit", "path", "mode", "rate", "text", "time"]
 PATTERNS = ["^[a-z]+$", "^[A-Z]{2}$", "^[0-9]{4}$", "^v[0-9]+\\.[0-9]+$", "^[a-z][a-z0-9-]{0,20}$", "^#[0-9a-f]{6}$", "^(GET|POST|PUT)$"]
 FORMATS = ["date", "date-time", "uuid", "ipv4", "email", "uri", "int32", "int64", "password", "binary"]
 
@@ -115,7 +138,9 @@ def _described(r: Random, schema: Schema) -> Schema:
     return schema | extra
 
 
-def _object(r: Random, depth: int, *, closed: float = 0.3, leaf: Any = _scalar, nested: float = 0.25, size: tuple[int, int] = (1, 6)) -> Schema:
+def _object(
+    r: Random, depth: int, *, closed: float = 0.3, leaf: Any = _scalar, nested: float = 0.25, size: tuple[int, int] = (1, 6)
+) -> Schema:
     """An object whose values are scalars, arrays, and objects down to `depth`."""
     properties: Schema = {}
     for name in _names(r, *size):
@@ -189,7 +214,10 @@ def _kubernetes(r: Random) -> Schema:
     meta = {"type": "object", "properties": {"name": {"type": "string"}, "labels": label, "annotations": label}, "required": ["name"]}
     port = {"type": "object", "properties": {"containerPort": {"type": "integer", "format": "int32"}, "protocol": {"enum": ["TCP", "UDP"]}}}
     either = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
-    item = {"type": "object", "properties": {"name": {"type": "string"}, "image": {"type": "string"}, "ports": {"type": "array", "items": port}}}
+    item = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "image": {"type": "string"}, "ports": {"type": "array", "items": port}},
+    }
     item["properties"] |= {"limit": either, "env": {"type": ["array", "null"], "items": {"$ref": "#/definitions/pair"}}}
     pair = {"type": "object", "properties": {"name": {"type": "string"}, "value": {"type": ["string", "null"]}}, "required": ["name"]}
     spec = _object(r, 2, closed=0.0, nested=0.3)
@@ -212,7 +240,9 @@ def _config(r: Random, depth: int, hard: float, *, refs: float) -> Schema:
     if r.random() < refs / 2:
         schema["properties"]["by_name"] = {"type": "object", "patternProperties": {"^[a-z]+$": _scalar(r)}, "additionalProperties": False}
     if r.random() < refs / 2:
-        schema["properties"]["both"] = {"allOf": [_object(r, 0, closed=0.0, size=(1, 2)), {"type": "object", "properties": {"extra": {"type": "boolean"}}}]}
+        schema["properties"]["both"] = {
+            "allOf": [_object(r, 0, closed=0.0, size=(1, 2)), {"type": "object", "properties": {"extra": {"type": "boolean"}}}]
+        }
     return _plant(r, {"$schema": "http://json-schema.org/draft-07/schema#", **schema}, hard)
 
 

@@ -29,7 +29,7 @@ _ANYTHING = [None, True, 0, -1.5, "text", [], {}, [1, "a"], {"a": {"b": []}}, 12
 
 
 def instance(schema: Schema, r: Random, root: Schema, depth: int = 0) -> Any:
-    """A value that fits, its properties in the order of the schema; or one that does not, where the schema asks for what is not looked at."""
+    """A value that fits, its properties in the order of the schema; or not, where the schema asks for what is not looked at."""
     if "$ref" in schema:
         target: Any = root
         for part in schema["$ref"].split("/")[1:]:

@@ -256,8 +256,8 @@ class Proposer:
 
 
 def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
-    """The tokens that a structure lets expect after the last known one, and their chances. If that one is pending (`ahead`), it is the first
-    that was expected."""
+    """The tokens that a structure lets expect after the last known one, and their chances. If that one is pending (`ahead`), it is the
+    first that was expected."""
     if s.constraint is None:
         return [], []
     tokens, chances = s.constraint.expected()
