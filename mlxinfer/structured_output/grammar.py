@@ -23,6 +23,7 @@ WHITESPACE = r" |\n[ \t]{0,40}"
 """Between the tokens of JSON. Unbounded whitespace lets a model ramble in it until `max_tokens`."""
 _KEPT = 128
 """Compiled grammars that are kept for further requests."""
+_TOO_DEEP = f"structure: the schema is nested too deeply: {MAX_DEPTH} levels of JSON are allowed"
 
 
 class _TokenTable:
@@ -113,10 +114,7 @@ def _grammar(structure: Structure) -> str:
     if isinstance(structure, Schema):
         if structure.schema is False:
             raise SamplingError("structure: no JSON fits the schema false")
-        try:
-            return _of_schema({} if structure.schema is True else normalized(structure.schema))
-        except RecursionError:
-            raise SamplingError(f"structure: the schema is nested more than {MAX_DEPTH} deep") from None
+        return _of_schema(_normalized(structure))
     if isinstance(structure, Regex):
         return LLMatcher.grammar_from_regex(structure.pattern)
     if isinstance(structure, Choice):
@@ -136,18 +134,29 @@ def _as_lark(grammar: str) -> str:
         raise SamplingError(f"structure: grammar: it is not GBNF: {one_line(error)}") from None
 
 
+def _normalized(structure: Schema) -> Any:
+    try:
+        return {} if structure.schema is True else normalized(structure.schema)
+    except RecursionError:
+        raise SamplingError(_TOO_DEEP) from None
+
+
 def _of_schema(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError:  # its reader of JSON goes 128 levels deep, whatever they are
+        raise SamplingError(_TOO_DEEP) from None
 
 
 def _refusal(structure: Structure, error: str) -> str:
     """One line that names what cannot be held, and where."""
     if isinstance(structure, Schema):
-        schema = normalized(structure.schema)
-        path = fault_path(schema, _fault)
-        return f"structure: the schema cannot be held{f' at {path}' if path else ''}: {_reason(_fault(schema) or error)}"
+        schema = _normalized(structure)
+        fault = _fault(schema)
+        path = fault_path(schema, _fault, fault)
+        return f"structure: the schema cannot be held{f' at {path}' if path else ''}: {_reason(fault or error)}"
     kind = {Regex: "regex", Choice: "choice", Lark: "grammar"}[type(structure)]
     return f"structure: {kind}: {_reason(error)}"
 
