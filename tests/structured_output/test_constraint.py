@@ -11,7 +11,7 @@ from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.structure import Regex, Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.structured_output.numbers import BEGINNING, MOST_DIGITS, MOST_EXPONENT_DIGITS
+from mlxinfer.structured_output.numbers import BEGINNING, MOST_DIGITS, MOST_EXPONENT_DIGITS, NumberLimit
 from mlxinfer.tokenizer.tokenizer import from_directory
 
 VOCAB = 96
@@ -138,12 +138,16 @@ def test_numbers_end(compiler, text, count):
     assert digits_taken(compiler, text) == count
 
 
-def test_digits_that_nothing_can_replace_may_follow(compiler):
-    long = 2**100  # 31 digits, and a double holds it
-    constraint = compiler.compile(Schema({"const": long}))
-    for token in compiler.tokenizer.encode(json.dumps(long), add_special_tokens=False):
-        assert token in allowed(constraint.rows([])[0])
-        constraint.advance(token)
+def test_digits_that_nothing_can_replace_may_follow():
+    limit = NumberLimit([b"7", b"1e", b"a", b""], 40)
+    full = (0, MOST_DIGITS)
+    for before, left in ([0b0011, 0b0011], [0b0111, 0b0100], [0b0100, 0b0100], [-1, ~0b0011]):
+        bits = np.array([before, 0], np.int32)
+        limit.apply(full, bits)
+        assert bits.tolist() == [left, 0]
+        assert not limit.allows(full, 0)
+    limit.apply((0, MOST_DIGITS - 1), untouched := np.array([0b0111, 0], np.int32))
+    assert untouched[0] == 0b0111
 
 
 @pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 1.7976931348623157e308, 5e-324, 0.1 + 0.2, 1e21, 123456789.123456789])
