@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 
 from .schema_instances import instance, mutated
 
@@ -82,7 +82,7 @@ def corpus(count: int = sum(SHARES.values()), seed: int = 0) -> Iterator[Case]:
 
 
 def _case(kind: str, schema: Schema, random: Random) -> Case:
-    validator = Draft202012Validator(schema)
+    validator = validator_for(schema)(schema)  # of the draft that `$schema` names
     case = Case(kind, schema)
     for _ in range(2):
         value = instance(schema, random, schema)
@@ -176,7 +176,7 @@ def _plant(r: Random, schema: Schema, chance: float) -> Schema:
         "look-around": {"type": "string", "pattern": "^(?!con$).*"},
     }
     if fault == "dependencies":
-        schema["dependentRequired"] = {name: list(schema["properties"])[:1]}
+        schema["dependencies" if "draft-07" in schema.get("$schema", "") else "dependentRequired"] = {name: list(schema["properties"])[:1]}
     else:
         schema["properties"][name] = faults[fault]
     return schema
