@@ -54,7 +54,7 @@ smoke: $(small)  ## one test of each layer (seconds)
 quick: $(small)  ## the tests that need no real model, without the long ones (minutes)
 	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quick_tests)" $(ARGS)
 
-test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (ten minutes)
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
 	$(check)
 	$(bin)/python -m pytest $(parallel) $(ARGS)
 
