@@ -166,6 +166,8 @@ class InputProcessor:
         if len(ids) > self.max_context:
             message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
             raise ContextLengthError(message, len(ids), self.max_context)
+        if all(type(token) is int for token in ids) and min(ids) >= 0 and max(ids) < self.vocab_size:
+            return ids
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
@@ -226,10 +228,10 @@ class InputProcessor:
         """What an answer is held to; None where it is free."""
         if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
             return None if params.structure is None else self.grammars.compile(params.structure)
-        from ..structured_output.answer import answer_constraint
+        from ..structured_output.answer import AnswerRules
 
-        budget = params.thinking_token_budget
-        return answer_constraint(self.grammars, chat.format, chat.tools, chat.choice, chat.begun, params.structure, budget)
+        rules = AnswerRules(chat.format, chat.tools, chat.choice, chat.begun, params.structure, params.thinking_token_budget)
+        return rules.constraint(self.grammars, self.vocab_size)
 
     def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
         """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""

@@ -88,6 +88,10 @@ class OpenModel:
     @classmethod
     def open(cls, args: EngineArgs, progress: Progress | None = None) -> OpenModel:
         """Plan the memory for the model, its draft model and the cache, then read the weights. Raises `MLXInferError`s."""
+        if args.tool_format is not None:
+            from ..output_format.derive import check_format_name
+
+            check_format_name(args.tool_format)
         with prepared(args) as found:
             reservation = BUDGET.reserve(found.plan)
             try:

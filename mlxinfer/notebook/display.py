@@ -110,7 +110,8 @@ def _completion(chunks: list[Chunk]) -> Completion:
     logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs or []]
     last = chunks[-1] if chunks else Chunk("")
     usage = last.usage or Usage(prompt_tokens=0, completion_tokens=len(token_ids))
-    return Completion("".join(chunk.text for chunk in chunks), token_ids, last.finish_reason or "cancelled", usage, logprobs or None)
+    text, reasoning = ("".join(getattr(chunk, name) for chunk in chunks) for name in ("text", "reasoning"))
+    return Completion(text, token_ids, last.finish_reason or "cancelled", usage, logprobs or None, reasoning=reasoning or None)
 
 
 class _Cell:

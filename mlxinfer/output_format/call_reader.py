@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..tools import Tools
 from .format import CallFormat, EventKind
-from .literals import MISS, MORE, Literal, skip_whitespace
+from .literals import MISS, MORE, literal, skip_whitespace
 from .values import JSON, PYTHON, Dialect, ValueReader
 
 Emit = Callable[[EventKind, str], None]
@@ -68,7 +68,7 @@ class NamedCallReader(CallReader):
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         super().__init__(calls, tools, emit)
-        self._name_end = Literal(calls.name_end)
+        self._name_end = literal(calls.name_end)
         opened = calls.kind == "pythonic"
         dialect = PYTHON if opened else JSON if calls.kind == "json" else Dialect((calls.quote,), "none", loose=True)
         self._opener = "" if opened else "{"

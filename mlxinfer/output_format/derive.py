@@ -141,6 +141,3 @@ def collected(events: Sequence[OutputEvent]) -> list[tuple[str, Any]]:
         elif event.kind == "call_end":
             calls.append((name, json.loads(text)))
     return calls
-
-
-__all__ = ["CallFormat", "check_format_name", "may_think", "output_format"]

@@ -112,6 +112,8 @@ class OutputFormat:
     """Whether the chat template takes a system message; otherwise the first user message begins with the description of tools."""
     arguments_as_text: bool = False
     """Whether the chat template takes the arguments of earlier calls as JSON text rather than as an object."""
+    short_ids: bool = False
+    """Whether the chat template refuses ids of calls that are not nine letters and digits, as Mistral's do."""
     also: tuple[CallFormat, ...] = ()
     """Other spellings of calls that are read but never asked for."""
     hidden: tuple[str, ...] = ()

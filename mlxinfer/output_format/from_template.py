@@ -19,6 +19,7 @@ USER, CONTENT, RESULT = "userQuux", "contZeta", "resultDelta"
 NAMES, KEYS = ("fnAlpha", "fnOmega"), ("keyBeta", "keyDelta")
 TEXT, NUMBER = "valGamma", 7391
 _IDS = ("idone0001", "idtwo0002")
+_LONG_ID = "call_0123456789abcdef01234567"
 _MARKED = {KEYS[0]: TEXT, KEYS[1]: NUMBER}
 _PROPERTIES = {
     KEYS[0]: {"type": "string", "description": "x"},
@@ -290,11 +291,17 @@ def knows(templates: Templates, as_text: bool = False) -> dict[str, Any]:
     answer = calls_message([(NAMES[0], _MARKED)], as_text=as_text)
     result = {"role": "tool", "name": NAMES[0], "tool_call_id": _IDS[0], "content": RESULT}
     user = {"role": "user", "content": USER}
+    calls = rendered(templates, [answer])
+    long_id = {**answer, "tool_calls": [{**answer["tool_calls"][0], "id": _LONG_ID}]}
+    tools_known = KEYS[1] in _whole(templates, [user], tools=True)
+    calls_known = NAMES[0] in calls and TEXT in calls
     return {
-        "tools_in_template": KEYS[1] in _whole(templates, [user], tools=True),
-        "calls_in_template": NAMES[0] in rendered(templates, [answer]) and TEXT in rendered(templates, [answer]),
-        "results_in_template": RESULT in _whole(templates, [user, answer, result], tools=True),
+        "tools_in_template": tools_known,
+        "calls_in_template": calls_known,
+        # a template that writes any role's name renders results, but its model has never seen one
+        "results_in_template": (tools_known or calls_known) and RESULT in _whole(templates, [user, answer, result], tools=True),
         "system_in_template": CONTENT in _whole(templates, [{"role": "system", "content": CONTENT}, user], tools=False),
+        "short_ids": bool(calls) and not rendered(templates, [long_id]),
     }
 
 

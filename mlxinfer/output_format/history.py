@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from ..tools import Tools
@@ -49,7 +50,7 @@ def _message(format: OutputFormat, message: Message, names: dict[str, str], befo
     made = [_function(call) for call in calls]
     names.update({call["id"]: name for call, (name, _) in zip(calls, made, strict=True) if isinstance(call.get("id"), str)})
     if format.calls_in_template:
-        plain["tool_calls"] = [_call(call, each, format.arguments_as_text) for call, each in zip(calls, made, strict=True)]
+        plain["tool_calls"] = [_call(call, each, format) for call, each in zip(calls, made, strict=True)]
         plain["content"] = plain.get("content") or ""
         return [plain]
     del plain["tool_calls"]
@@ -73,16 +74,25 @@ def _function(call: Message) -> Call:
     return str(function.get("name", "")), arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
-def _call(call: Message, made: Call, as_text: bool) -> dict[str, Any]:
+def _call(call: Message, made: Call, format: OutputFormat) -> dict[str, Any]:
     name, arguments = made
-    given = json.dumps(arguments, ensure_ascii=False) if as_text else dict(arguments)
-    return {"id": str(call.get("id") or "call00000"), "type": "function", "function": {"name": name, "arguments": given}}
+    given = json.dumps(arguments, ensure_ascii=False) if format.arguments_as_text else dict(arguments)
+    return {"id": _id(call.get("id"), format), "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _id(given: Any, format: OutputFormat) -> str:
+    """A call's id as the chat template takes it; the same for a call and its result."""
+    name = str(given or "call00000")
+    if not format.short_ids or (len(name) == 9 and name.isascii() and name.isalnum()):
+        return name
+    return sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _result(format: OutputFormat, plain: dict[str, Any], names: Mapping[str, str], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     name = plain.get("name") or names.get(str(plain.get("tool_call_id")))
     if format.results_in_template:
-        return [{**plain, "content": _text(plain.get("content")), **({"name": name} if name else {})}]
+        given = {"tool_call_id": _id(plain["tool_call_id"], format)} if "tool_call_id" in plain else {}
+        return [{**plain, **given, "content": _text(plain.get("content")), **({"name": name} if name else {})}]
     content = f"<tool_response>\n{_text(plain.get('content'))}\n</tool_response>"
     if before and before[-1].get("role") == "user" and str(before[-1].get("content", "")).endswith("</tool_response>"):
         before[-1]["content"] += "\n" + content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 ID = "{id}"
 """Stands in a literal for a number or a call's id: a run of letters, digits and `_-.`, which means nothing here."""
@@ -63,6 +64,10 @@ class Literal:
             at += 1
         held = 0 if final else overlap(text, first)
         return (len(text) - held, MORE) if held else (len(text), MISS)
+
+
+literal = lru_cache(4096)(Literal)
+"""A `Literal` of this text, made once."""
 
 
 def skip_whitespace(text: str, at: int) -> int:

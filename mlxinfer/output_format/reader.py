@@ -9,11 +9,11 @@ from functools import lru_cache
 from ..tools import Tools
 from .call_reader import CallReader, NamedCallReader, ObjectCallReader
 from .format import CallFormat, EventKind, OutputEvent, OutputFormat
-from .literals import MISS, MORE, Literal, overlap, skip_whitespace
+from .literals import MISS, MORE, Literal, literal, overlap, skip_whitespace
 from .tagged_reader import TaggedCallReader
 
 _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}
-
+"""By kind; `NamedCallReader` reads the others."""
 
 _LONGEST_ENTRY = 256
 _ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
@@ -26,7 +26,7 @@ class _Marker:
     def __init__(self, kind: str, text: str, calls: CallFormat | None = None) -> None:
         self.kind = kind
         """One of "reasoning", "call" and "hidden"."""
-        self.literal = Literal(text.lstrip())
+        self.literal = literal(text.lstrip())
         self.calls = calls
         self.at_start = kind == "call" and len(text.strip()) < 3
         """It looks so much like text that it counts only where the answer begins."""
@@ -42,11 +42,9 @@ class OutputReader:
     def __init__(self, format: OutputFormat, tools: Tools, begun: str = "") -> None:
         self._tools = tools
         self._events: list[OutputEvent] = []
-        self._reasoning_end = Literal(format.reasoning.end) if format.reasoning else None
-        self._reasoning_begin = Literal(format.reasoning.begin) if format.reasoning else None
-        self._markers = _markers(format, tools)
-        first = "".join(sorted({re.escape(marker.literal.text[0]) for marker in self._markers if marker.literal.text}))
-        self._first = re.compile(f"[{first}]") if first else None
+        self._reasoning_end = literal(format.reasoning.end) if format.reasoning else None
+        self._reasoning_begin = literal(format.reasoning.begin) if format.reasoning else None
+        self._markers, self._first = _markers(format, bool(tools))
         self._state: Callable[[bool], bool] = self._content
         self._text = ""
         self._at = 0
@@ -155,7 +153,7 @@ class OutputReader:
         self._own = max(0, self._own - (end - self._at))
         self._at = end
         self._fresh = True
-        self._state = self._reasoning_start if marker.kind == "reasoning" else self._space
+        self._state = self._reasoning_space if marker.kind == "reasoning" else self._space
 
     def _enter_call(self, calls: CallFormat, end: int) -> None:
         self._held = [self._text[self._at : end]]
@@ -166,23 +164,31 @@ class OutputReader:
 
     def _space(self, final: bool) -> bool:
         """Whitespace after a marker is none of the answer's."""
-        self._at = skip_whitespace(self._text, self._at)
-        if self._at == len(self._text):
+        return self._skip_space(self._content)
+
+    def _skip_space(self, following: Callable[[bool], bool]) -> bool:
+        size = len(self._text)
+        self._at = size - len(self._text[self._at :].lstrip(" \t\r\n"))
+        if self._at == size:
             return False
-        self._state = self._content
+        self._state = following
         return True
 
     def _reasoning_start(self, final: bool) -> bool:
+        """The prompt has opened reasoning, and models may do so once more."""
+        return self._skip_space(self._reasoning_begin_again)
+
+    def _reasoning_begin_again(self, final: bool) -> bool:
         assert self._reasoning_begin is not None
-        at = skip_whitespace(self._text, self._at)
-        end = self._reasoning_begin.match(self._text, at, final)
+        end = self._reasoning_begin.match(self._text, self._at, final)
         if end == MORE:
             return False
-        self._at = skip_whitespace(self._text, end) if end != MISS else at
-        if self._at == len(self._text):
-            return False
-        self._state = self._reasoning
+        self._at = max(self._at, end)
+        self._state = self._reasoning_space
         return True
+
+    def _reasoning_space(self, final: bool) -> bool:
+        return self._skip_space(self._reasoning)
 
     def _reasoning(self, final: bool) -> bool:
         assert self._reasoning_end is not None
@@ -241,8 +247,8 @@ class OutputReader:
         """What ends a call, a section, or leads to the next call."""
         assert self._call is not None
         calls, text, best = self._call.calls, self._text, (MISS, "")
-        for kind, literal in _endings(calls):
-            end = literal.match(text, self._at, final)
+        for kind, ending in _endings(calls):
+            end = ending.match(text, self._at, final)
             if end == MORE:
                 return False
             if end > best[0]:
@@ -258,15 +264,18 @@ class OutputReader:
         return True
 
 
-def _markers(format: OutputFormat, tools: Tools) -> list[_Marker]:
-    """What to look for in content. The call of a section may come without what begins the section."""
+@lru_cache(64)
+def _markers(format: OutputFormat, with_tools: bool) -> tuple[tuple[_Marker, ...], re.Pattern[str] | None]:
+    """What to look for in content, and what finds a first letter of it. The call of a section may come without what begins the section."""
     markers = [_Marker("hidden", text) for text in format.hidden]
     if format.reasoning:
         markers.append(_Marker("reasoning", format.reasoning.begin))
-    for calls in filter(None, (format.calls, *format.also)) if tools else ():
+    for calls in filter(None, (format.calls, *format.also)) if with_tools else ():
         begins = {calls.begin, calls.call_begin if len(calls.call_begin.strip()) > 2 else calls.begin}
         markers += [_Marker("call", _call_literal(calls, begin), calls) for begin in sorted(begins)]
-    return markers
+    markers = [marker for marker in markers if marker.literal.text]
+    first = "".join(sorted({re.escape(marker.literal.text[0]) for marker in markers}))
+    return tuple(markers), re.compile(f"[{first}]") if first else None
 
 
 @lru_cache(64)
@@ -275,9 +284,9 @@ def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
     close = "}" if calls.kind == "object" else ""
     call_end = calls.call_end[1:] if calls.kind == "pythonic" else calls.call_end
     ends = {before + end for before in {"", close} for end in {"", call_end}}
-    found = [("end", Literal(" " + end)) for end in ends if end]
-    found += [("end", Literal(" " + end + calls.section_end)) for end in ends if calls.section_end]
+    found = [("end", literal(" " + end)) for end in ends if end]
+    found += [("end", literal(" " + end + calls.section_end)) for end in ends if calls.section_end]
     next_call = _call_literal(calls, calls.next)
     if calls.parallel and (next_call.strip() or (calls.section_begin and calls.kind != "object")):
-        found += [("next", Literal(" " + end + next_call)) for end in ends]
+        found += [("next", literal(" " + end + next_call)) for end in ends]
     return found

@@ -36,7 +36,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str] | None:
         if isinstance(schema.get(keyword), list):
             found = [_types(each, root, depth + 1) for each in schema[keyword]]
             known = [types for types in found if types is not None]
-            return frozenset().union(*known) if len(known) == len(found) and known else None
+            return frozenset(name for types in known for name in types) if known and len(known) == len(found) else None
     if isinstance(schema.get("allOf"), list):
         return next((types for each in schema["allOf"] if (types := _types(each, root, depth + 1)) is not None), None)
     return None

@@ -7,7 +7,7 @@ import json
 from ..tools import Tools
 from .call_reader import CallReader, Emit, find_name
 from .format import CallFormat
-from .literals import KEY, MISS, MORE, Literal, overlap, skip_whitespace
+from .literals import KEY, MISS, MORE, Literal, literal, overlap, skip_whitespace
 from .schema_types import json_of, types_of
 from .values import escaped
 
@@ -21,12 +21,9 @@ class TaggedCallReader(CallReader):
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         super().__init__(calls, tools, emit)
-        self._name_end, self._key_begin, self._call_end = (
-            Literal(calls.name_end),
-            Literal(calls.key_begin),
-            Literal(calls.call_end.lstrip()),
-        )
-        self._key_ends = [(text, Literal(text)) for text in (calls.key_end, calls.key_end_json) if text]
+        self._name_end, self._key_begin = literal(calls.name_end), literal(calls.key_begin)
+        self._call_end = literal(calls.call_end.lstrip())
+        self._key_ends = [(text, literal(text)) for text in (calls.key_end, calls.key_end_json) if text]
         self._schema: object = None
         self._types: frozenset[str] | None = None
         self._is_text = False
@@ -38,7 +35,7 @@ class TaggedCallReader(CallReader):
         self._lead = ""
 
     def _end_value_with(self, text: str) -> None:
-        self._value_end, self._ending = Literal(text), Literal(text.lstrip())
+        self._value_end, self._ending = literal(text), literal(text.lstrip())
 
     def read(self, text: str, at: int, final: bool) -> int:
         if not self.begun:
@@ -80,26 +77,26 @@ class TaggedCallReader(CallReader):
         if not kind:
             return at if begin == MORE else self._fail(at)
         for place in range(begin, min(len(text), begin + _LONGEST_KEY)):
-            for key_end, literal in self._key_ends:
-                end = literal.match(text, place, final) if text[place] == key_end.lstrip()[0] else MISS
+            for key_end, ending in self._key_ends:
+                end = ending.match(text, place, final) if text[place] == key_end.lstrip()[0] else MISS
                 if end == MORE:
                     return at
                 if end >= 0 and place > begin:
-                    return self._begin_value(text[begin:place].strip(), key_end, literal, text, place)
+                    return self._begin_value(text[begin:place].strip(), key_end, ending, text, place)
         return at if len(text) < begin + _LONGEST_KEY and not final else self._fail(at)
 
-    def _begin_value(self, key: str, key_end: str, literal: Literal, text: str, place: int) -> int:
+    def _begin_value(self, key: str, key_end: str, ending: Literal, text: str, place: int) -> int:
         """The place after the literal; its whitespace at the end is the value's, except for as much as the literal has."""
         self._types = types_of(self._schema, key)
         if self.calls.key_end_json:
             self._types = frozenset({"string"}) if key_end == self.calls.key_end else (self._types or frozenset({"object"})) - {"string"}
         self._is_text = self._types == frozenset({"string"})
-        self._lead = literal.trail
+        self._lead = ending.trail
         self._end_value_with(self.calls.value_end.replace(KEY, key))
         self._emit("arguments", (", " if self._count else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._count += 1
         self._in_value, self._value_begun, self._value = True, False, []
-        return Literal(key_end.rstrip()).match(text, place, True)
+        return literal(key_end.rstrip()).match(text, place, True)
 
     def _read_value(self, text: str, at: int, final: bool) -> int:
         if not self._value_begun:

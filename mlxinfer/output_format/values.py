@@ -58,6 +58,7 @@ class ValueReader:
         self._quote = ""
         self._key = False
         self._comma = ""
+        self._space = ""
         self._out: list[str] = ["{"] if opened else []
 
     def add(self, text: str, at: int, final: bool) -> tuple[int, str]:
@@ -74,12 +75,20 @@ class ValueReader:
         return at, out
 
     def _token(self, text: str, at: int, final: bool) -> int:
-        """Read whitespace and one token. -1 if it needs more."""
-        start = at
-        at = _WHITESPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+        """Read whitespace, or one token. -1 if it needs more."""
+        end = _WHITESPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
+        if end > at:
+            self._space += "" if self._dialect.loose else text[at:end]
+            return end
         if at == len(text):
             return -1
-        space = "" if self._dialect.loose else text[start:at]
+        end = self._take(text, at, self._space, final)
+        if end >= 0:
+            self._space = ""
+        return end
+
+    def _take(self, text: str, at: int, space: str, final: bool) -> int:
+        """Read one token that follows `space`. -1 if it needs more."""
         character = text[at]
         if self._expect == "colon":
             return self._after_key(space, character, at)

@@ -59,17 +59,13 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_EXAMPLE = "Write one such block for each call."
-
-
 def describe(calls: CallFormat, tools: Tools) -> str:
     """What tells a model of the tools, and how to call them, where its chat template does not."""
     listed = "\n".join(_json(tool.as_openai()) for tool in tools.values())
     form = write_calls(calls, [("<function-name>", {"<argument-name>": "<argument-value>"})])
+    several = "Write one such block for each call." if calls.parallel else "Call one function at a time."
     return (
         "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
         f"These are the functions, as JSON schemas:\n<tools>\n{listed}\n</tools>\n\n"
-        f"To call a function, answer in this form, with nothing after it:\n{form}\n\n{_EXAMPLE}"
-        if calls.parallel
-        else f"# Tools\n\nThese are the functions:\n<tools>\n{listed}\n</tools>\n\nTo call one, answer in this form:\n{form}"
+        f"To call a function, answer in this form, with nothing after it:\n{form}\n\n{several}"
     )

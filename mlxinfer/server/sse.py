@@ -116,6 +116,7 @@ class Stream:
         self._media_type = media_type
         self._keep_alive = keep_alive
         self._started = False
+        self._refused = False
         self._written = 0
         self._writing_since = 0.0
         self._send: Callable[[Any], Awaitable[None]]
@@ -146,11 +147,13 @@ class Stream:
             await self._write(self._end())
         except APIError as error:
             if not self._started:
+                self._refused = True
                 raise
             await self._write(self._failed(error))
         except Exception:
             if self._started:
                 await self._write(self._failed(server_failed()))
+            self._refused = True
             raise
         await self._send_body(b"", more=False)
 
@@ -173,7 +176,8 @@ class Stream:
     async def _keep_awake(self) -> None:
         """Sends the status and keep-alives in time. Returns when the client has not read for too long."""
         await asyncio.sleep(self._limits.patience_s)
-        await self._write()
+        if not self._refused:  # at this very moment: the error has a status of its own
+            await self._write()
         while True:
             seen = self._written
             await asyncio.sleep(self._limits.keep_alive_s)

@@ -68,16 +68,16 @@ class GrammarConstraint:
         """See `Constraint`."""
         return self._matcher.validate_tokens(list(drafts)) if drafts else 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return self._matcher.is_stopped()
+
     def forced(self) -> list[int]:
         """See `Constraint`."""
         if self._forced is None:
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing may follow but the end."""
-        return self._matcher.is_stopped()
 
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""

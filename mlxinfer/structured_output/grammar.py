@@ -47,8 +47,7 @@ class GrammarCompiler:
         """`vocab_size`: logits of the model. Cheap: the vocabulary is prepared with the first structure (0.1 s for 49,000 tokens)."""
         self.tokenizer = tokenizer
         """Whose tokens they are."""
-        self.vocab_size = vocab_size
-        """Logits of the model."""
+        self._vocab_size = vocab_size
         self._lock = Lock()
         self._table: LLTokenizer | None = None
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
@@ -61,7 +60,7 @@ class GrammarCompiler:
             known = self._compiled.get(structure)
             if known is not None:
                 self._compiled.move_to_end(structure)
-                return GrammarConstraint(known.deep_copy(), self.vocab_size)
+                return GrammarConstraint(known.deep_copy(), self._vocab_size)
         matcher = LLMatcher(self.table(), _grammar(structure), log_level=0)
         if matcher.is_error():
             raise SamplingError(_refusal(structure, matcher.get_error()))
@@ -69,7 +68,7 @@ class GrammarCompiler:
             self._compiled[structure] = matcher
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy(), self.vocab_size)
+        return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
 
     def table(self) -> LLTokenizer:
         """The prepared vocabulary. Raises `SamplingError` where the tokenizer cannot be used."""
@@ -79,9 +78,9 @@ class GrammarCompiler:
             if self._table is None:
                 if not self.tokenizer.eos_token_ids:
                     raise SamplingError("structure: the model's tokenizer has no end token, so a structured answer could not end")
-                wrapper = TokenizerWrapper(_TokenTable(self.tokenizer, self.vocab_size))
+                wrapper = TokenizerWrapper(_TokenTable(self.tokenizer, self._vocab_size))
                 ends = sorted(self.tokenizer.eos_token_ids)
-                self._table = LLTokenizer(wrapper, n_vocab=self.vocab_size, eos_token=ends)  # type: ignore[arg-type]
+                self._table = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
             return self._table
 
 

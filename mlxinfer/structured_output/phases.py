@@ -11,6 +11,8 @@ from .constraint import Constraint, GrammarConstraint
 from .tool_grammar import CallGrammar
 from .vocabulary import Vocabulary, is_cut, overlap
 
+_CERTAIN = 0.999
+"""The chance that a token comes about which there is no choice."""
 _MOST_TO_COMPLETE = 3
 """Tokens by which a budget may be exceeded to complete a character."""
 
@@ -27,8 +29,17 @@ class _Phased(ABC):
         """Bits of the tokens that may come now, int32 `[vocab / 32]`; None if all may."""
 
     @abstractmethod
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+
+    @abstractmethod
     def copy(self) -> _Phased:
         """See `Constraint`."""
+
+    def expected(self) -> tuple[list[int], list[float]]:
+        """The tokens of `forced`, and the chance of each."""
+        forced = self.forced()
+        return forced, [_CERTAIN] * len(forced)
 
     def rows(self, drafts: Sequence[int], words: np.ndarray) -> np.ndarray | None:
         """See `Constraint`. `words`: the row where all may come."""
@@ -92,11 +103,13 @@ class CallsInText(_Phased):
         return None if rows is None else np.asarray(rows[0])
 
     def rows(self, drafts: Sequence[int], words: np.ndarray | None = None) -> np.ndarray | None:
-        return super().rows(drafts, self._vocabulary.all)
+        free = self._call is None and not self._over
+        return None if free and not (drafts and self._watches) else super().rows(drafts, self._vocabulary.all)
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        return len(drafts) if self._call is None and not self._watches else self.allowed_of(drafts)
+        free = self._call is None and not self._over
+        return len(drafts) if not drafts or (free and not self._watches) else self.allowed_of(drafts)
 
     def forced(self) -> list[int]:
         """See `Constraint`."""
@@ -110,9 +123,11 @@ class CallsInText(_Phased):
 
     def _watch(self, token: int) -> None:
         """Look for the beginning of a call in the text with one more token."""
-        self._text += self._vocabulary.bytes_of(token)
+        piece, triggers = self._vocabulary.bytes_of(token), self._grammar.triggers
+        if not self._text and not self._grammar.at_start and not any(trigger[:1] in piece for trigger in triggers):
+            return
+        self._text += piece
         self._tokens.append(token)
-        triggers = self._grammar.triggers
         if self._grammar.at_start:
             begun = self._text.lstrip()
             if any(begun.startswith(trigger) for trigger in triggers):
@@ -150,15 +165,25 @@ class CallsInText(_Phased):
 class Reasoning(_Phased):
     """The model may think before it answers, within a budget; the answer is held to another constraint, or to none."""
 
-    def __init__(self, vocabulary: Vocabulary, begin: str, end: str, after: Constraint | None, *, budget: int | None, begun: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        begin: str,
+        end: str,
+        after: Constraint | None,
+        *,
+        first: Constraint | None,
+        budget: int | None,
+        begun: bool,
+    ) -> None:
         """`begin` and `end`: what reasoning stands between; the prompt has `begun` it, or the model may. `after`: what the answer is held
-        to. Raises `SamplingError` if the model's tokens cannot write `end`."""
+        to; `first`: the same for an answer without reasoning. Raises `SamplingError` if the model's tokens cannot write `end`."""
         self._vocabulary = vocabulary
         self._begin, self._end = begin.strip().encode(), end.strip().encode()
         self._begin_tokens = [] if begun else vocabulary.tokens_of(begin.strip())
-        self._after = after
+        self._after = after if begun else first
         self._fresh = None if after is None or begun else after.copy()
-        """`after` as it was before the answer began."""
+        """`after` as it is for an answer after reasoning."""
         self._answers = True
         """Before the reasoning: the tokens so far may be the answer's, too."""
         self._budget = budget

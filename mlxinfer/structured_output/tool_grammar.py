@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
@@ -21,8 +22,9 @@ from .schema import MAX_DEPTH, normalized
 from .value_grammar import ArgumentRules, NotHeldError
 
 _KEPT = 64
-_SHORT = 3
-"""A beginning of fewer characters occurs in any text: then a call is one only with an offered tool's name, where the answer begins."""
+_SHORT, _SHORTEST = 6, 3
+"""A beginning of fewer characters may be that of other things: then only one with an offered tool's name begins a call; and with still
+fewer only where the content begins."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,51 +62,87 @@ class ToolGrammars:
             return found
 
     def compile(
-        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool = False, structure: Structure | None = None
+        self,
+        calls: CallFormat,
+        tools: Tools,
+        *,
+        parallel: bool,
+        free: bool = False,
+        written: str = "",
+        structure: Structure | None = None,
     ) -> CallGrammar:
-        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. With a `structure`, an answer that
-        is either. Raises `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
+        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
+        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot
+        be held, and `SamplingError` for a structure."""
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
-        key = (calls, texts, parallel, free, structure)
+        key = (calls, texts, parallel, free, written, structure)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._compiled(calls, tools, parallel=parallel, free=free, structure=structure)
+        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return made
 
-    def _compiled(self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, structure: Structure | None) -> CallGrammar:
-        loose: set[str] = set()
+    def _compiled(
+        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
+    ) -> CallGrammar:
+        if structure is not None:
+            self._compiler.compile(structure)  # whose error tells what is wrong with it
+        loose = self._loose(calls, tools, compiled=False)
+        for _ in range(2):
+            rules = GrammarRules(self._special_tokens)
+            writer = _CallWriter(rules, calls, loose)
+            start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
+            if structure is not None:
+                start = f"{rules.rule(start)} | {_structure(rules, structure)}"
+            try:
+                constraint = self._compiler.compile(Lark(rules.grammar(start)))
+            except SamplingError as error:
+                found = self._loose(calls, tools, compiled=True)
+                if found <= loose:
+                    if structure is None:
+                        raise PromptError(f"tools: their schemas cannot be held together: {_plain(error)}") from None
+                    raise
+                loose |= found
+            else:
+                return CallGrammar(constraint, writer.triggers(tools), writer.at_start)
+        raise PromptError("tools: their schemas cannot be held together")
+
+    def _loose(self, calls: CallFormat, tools: Tools, *, compiled: bool) -> set[str]:
+        """The tools whose schemas cannot be held. `compiled`: also those for which only compiling them shows it. Raises `PromptError` for
+        a strict one."""
+        loose = set()
         for name, tool in tools.items():
-            fault = self._fault(calls, tool)
+            fault = self._fault(calls, tool, compiled=compiled)
             if fault and tool.strict:
                 raise PromptError(f"tools: {name}: its schema cannot be held, which strict asks for: {fault}")
             if fault:
                 _log.warning("tool %s: its schema cannot be held (%s), so its arguments may be any JSON object", name, fault)
                 loose.add(name)
-        rules = GrammarRules(self._special_tokens)
-        writer = _CallWriter(rules, calls, loose)
-        start = writer.answer(tools, parallel=parallel and calls.parallel, free=free)
-        if structure is not None:
-            start = f"{rules.rule(start)} | {_structure(rules, structure)}"
-        constraint = self._compiler.compile(Lark(rules.grammar(start)))
-        return CallGrammar(constraint, writer.triggers(tools), writer.at_start)
+        return loose
 
-    def _fault(self, calls: CallFormat, tool: Tool) -> str:
+    def _fault(self, calls: CallFormat, tool: Tool, *, compiled: bool) -> str:
         """Why a tool's schema cannot be held; empty if it can."""
         rules = GrammarRules(self._special_tokens)
         try:
             start = _CallWriter(rules, calls, set(), exact=True).call(tool)
-            self._compiler.compile(Lark(rules.grammar(start)))
+            if compiled:
+                self._compiler.compile(Lark(rules.grammar(start)))
         except (NotHeldError, SamplingError) as error:
-            return str(error).removeprefix("structure: ").removeprefix("grammar: ")
+            return _plain(error)
         except RecursionError:
             return f"it is nested more than {MAX_DEPTH} deep"
         return ""
+
+
+def _plain(error: Exception) -> str:
+    """The fault without the place in our grammar."""
+    found = re.sub(r"^structure: |grammar: |at \d+\(\d+\): |failed to compile JSON schema: ", "", str(error))
+    return re.split(r"\s+\d+ \| ", found)[0]
 
 
 _grammars: WeakKeyDictionary[GrammarCompiler, ToolGrammars] = WeakKeyDictionary()
@@ -119,24 +157,24 @@ class _CallWriter:
         self._calls = calls
         self._loose = loose
         self._exact = exact
-        self.at_start = len(calls.begin.strip()) < _SHORT
+        self.at_start = len(calls.begin.strip()) < _SHORTEST
         """See `CallGrammar`."""
 
     def triggers(self, tools: Tools) -> tuple[bytes, ...]:
         """See `CallGrammar`."""
         calls = self._calls
-        if not self.at_start:
+        if len(calls.begin.strip()) >= _SHORT:
             return (calls.begin.split("{id}")[0].strip().encode(),)
         if calls.kind == "object":
             key = json.dumps(calls.name_key)
             return tuple(f"{calls.begin.strip()}{{{key}: {json.dumps(name, ensure_ascii=False)}".encode() for name in tools)
         return tuple((calls.begin.strip() + name + calls.name_end.strip()).encode() for name in tools)
 
-    def answer(self, tools: Tools, *, parallel: bool, free: bool) -> str:
-        """All calls. `free`: free text may come before, and after a call without a section, which ends there."""
+    def answer(self, tools: Tools, *, parallel: bool, free: bool, written: str = "") -> str:
+        """All calls. `free` and `written`: see `ToolGrammars.compile`. With `free`, a call without a section ends the grammar."""
         rules, calls = self._rules, self._calls
         body = rules.one_of([self._after_begin(tool) for tool in tools.values()])
-        begin = self._free_begin() if free else rules.literal(calls.begin)
+        begin = self._free_begin() if free else rules.literal(calls.begin[len(written) :])
         if free and not calls.section_begin and not self.at_start:
             return f"{begin} {body} {rules.literal(calls.section_end)}"
         further = f"({rules.literal(calls.next)} {body})*" if parallel else ""

@@ -78,8 +78,8 @@ class ArgumentRules:
         begin = rules.literal(calls.key_begin) + " " + quoted(key) + " " + rules.literal(key_end.replace(_KEY, key))
         end = calls.value_end.replace(_KEY, key)
         resolved = self._resolved(schema)
-        options = _options(resolved)
-        if options is not None:
+        options = self._checked_options(resolved)
+        if options:
             written = [quoted(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) for one in options]
             return f"{begin} {rules.one_of(written)} {rules.literal(end)}"
         if not is_text:
@@ -96,8 +96,8 @@ class ArgumentRules:
     def _value(self, schema: Any, depth: int) -> str:
         """One value of Python or Gemma."""
         schema = self._resolved(schema)
-        options = _options(schema)
-        if options is not None:
+        options = self._checked_options(schema)
+        if options:
             return self._rules.one_of([self._constant(one) for one in options])
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword] and depth < _DEEPEST:
@@ -165,6 +165,12 @@ class ArgumentRules:
             schema = found
         return schema if isinstance(schema, Mapping) else {}
 
+    def _checked_options(self, schema: Mapping[str, Any]) -> list[Any] | None:
+        options = _options(schema)
+        if options == [] and self._exact:
+            raise NotHeldError("enum has no value of its type")
+        return options
+
     def _check(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
         unknown = schema.keys() - known
         if unknown and self._exact:
@@ -178,11 +184,31 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     required = schema.get("required")
     required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
     for key in dict.fromkeys([*properties, *required]):
-        yield key, properties.get(key, {}), key in required
+        found = properties.get(key, {})
+        if key not in required and isinstance(found, Mapping) and _options(found) == []:
+            continue  # it can only be left out
+        yield key, found, key in required
 
 
 def _options(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that it lists, if it does."""
+    """The values that it lists, if it does, as far as they are of its type."""
     if isinstance(schema.get("enum"), list) and schema["enum"]:
-        return list(schema["enum"])
-    return [schema["const"]] if "const" in schema else None
+        options = list(schema["enum"])
+    elif "const" in schema:
+        options = [schema["const"]]
+    else:
+        return None
+    kinds = schema.get("type")
+    names = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else None
+    return [one for one in options if names is None or names & _NAMES[type(one)]]
+
+
+_NAMES: dict[type, set[str]] = {
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+}

@@ -22,12 +22,12 @@ class Vocabulary:
         self._running_on: dict[tuple[bytes, int], np.ndarray] = {}
 
     @classmethod
-    def of(cls, compiler: GrammarCompiler) -> Vocabulary:
-        """That of a compiler: always the same one."""
+    def of(cls, compiler: GrammarCompiler, vocab_size: int) -> Vocabulary:
+        """That of a compiler: always the same one. `vocab_size`: logits of the model."""
         with _lock:
             found = _vocabularies.get(compiler)
             if found is None:
-                found = _vocabularies[compiler] = cls(compiler.tokenizer, compiler.vocab_size)
+                found = _vocabularies[compiler] = cls(compiler.tokenizer, vocab_size)
             return found
 
     def bytes_of(self, token: int) -> bytes:

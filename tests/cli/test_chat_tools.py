@@ -125,5 +125,5 @@ def test_ctrl_c_at_the_question_declines(start, tools_file):
 
 def test_a_pipe_cannot_be_asked(call, chat_model, tools_file):
     found = call("chat", chat_model, "--tools", str(tools_file), stdin="hello\n")
-    assert found.exit_code == 2
-    assert "needs a terminal" in found.stderr
+    assert found.code == 2
+    assert "needs a terminal" in found.err

@@ -11,7 +11,7 @@ from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 from mlxinfer import LLM, SamplingParams, Schema
 from mlxinfer.engine.input_processor import RequestOptions
 from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.errors import PromptError, SamplingError
+from mlxinfer.errors import PromptError, SamplingError, SettingError
 from mlxinfer.structure import Lark
 from mlxinfer.tools import offered
 
@@ -141,7 +141,7 @@ def test_a_named_tool_alone_may_be_called(llm):
 def test_free_text_is_not_disturbed(llm, temperature, monkeypatch):
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=80)
     offering = llm.chat(HELLO, params, tools=[turn_on])
-    monkeypatch.setattr("mlxinfer.structured_output.answer._calls", lambda *_: None)
+    monkeypatch.setattr("mlxinfer.structured_output.answer.AnswerRules.constraint", lambda *_: None)
     assert llm.chat(HELLO, params, tools=[turn_on]).token_ids == offering.token_ids
 
 
@@ -227,6 +227,17 @@ def test_what_cannot_be_combined_or_offered_is_refused(llm):
         llm.chat(HELLO, SamplingParams(structure=Lark('start: "a"')), tools=[off])
     with pytest.raises(SamplingError, match="thinking_token_budget"):
         SamplingParams(thinking_token_budget=-1)
+
+
+def test_a_form_of_calls_can_be_named(path):
+    with pytest.raises(SettingError, match="there is no tool format 'nope': use one of "):
+        LLM(path, tool_format="nope")
+    with LLM(path, tool_format="qwen3-coder") as other:
+        ask = {"tools": [turn_on], "tool_choice": "required", "parallel_tool_calls": False, "template_vars": THINKS}
+        found = other.chat(HELLO, sampled(1, thinking_token_budget=0), **ask)
+        assert "<function=turn_on>" in other.tokenizer.decode(found.token_ids)
+        assert found.finish_reason == "stop"
+        check_calls(found)
 
 
 def test_tools_or_a_structure(llm):

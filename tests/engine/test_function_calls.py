@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.function_sets import FOLDER, MOST, function_sets
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.tools import Tools, offered
@@ -16,45 +15,11 @@ from mlxinfer.tools import Tools, offered
 jsonschema = pytest.importorskip("jsonschema")
 pytestmark = pytest.mark.model
 
-_FUNCTION_SETS = os.environ.get("MLXINFER_BFCL", "")
-"""The folder `bfcl_eval/data` of PyPI's bfcl-eval."""
-_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None, "String": "string", "Array": "array", "Boolean": "boolean"}
-_MOST = 300
-
 
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[LLM]:
     with LLM("smollm2", max_context=8192) as llm:
         yield llm
-
-
-def normal(schema: Any) -> Any:
-    """A schema of that collection with JSON's names of types."""
-    if isinstance(schema, list):
-        return [normal(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: normal(value) for key, value in schema.items()}
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        found["type"] = _TYPES.get(kind, kind)
-        if found["type"] is None:
-            del found["type"]
-    return found
-
-
-def function_sets() -> Iterator[tuple[str, Tools]]:
-    """(question, tools) of every third single-turn entry, up to 300."""
-    count = 0
-    for path in sorted(Path(_FUNCTION_SETS).glob("BFCL_v4_*.json")):
-        if not any(part in path.name for part in ("simple_python", "multiple", "live_simple")):
-            continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-            if number % 3 or count == _MOST:
-                continue
-            entry = json.loads(line)
-            count += 1
-            yield entry["question"][0][-1]["content"], offered([normal(each) for each in entry["function"]])
 
 
 def fits(completion: Any, tools: Tools) -> bool:
@@ -93,10 +58,10 @@ def test_required_calls_fit(smollm2: LLM) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _FUNCTION_SETS, reason="MLXINFER_BFCL names no folder of function sets")
+@pytest.mark.skipif(not FOLDER, reason="MLXINFER_BFCL names no folder of function sets")
 def test_required_calls_fit_hundreds_of_function_sets(smollm2: LLM) -> None:
     cases = list(function_sets())
-    assert len(cases) == _MOST
+    assert len(cases) == MOST
     ask = {"tool_choice": "required", "parallel_tool_calls": False}
     prompts = [smollm2.chat_prompt([{"role": "user", "content": question}], tools=[*tools.values()], **ask) for question, tools in cases]
     params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=300) for seed in range(len(prompts))]

@@ -38,6 +38,21 @@ def test_text_only_templates_are_found_out() -> None:
     assert format.source == "chat template"
 
 
+def test_ids_are_made_short_for_templates_that_want_them_so() -> None:
+    check = "{%- if t.id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{%- endif %}"
+    source = SHAPES["mistral"].template.replace("{%- set c =", check + "{%- set c =")
+    source = source.replace("{%- else %}{{- m.content", "{%- else %}{{- '<' + (m.tool_call_id or '') + '>' + m.content")
+    format = derived(TemplateOnly(source))
+    assert format.short_ids
+    assert not derived(TemplateOnly(SHAPES["mistral"].template)).short_ids
+    answer = calls_message([("get", {"city": "x"})])
+    answer["tool_calls"][0]["id"] = given = "call_" + "0123456789abcdef" * 2
+    messages, tools = messages_for_template(format, [USER, answer, {**RESULT, "tool_call_id": given}], TOOLS)
+    short = messages[1]["tool_calls"][0]["id"]
+    assert (len(short), messages[2]["tool_call_id"], messages[2]["name"]) == (9, short, "get")
+    assert f"<{short}>22 degrees" in TemplateOnly(source).render_chat(messages, tools=tools)
+
+
 def test_arguments_that_are_no_object_are_kept() -> None:
     for arguments, expected in (
         ('{"city": "Lon', {"arguments": '{"city": "Lon'}),

@@ -19,15 +19,15 @@ REAL = os.environ.get("MLXINFER_TEST_TEMPLATES")
 """A directory of chat templates (`*.jinja`), such as llama.cpp's `models/templates`."""
 
 
-def _check_round_trips(templates: TemplateOnly, format: OutputFormat, seed: str, count: int, cuts: int) -> None:
+def _check_round_trips(templates: TemplateOnly, format: OutputFormat, seed: str, count: int, cuts: int, groups: int) -> None:
     rng = random.Random(seed)
     assert format.calls is not None
     for number in range(count):
-        calls = random_calls(rng, format.calls.parallel)
+        calls = random_calls(rng, format.calls.parallel and number != 0)
         begun, text = rendered_answer(templates, format, calls_message(calls))
         assert calls_in(read(format, text, begun=begun)) == calls, text
         if number < cuts:
-            check_every_cut(format, text, begun, rng)
+            check_every_cut(format, text, begun, rng, groups)
 
 
 @pytest.mark.parametrize("family", SHAPES)
@@ -41,14 +41,15 @@ def test_calls_are_read_back_at_every_cut(family: str) -> None:
     assert (format.reasoning.begin if format.reasoning else "") == shape.reasoning
     assert format.tools_in_template
     assert format.calls_in_template
-    _check_round_trips(templates, format, family, count=12, cuts=1)
+    _check_round_trips(templates, format, family, count=6, cuts=1, groups=20)
 
 
 def test_a_template_without_tools_gets_them_described() -> None:
     templates = TemplateOnly(NO_TOOLS)
     format = derived(templates)
     assert (format.source, format.tools_in_template, format.calls_in_template) == ("described", False, False)
-    _check_round_trips(templates, format, "described", count=12, cuts=1)
+    assert not format.results_in_template
+    _check_round_trips(templates, format, "described", count=6, cuts=1, groups=20)
 
 
 def test_a_template_that_refuses_all_is_described() -> None:
@@ -70,7 +71,7 @@ def test_real_templates_are_read_back(capsys: pytest.CaptureFixture[str]) -> Non
     for path in sorted(Path(REAL or "").glob("*.jinja")):
         templates = TemplateOnly(path.read_text(encoding="utf-8"))
         try:
-            _check_round_trips(templates, derived(templates), path.stem, count=40, cuts=2)
+            _check_round_trips(templates, derived(templates), path.stem, count=40, cuts=2, groups=100)
             exact.append(path.stem)
         except (AssertionError, MLXInferError) as error:
             failed.append((path.stem, str(error)[:200]))

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 openai, pydantic = needs("openai"), needs("pydantic")
 
+
+def installed(name: str) -> Any:
+    """The module, or a skip."""
+    return pytest.importorskip(name, reason=f"{name} is not installed (pip install mlxinfer[agents])")
+
+
 pytestmark = pytest.mark.long
 
 
@@ -43,7 +49,7 @@ def client(live: LiveServer) -> Iterator[OpenAI]:
 
 
 def test_instructor(client: OpenAI) -> None:
-    instructor = needs("instructor")
+    instructor = installed("instructor")
     messages: Any = [{"role": "user", "content": "Which city?"}]
     for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
         typed = instructor.from_openai(client, mode=mode)
@@ -54,7 +60,7 @@ def test_instructor(client: OpenAI) -> None:
 
 
 def test_pydantic_ai(live: LiveServer) -> None:
-    pydantic_ai = needs("pydantic_ai")
+    pydantic_ai = installed("pydantic_ai")
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -66,7 +72,7 @@ def test_pydantic_ai(live: LiveServer) -> None:
 
 
 def test_openai_agents(live: LiveServer) -> None:
-    agents = needs("agents")
+    agents = installed("agents")
     called: list[str] = []
 
     @agents.function_tool  # type: ignore[untyped-decorator]
@@ -92,6 +98,6 @@ def test_openai_agents(live: LiveServer) -> None:
 
 
 def test_outlines(client: OpenAI) -> None:
-    outlines = needs("outlines")
+    outlines = installed("outlines")
     model = outlines.from_vllm(client, "tiny")
     assert isinstance(City.model_validate_json(model("Which city?", City, max_tokens=400)), City)

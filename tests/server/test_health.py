@@ -97,7 +97,7 @@ def test_the_document_has_every_route_and_every_reference(document: dict[str, An
     references = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert references <= set(schemas)
     assert schemas["ChatRequest"]["additionalProperties"] is False
-    assert schemas["ChatRequest"]["properties"]["tools"]["enum"] == [None, []]
+    assert schemas["ChatRequest"]["properties"]["modalities"]["enum"] == [None, ["text"]]
     assert set(document["paths"]["/v1/chat/completions"]["post"]["responses"]) >= {"200", "400", "401", "403", "404", "413", "429", "503"}
 
 

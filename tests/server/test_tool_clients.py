@@ -141,6 +141,24 @@ def test_functions_of_older_clients(client: OpenAI) -> None:
     assert chat(client, **settings, messages=[*HELLO, choice.message.to_dict(), result]).choices[0].message.function_call
 
 
+def test_a_schema_that_cannot_be_held_is_refused_where_strict_and_any_object_otherwise(client: OpenAI, claude: Any) -> None:
+    unheld = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools: Any = [TOOLS[0], {"type": "function", "function": {"name": "f", "parameters": unheld, "strict": True}}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="uniqueItems") as found:
+            chat(client, tools=tools, tool_choice="required", stream=stream)
+        assert found.value.param == "tools[1]"
+    strict = [{"name": "f", "input_schema": unheld, "strict": True}]
+    with pytest.raises(anthropic.BadRequestError, match="uniqueItems"):
+        claude.messages.create(**claude_settings(tools=strict))
+    del tools[1]["function"]["strict"]
+    choice: Any = {"type": "function", "function": {"name": "f"}}
+    (answer,) = chat(client, tools=tools, tool_choice=choice).choices
+    (call,) = answer.message.tool_calls
+    assert call.function.arguments.startswith("{")
+    assert answer.finish_reason == "length" or isinstance(json.loads(call.function.arguments), dict)
+
+
 def test_openais_own_parser_of_streams(client: OpenAI) -> None:
     import pydantic
 
@@ -334,6 +352,7 @@ def test_langchain(live: LiveServer) -> None:
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")
+    pytest.importorskip("mcp", reason="mcp is not installed, without which LiteLLM knows no tools (pip install mlxinfer[agents])")
     litellm.telemetry = False
     settings: dict[str, Any] = {
         "model": "openai/tiny",

@@ -7,7 +7,7 @@ from support.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.output_format.format import HERMES, OutputFormat, ReasoningFormat
 from mlxinfer.structure import Choice
-from mlxinfer.structured_output.answer import answer_constraint
+from mlxinfer.structured_output.answer import AnswerRules
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tools import ToolChoice, offered
 
@@ -25,7 +25,7 @@ def tokens(text):
 
 def held(*, budget=None, structure=None, begun="", choice=None):
     tools = TOOLS if choice else {}
-    return answer_constraint(COMPILER, THINKING, tools, ToolChoice(choice or "none"), begun, structure, budget)
+    return AnswerRules(THINKING, tools, ToolChoice(choice or "none"), begun, structure, budget).constraint(COMPILER, TOKENIZER.vocab_size)
 
 
 def follow(constraint, text):
@@ -132,7 +132,8 @@ def test_what_goes_on_otherwise_is_text():
 
 
 def test_one_call_only():
-    constraint = answer_constraint(COMPILER, THINKING, TOOLS, ToolChoice("auto", parallel=False), "<think></think>", None, None)
+    rules = AnswerRules(THINKING, TOOLS, ToolChoice("auto", parallel=False), "<think></think>", None, None)
+    constraint = rules.constraint(COMPILER, TOKENIZER.vocab_size)
     assert constraint is not None
     follow(constraint, '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>')
     assert may(constraint) == {END}

@@ -9,6 +9,7 @@ from support.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.errors import PromptError, SamplingError
 from mlxinfer.output_format.format import HERMES, CallFormat, OutputFormat
+from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.output_format.writing import write_calls
 from mlxinfer.structure import Choice, Lark, Regex, Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
@@ -87,6 +88,9 @@ def accepts(constraint, text):
     return bool(constraint.rows([])[0][END // 32] >> (END % 32) & 1)
 
 
+FORMATS |= {f"family {name}": family.calls for name, family in FAMILIES.items()}
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_the_format_writes_is_accepted_and_read_back(grammars, name):
     calls = FORMATS[name]
@@ -110,6 +114,33 @@ def test_what_fits_no_tool_is_refused(grammars, name):
         assert not accepts(constraint, write_calls(calls, [each])), each
     assert not accepts(constraint, "Hello")
     assert not accepts(constraint, "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_letter_of_a_name_or_a_key_may_be_another(grammars, name):
+    calls = FORMATS[name]
+    constraint = grammars.compile(calls, TOOLS, parallel=True).constraint
+    made = CALLS if calls.parallel else CALLS[:1]
+    text = write_calls(calls, made)
+    for word in ("get_weather", "city", "days", "play", "song"):
+        for place in range(len(word)):
+            changed = text.replace(word, word[:place] + ("y" if word[place] == "x" else "x") + word[place + 1 :], 1)
+            assert changed == text or not accepts(constraint, changed), changed
+
+
+def test_what_the_prompt_has_begun_is_not_written_again(grammars):
+    calls = FAMILIES["harmony"].calls
+    text = write_calls(calls, CALLS[:1])
+    written = "<|start|>assistant"
+    assert accepts(grammars.compile(calls, TOOLS, parallel=True, written=written).constraint, text.removeprefix(written))
+
+
+def test_a_short_beginning_needs_a_name(grammars):
+    """What Functionary's content begins with is no call."""
+    found = grammars.compile(FAMILIES["functionary"].calls, TOOLS, parallel=True, free=True)
+    assert found.triggers == (b">>>get_weather", b">>>play")
+    assert not found.at_start
+    assert grammars.compile(FAMILIES["llama3"].calls, TOOLS, parallel=True, free=True).at_start
 
 
 @pytest.mark.parametrize("name", [name for name, calls in FORMATS.items() if calls.parallel])
@@ -136,7 +167,7 @@ def test_arguments_come_in_any_order_each_once(grammars, name):
 
 def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_object(grammars, caplog):
     broken = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?=a)b"}}, "required": ["x"]}
-    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for"):
+    with pytest.raises(PromptError, match="f: its schema cannot be held, which strict asks for: regex parse error"):
         grammars.compile(HERMES, offered([Tool("f", parameters=Schema(broken), strict=True)]), parallel=True)
     for name in ("hermes", "coder", "gemma"):
         caplog.clear()
@@ -144,6 +175,13 @@ def test_strict_schemas_that_cannot_be_held_are_refused_and_others_are_any_objec
         constraint = grammars.compile(FORMATS[name], tools, parallel=True).constraint
         assert f"tool g_{name}: its schema cannot be held" in caplog.text
         assert accepts(constraint, write_calls(FORMATS[name], [(f"g_{name}", {"x": "anything"})]))
+
+
+def test_tools_that_are_too_many_together_are_refused(grammars):
+    words = [[f"{i}{number:0>200}" for number in range(700)] for i in range(3)]
+    tools = [Tool(f"f{i}", parameters=Schema({"type": "object", "properties": {"x": {"enum": words[i]}}})) for i in range(3)]
+    with pytest.raises(PromptError, match=r"tools: their schemas cannot be held together: .* bytes"):
+        grammars.compile(HERMES, offered(tools), parallel=True)
 
 
 def test_a_structure_and_tools_are_either(grammars):

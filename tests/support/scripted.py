@@ -14,7 +14,7 @@ SIZE = 128
 _FIRST, _AFTER = "[first]", "[after]"
 _TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
-    f"{{% if add_generation_prompt %}}{{{{ '{_AFTER}' if messages[-1].role == 'tool' else '{_FIRST}' }}}}{{% endif %}}"
+    f"{{% if add_generation_prompt %}}{{{{ '{_AFTER}' if '<tool_response>' in messages[-1].content else '{_FIRST}' }}}}{{% endif %}}"
 )
 
 

@@ -123,7 +123,7 @@ class Conversation:
     def _append(self, question: str | None, turn: dict[str, Any]) -> None:
         if question is None:
             before = self.turns.pop()
-            joined = {name: before[name] + turn.get(name, "") for name in ("content", "reasoning") if name in before}
+            joined: dict[str, Any] = {name: before[name] + turn.get(name, "") for name in ("content", "reasoning") if name in before}
             turn = {**before, **turn, **joined}
         elif question:
             self.turns.append({"role": "user", "content": question})
