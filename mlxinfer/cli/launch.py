@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,21 +47,23 @@ def launch(tool: str | None, arguments: tuple[str, ...], model: str | None, url:
     if tool not in AGENTS:
         raise click.UsageError(f"there is no tool {tool!r}{did_you_mean(tool, list(AGENTS))}: {', '.join(AGENTS)}")
     agent = AGENTS[tool]
-    program = shutil.which(agent.program)
-    with _server(url, model, may_start=program is not None and not only_print and write is None) as served:
+    with _server(url, model, may_start=bool(shutil.which(agent.program)) and not only_print and write is None) as served:
         settings = agent.settings(served)
         if write is not None:
             _write(agent, settings, tool, write)
-            return
-        shown = "\n".join(_spelled(agent, settings, arguments))
-        if only_print:
-            click.echo(shown)
-            return
-        tell(shown)
-        if program is None:
-            raise ServerError(f"{agent.program} is not installed: {agent.install}")
-        code = _run([program, *settings.arguments, *arguments], settings.environment)
-    click.get_current_context().exit(code)
+        elif only_print:
+            click.echo("\n".join(_spelled(agent, settings, arguments)))
+        else:
+            sys.exit(_start(agent, settings, arguments))
+
+
+def _start(agent: Agent, settings: Settings, arguments: tuple[str, ...]) -> int:
+    """Say what the agent is told, and run it. Returns its exit code."""
+    tell("\n".join(_spelled(agent, settings, arguments)))
+    program = shutil.which(agent.program)
+    if program is None:
+        raise ServerError(f"{agent.program} is not installed: {agent.install}")
+    return _run([program, *settings.arguments, *arguments], settings.environment)
 
 
 def _list() -> None:
