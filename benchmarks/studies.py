@@ -11,6 +11,7 @@ from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
 from .structure import structure
+from .structured import structured
 from .system import device_name
 from .types.command import types
 
@@ -165,5 +166,5 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
 
 COMMANDS = (
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
-    *(batch, serving, memory_cap, structure, types),
+    *(batch, serving, memory_cap, structure, structured, types),
 )

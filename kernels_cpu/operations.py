@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .native import AttentionPlan, Blocks, Rotation, native
+from .native import AttentionPlan, Blocks, Rotation, in_use, native
 from .packed import GATES, PRECISIONS, Packed
 
 
@@ -202,6 +202,16 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | 
 def argmax(x: mx.array) -> mx.array:
     """uint32 `[...]`: index of the highest number in each row of float32 `[..., n]`, the first of equal ones. NaN is skipped."""
     return native().argmax(x)
+
+
+def masked(x: mx.array, allowed: mx.array) -> mx.array:
+    """float32 `[R, n]`: x `[R, n]`, with minus infinity where the bit in uint32 `[R, ceil(n / 32)]`, lowest first, is not set."""
+    return native().masked(x, allowed)
+
+
+def can_mask() -> bool:
+    """Whether `masked` can be called: a module that was built before there was such an operation goes on to serve."""
+    return in_use() and hasattr(native(), "masked")
 
 
 def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:

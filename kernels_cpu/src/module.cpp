@@ -18,6 +18,7 @@ NB_MODULE(_native, m) {
   bind_rms_norm(m);
   bind_blocks(m);
   bind_argmax(m);
+  bind_masked(m);
   bind_threshold(m);
 }
 

@@ -150,7 +150,7 @@ class SamplingBatch:
         if picked is not None:
             settings = settings.pick(picked)
         if allowed is not None:
-            logits = _masked(logits, allowed)
+            logits = (kernels_cpu.masked if kernels_cpu.can_mask() else _masked)(logits, allowed)
         if settings.bias is not None:
             logits = logits + settings.bias
         if self._penalties is not None:

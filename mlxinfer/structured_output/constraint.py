@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from .numbers import BEGINNING, in_string
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from .habits import Habits
+    from .numbers import NumberLimit
+
+CERTAIN = 0.999
+"""The chance that a token comes about which a structure leaves no choice."""
+_FORESIGHT = 32
+"""Tokens that are looked ahead, about."""
+_UNLIKELY = 0.3
+"""A chance below which nothing more is guessed."""
 
 
 class Constraint(Protocol):
@@ -31,42 +44,80 @@ class Constraint(Protocol):
         """The tokens that must follow; empty where there is a choice."""
         ...
 
+    def expected(self) -> tuple[list[int], list[float]]:
+        """The tokens that are likely to follow, those of `forced` first, and the chance of each that all up to it do."""
+        ...
+
     def copy(self) -> Constraint:
         """The same state, for another sample of the prompt."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class JSONText:
+    """What answers in JSON need to know of a vocabulary."""
+
+    numbers: NumberLimit
+    """How long its numbers may get."""
+    habits: Habits
+    """How the model puts it."""
+
+
 class GrammarConstraint:
     """Implements `Constraint` with a matcher of llguidance."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JSONText | None = None) -> None:
+        """`vocab_size`: logits of the model. `json`: what is known of the vocabulary where the answer is JSON."""
         self._matcher = matcher
         self._words = (vocab_size + 31) // 32
+        self._json, self._place = json, BEGINNING
+        self._last: int | None = None
+        """The last token, if it is punctuation."""
+        self._after_name = False
+        """Whether the last token was forced."""
         self._forced: list[int] | None = None
+        self._expected: tuple[list[int], list[float]] | None = None
 
     def advance(self, token: int) -> str:
         """See `Constraint`."""
-        self._forced = None
-        if self._matcher.consume_token(token):
-            return ""
-        return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+        if not self._matcher.consume_token(token):
+            return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+        if self._json is not None:
+            self._follow(token, self._json)
+            self._place = self._json.numbers.after(self._place, token)
+        self._forced = self._forced[1:] or None if self._forced and self._forced[0] == token else None
+        self._expected = None
+        return ""
 
     def rows(self, drafts: Sequence[int]) -> np.ndarray | None:
         """See `Constraint`."""
-        matcher, bits = self._matcher, np.empty((1 + len(drafts), self._words), np.int32)
-        taken = 0
-        for row, token in enumerate([*drafts, None]):
-            matcher.unsafe_compute_mask_ptr(bits[row].ctypes.data, bits[row].nbytes)
-            if token is None or not matcher.consume_token(token):
+        matcher, bits, place = self._matcher, np.empty((1 + len(drafts), self._words), np.int32), self._place
+        numbers, nbytes = self._json and self._json.numbers, 4 * self._words
+        taken, address = 0, bits.ctypes.data
+        for row in range(len(bits)):
+            matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
+            if numbers is not None:
+                numbers.apply(place, bits[row])
+            if row == len(drafts) or not matcher.consume_token(drafts[row]):
                 break
             taken += 1
+            if numbers is not None:
+                place = numbers.after(place, drafts[row])
         if taken:
             matcher.rollback(taken)
         return bits
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        return self._matcher.validate_tokens(list(drafts)) if drafts else 0
+        count = self._matcher.validate_tokens(list(drafts)) if drafts else 0
+        if self._json is None:
+            return count
+        place, numbers = self._place, self._json.numbers
+        for i, token in enumerate(drafts[:count]):
+            if not numbers.allows(place, token):
+                return i
+            place = numbers.after(place, token)
+        return count
 
     def forced(self) -> list[int]:
         """See `Constraint`."""
@@ -74,6 +125,50 @@ class GrammarConstraint:
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced
 
+    def expected(self) -> tuple[list[int], list[float]]:
+        """See `Constraint`."""
+        if self._expected is None:
+            forced = self.forced()
+            tokens, chances = list(forced), [CERTAIN] * len(forced)
+            if self._json is not None and (forced or self._after_name or self._last is not None):
+                self._go_on(tokens, chances, self._json)
+            self._expected = tokens, chances
+        return self._expected
+
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
-        return GrammarConstraint(self._matcher.deep_copy(), 32 * self._words)
+        other = GrammarConstraint(self._matcher.deep_copy(), 32 * self._words, self._json)
+        other._place, other._last, other._after_name = self._place, self._last, self._after_name
+        return other
+
+    def _follow(self, token: int, json: JSONText) -> None:
+        """Learn which punctuation follows a name, or other punctuation."""
+        forced = self._forced is not None and self._forced[:1] == [token]
+        if not forced and self._after_name:
+            json.habits.learn(None, token)
+        elif not forced and self._last is not None and not in_string(self._place):
+            json.habits.learn(self._last, token)
+        self._after_name, self._last = forced, token if json.habits.joint(token) else None
+
+    def _go_on(self, tokens: list[int], chances: list[float], json: JSONText) -> None:
+        """Guess what follows, add what is forced after it, and guess again, as long as that is worth it."""
+        matcher, taken, chance = self._matcher, 0, CERTAIN
+        place, last, after_name = self._place, self._last, self._after_name
+        while len(tokens) < _FORESIGHT:
+            for token in tokens[taken:]:
+                matcher.consume_token(token)
+                place, after_name = json.numbers.after(place, token), True
+            taken = len(tokens)
+            if not after_name and (last is None or in_string(place)):
+                break
+            guess = json.habits.guess(None if after_name else last, lambda token: matcher.validate_tokens([token]) == 1)
+            if guess is None or chance * guess[1] < _UNLIKELY:
+                break
+            last, chance, after_name = guess[0], chance * guess[1], False
+            matcher.consume_token(last)
+            place, taken = json.numbers.after(place, last), taken + 1
+            further = matcher.compute_ff_tokens()
+            tokens += [last, *further]
+            chances += [chance] * (1 + len(further))
+        if taken:
+            matcher.rollback(taken)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SamplingError, one_line
 from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
-from .constraint import GrammarConstraint
+from .constraint import GrammarConstraint, JSONText
+from .habits import Habits
+from .numbers import NumberLimit
 from .schema import MAX_DEPTH, fault_path, normalized
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ WHITESPACE = r" |\n[ \t]{0,40}"
 """Between the tokens of JSON. Unbounded whitespace lets a model ramble in it until `max_tokens`."""
 _KEPT = 128
 """Compiled grammars that are kept for further requests."""
+_TOO_DEEP = f"structure: the schema is nested too deeply: {MAX_DEPTH} levels of JSON are allowed"
 
 
 class _TokenTable:
@@ -40,6 +44,16 @@ class _TokenTable:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is prepared of a vocabulary."""
+
+    tokens: LLTokenizer
+    """As llguidance needs it."""
+    json: JSONText
+    """For answers that are JSON."""
+
+
 class GrammarCompiler:
     """Compiles structures for one model. Any thread may use it; it lets other threads run meanwhile."""
 
@@ -49,7 +63,7 @@ class GrammarCompiler:
         """Whose tokens they are."""
         self._vocab_size = vocab_size
         self._lock = Lock()
-        self._table: LLTokenizer | None = None
+        self._table: _Table | None = None
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
 
     def compile(self, structure: Structure) -> GrammarConstraint:
@@ -60,7 +74,8 @@ class GrammarCompiler:
             known = self._compiled.get(structure)
             if known is not None:
                 self._compiled.move_to_end(structure)
-                return GrammarConstraint(known.deep_copy(), self._vocab_size)
+        if known is not None:
+            return self._constraint(known, structure)
         matcher = LLMatcher(self.table(), _grammar(structure), log_level=0)
         if matcher.is_error():
             raise SamplingError(_refusal(structure, matcher.get_error()))
@@ -68,19 +83,27 @@ class GrammarCompiler:
             self._compiled[structure] = matcher
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size)
+        return self._constraint(matcher, structure)
+
+    def _constraint(self, matcher: LLMatcher, structure: Structure) -> GrammarConstraint:
+        table = self._prepared()
+        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, table.json if isinstance(structure, Schema) else None)
 
     def table(self) -> LLTokenizer:
         """The prepared vocabulary. Raises `SamplingError` where the tokenizer cannot be used."""
+        return self._prepared().tokens
+
+    def _prepared(self) -> _Table:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._lock:
             if self._table is None:
                 if not self.tokenizer.eos_token_ids:
                     raise SamplingError("structure: the model's tokenizer has no end token, so a structured answer could not end")
-                wrapper = TokenizerWrapper(_TokenTable(self.tokenizer, self._vocab_size))
+                known = _TokenTable(self.tokenizer, self._vocab_size)
                 ends = sorted(self.tokenizer.eos_token_ids)
-                self._table = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
+                tokens = LLTokenizer(TokenizerWrapper(known), n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
+                self._table = _Table(tokens, JSONText(NumberLimit(known.tokens, self._vocab_size), Habits(known.tokens)))
             return self._table
 
 
@@ -91,10 +114,7 @@ def _grammar(structure: Structure) -> str:
     if isinstance(structure, Schema):
         if structure.schema is False:
             raise SamplingError("structure: no JSON fits the schema false")
-        try:
-            return _of_schema({} if structure.schema is True else normalized(structure.schema))
-        except RecursionError:
-            raise SamplingError(f"structure: the schema is nested more than {MAX_DEPTH} deep") from None
+        return _of_schema(_normalized(structure))
     if isinstance(structure, Regex):
         return LLMatcher.grammar_from_regex(structure.pattern)
     if isinstance(structure, Choice):
@@ -114,18 +134,29 @@ def _as_lark(grammar: str) -> str:
         raise SamplingError(f"structure: grammar: it is not GBNF: {one_line(error)}") from None
 
 
+def _normalized(structure: Schema) -> Any:
+    try:
+        return {} if structure.schema is True else normalized(structure.schema)
+    except RecursionError:
+        raise SamplingError(_TOO_DEEP) from None
+
+
 def _of_schema(schema: Any) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError:  # its reader of JSON goes 128 levels deep, whatever they are
+        raise SamplingError(_TOO_DEEP) from None
 
 
 def _refusal(structure: Structure, error: str) -> str:
     """One line that names what cannot be held, and where."""
     if isinstance(structure, Schema):
-        schema = normalized(structure.schema)
-        path = fault_path(schema, _fault)
-        return f"structure: the schema cannot be held{f' at {path}' if path else ''}: {_reason(_fault(schema) or error)}"
+        schema = _normalized(structure)
+        fault = _fault(schema)
+        path = fault_path(schema, _fault, fault)
+        return f"structure: the schema cannot be held{f' at {path}' if path else ''}: {_reason(fault or error)}"
     kind = {Regex: "regex", Choice: "choice", Lark: "grammar"}[type(structure)]
     return f"structure: {kind}: {_reason(error)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from time import thread_time
 from typing import Any
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
@@ -17,9 +18,10 @@ _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
-MAX_DEPTH = 200
-"""Schemas nested deeper than this are refused."""
-_MOST_TRIALS = 300
+MAX_DEPTH = 120
+"""Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
+_LONGEST_SEARCH_S = 0.05
+"""Seconds of a processor that finding the place of a fault may take; then it is told as closely as it is known."""
 
 
 def normalized(schema: Any, depth: int = 0) -> Any:
@@ -48,19 +50,18 @@ def normalized(schema: Any, depth: int = 0) -> Any:
     return plain
 
 
-def fault_path(schema: Any, fault_of: Callable[[Any], str]) -> str:
+def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:
     """Where the fault of a schema lies, such as `properties.age`; empty for the schema itself. `fault_of` tells what is wrong with a
-    schema, or nothing: the innermost part that by itself has the same fault is where it is."""
-    fault = fault_of(schema)
+    schema, or nothing, and `fault` what that is for this one: the innermost part that by itself has the same fault is where it is."""
+    fault = fault_of(schema) if fault is None else fault
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} if isinstance(schema, Mapping) else {}
     path: list[str] = []
-    trials = 0
+    end = thread_time() + _LONGEST_SEARCH_S
     node, found = schema, True
     while found:
         found = False
         for name, child in _children(node):
-            trials += 1
-            if trials > _MOST_TRIALS:
+            if thread_time() > end:
                 return ".".join(path)
             if isinstance(child, Mapping) and fault_of({**shared, **child}) == fault:
                 path.append(name)

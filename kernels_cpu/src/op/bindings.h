@@ -20,6 +20,7 @@ void bind_paged_attention(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_argmax(nb::module_& m);
+void bind_masked(nb::module_& m);
 void bind_threshold(nb::module_& m);
 
 } // namespace mlxinfer::cpu

@@ -23,8 +23,6 @@ _WORTH = 1.05
 """Gain from which a step is made to wait for the one before it."""
 _AT_ONCE = 512
 """Tokens of a prompt that are indexed between two steps."""
-_FORCED = 0.999
-"""The chance that a token comes about which the structure leaves no choice."""
 _PATIENCE = 32
 """Steps without the draft model after which it is tried again."""
 
@@ -75,8 +73,8 @@ class _Plan:
     sequence: Sequence
     candidate: Candidate
     past: _Past | None
-    forced: list[int]
-    """Tokens that the sequence's structure leaves no choice about: they come first."""
+    expected: list[int]
+    """Tokens that the sequence's structure lets expect: they come first."""
 
 
 class Proposer:
@@ -160,8 +158,8 @@ class Proposer:
             s = plan.sequence
             if count and plan.candidate.turn:
                 modelled.append((s, count))
-            elif count and plan.forced:
-                s.propose(plan.forced[:count])
+            elif count and plan.expected:
+                s.propose(plan.expected[:count])
             elif count and plan.past:
                 s.propose(_allowed(s, plan.past.index.continuation(count)))
         if modelled and self.draft:
@@ -203,18 +201,17 @@ class Proposer:
             rows += 1
             if remaining != 1 or (s.pending_token is not None) != ahead:
                 continue
-            past, forced = self._follow(s), _forced(s, ahead)
-            if forced:
-                candidate = self._certain(s, forced)
+            past = self._follow(s)
+            expected, chances = _expected(s, ahead)
+            candidate = self._candidate(s, past, ahead) if past is not None and (past.index.run or self.draft) else None
+            if expected and sum(chances) >= (sum(candidate.chances) if candidate else 0.0):
+                room = self._room(s)
+                candidate = Candidate(chances[:room]) if room else None
             else:
-                candidate = self._candidate(s, past, ahead) if past is not None and (past.index.run or self.draft) else None
+                expected = []
             if candidate is not None:
-                plans.append(_Plan(s, candidate, past, forced))
+                plans.append(_Plan(s, candidate, past, expected))
         return plans, rows
-
-    def _certain(self, s: Sequence, forced: list[int]) -> Candidate | None:
-        count = min(self._room(s), len(forced))
-        return Candidate([_FORCED] * count) if count else None
 
     def _candidate(self, s: Sequence, past: _Past, ahead: bool) -> Candidate | None:
         room = self._room(s)
@@ -258,12 +255,14 @@ class Proposer:
         return max(min(self.max_draft, self._rope.draft_limit(s) - known - 1, PAGE - 1 - known % PAGE), 0)
 
 
-def _forced(s: Sequence, ahead: bool) -> list[int]:
-    """The tokens that a structure demands after the last known one. If that one is pending (`ahead`), it is the first that was demanded."""
+def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
+    """The tokens that a structure lets expect after the last known one, and their chances. If that one is pending (`ahead`), it is the
+    first that was expected."""
     if s.constraint is None:
-        return []
-    forced = s.constraint.forced()[int(ahead) :]
-    return forced[: next((i for i, token in enumerate(forced) if token in s.stop_ids), len(forced))]
+        return [], []
+    tokens, chances = s.constraint.expected()
+    end = next((i for i, token in enumerate(tokens) if token in s.stop_ids), len(tokens))
+    return tokens[int(ahead) : end], chances[int(ahead) : end]
 
 
 def _allowed(s: Sequence, drafts: Proposed) -> Proposed:

@@ -1,0 +1,50 @@
+"""Whoever sends hostile structures waits for them alone."""
+
+import asyncio
+import time
+from itertools import islice
+
+import pytest
+from support.hostile_grammars import hostile
+from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+
+from mlxinfer import AsyncLLM, SamplingParams
+from mlxinfer.errors import SamplingError
+
+
+async def hostile_requests(llm, count):
+    """How many of them were served."""
+
+    async def one(make):
+        try:
+            await llm.generate("abc", SamplingParams(temperature=1.0, seed=1, max_tokens=4, structure=make()))
+        except SamplingError:
+            return 0
+        return 1
+
+    return sum(await asyncio.gather(*[one(make) for _, make in islice(hostile(count, seed=3), count)]))
+
+
+async def gaps(llm, tokens, company):
+    """Seconds between the pieces of a stream, in the company of so many hostile requests."""
+    found, last = [], None
+    others = asyncio.ensure_future(hostile_requests(llm, company))
+    async for _ in llm.stream("abc", SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)):
+        now = time.perf_counter()
+        found += [] if last is None else [now - last]
+        last = now
+    return sorted(found), await others
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_beside_twenty_hostile_requests(tmp_path):
+    async def main():
+        path = tiny_directory(tmp_path / "tiny", characters=JSON_CHARACTERS, context=2048)
+        async with AsyncLLM(path) as llm:
+            await gaps(llm, 20, 1)
+            return await gaps(llm, 400, 0), await gaps(llm, 400, 20)
+
+    (alone, _), (beside, served) = asyncio.run(main())
+    assert 0 < served < 20
+    print(f"longest gap {1000 * alone[-1]:.1f} ms alone, {1000 * beside[-1]:.1f} ms in company; median {1000 * beside[200]:.2f} ms")  # noqa: T201
+    assert beside[-1] < 0.5
