@@ -92,7 +92,7 @@ class GrammarConstraint:
     def rows(self, drafts: Sequence[int]) -> np.ndarray | None:
         """See `Constraint`."""
         matcher, bits, place = self._matcher, np.empty((1 + len(drafts), self._words), np.int32), self._place
-        numbers, nbytes = self._json and self._json.numbers, 4 * self._words
+        numbers, nbytes = None if self._json is None else self._json.numbers, 4 * self._words
         taken, address = 0, bits.ctypes.data
         for row in range(len(bits)):
             matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
