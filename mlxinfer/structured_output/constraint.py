@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..errors import one_line
 from .numbers import BEGINNING, in_string
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ CERTAIN = 0.999
 """The chance that a token comes about which a structure leaves no choice."""
 _FORESIGHT = 32
 """Tokens that are looked ahead, about."""
+_LONGEST_REASON = 300
+"""Characters of what llguidance says about a token."""
 _UNLIKELY = 0.3
 """A chance below which nothing more is guessed."""
 
@@ -81,7 +84,8 @@ class GrammarConstraint:
     def advance(self, token: int) -> str:
         """See `Constraint`."""
         if not self._matcher.consume_token(token):
-            return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+            reason = one_line(self._matcher.get_error().partition("<state>")[0])  # after it comes the whole grammar
+            return f"token {token} does not fit the grammar: {reason[:_LONGEST_REASON] or 'it must not come here'}"
         if self._json is not None:
             self._follow(token, self._json)
             self._place = self._json.numbers.after(self._place, token)
