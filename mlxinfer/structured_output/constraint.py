@@ -21,8 +21,6 @@ CERTAIN = 0.999
 """The chance that a token comes about which a structure leaves no choice."""
 _FORESIGHT = 32
 """Tokens that are looked ahead, about."""
-_LONGEST_REASON = 300
-"""Characters of what llguidance says about a token."""
 _UNLIKELY = 0.3
 """A chance below which nothing more is guessed."""
 
@@ -84,8 +82,8 @@ class GrammarConstraint:
     def advance(self, token: int) -> str:
         """See `Constraint`."""
         if not self._matcher.consume_token(token):
-            reason = one_line(self._matcher.get_error().partition("<state>")[0])  # after it comes the whole grammar
-            return f"token {token} does not fit the grammar: {reason[:_LONGEST_REASON] or 'it must not come here'}"
+            reason = self._matcher.get_error().partition("<state>")[0].strip()  # after it comes the whole grammar
+            return f"token {token} does not fit the grammar: {one_line(reason or 'it must not come here')}"
         if self._json is not None:
             self._follow(token, self._json)
             self._place = self._json.numbers.after(self._place, token)
