@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -78,10 +79,10 @@ def pairs(model: str, rounds: int) -> list[Pair]:
     with LLM(model, speculate=False, prefix_cache=False) as llm:
         held = SamplingParams(temperature=0, max_tokens=64, structure=Schema(_TEXTS))
         for streams in (1, 8):
-            found += _alternating(f"texts, {streams} at once", rounds, lambda params, n=streams: measure(llm, n, params), free, held)
+            found += _alternating(f"texts, {streams} at once", rounds, partial(measure, llm, streams), free, held)
     with LLM(model, prefix_cache=False) as llm:
         held = SamplingParams(temperature=0, max_tokens=120, structure=Schema(_CALL))
-        found += _alternating("arguments of a call, with drafts", rounds, lambda params: measure(llm, 1, params), free, held)
+        found += _alternating("arguments of a call, with drafts", rounds, partial(measure, llm, 1), free, held)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..errors import one_line
 from .numbers import BEGINNING, in_string
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class GrammarConstraint:
     def advance(self, token: int) -> str:
         """See `Constraint`."""
         if not self._matcher.consume_token(token):
-            return f"token {token} does not fit the grammar: {self._matcher.get_error() or 'it must not come here'}"
+            reason = self._matcher.get_error().partition("<state>")[0].strip()  # after it comes the whole grammar
+            return f"token {token} does not fit the grammar: {one_line(reason or 'it must not come here')}"
         if self._json is not None:
             self._follow(token, self._json)
             self._place = self._json.numbers.after(self._place, token)
@@ -92,7 +94,7 @@ class GrammarConstraint:
     def rows(self, drafts: Sequence[int]) -> np.ndarray | None:
         """See `Constraint`."""
         matcher, bits, place = self._matcher, np.empty((1 + len(drafts), self._words), np.int32), self._place
-        numbers, nbytes = self._json and self._json.numbers, 4 * self._words
+        numbers, nbytes = None if self._json is None else self._json.numbers, 4 * self._words
         taken, address = 0, bits.ctypes.data
         for row in range(len(bits)):
             matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)

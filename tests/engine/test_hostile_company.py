@@ -22,7 +22,9 @@ async def hostile_requests(llm, count):
             return 0
         return 1
 
-    return sum(await asyncio.gather(*[one(make) for _, make in islice(hostile(count, seed=3), count)]))
+    # Choices have letters that the tiny vocabulary cannot spell.
+    makers = [make for name, make in hostile(2 * count, seed=3) if name != "choice"]
+    return sum(await asyncio.gather(*[one(make) for make in islice(makers, count)]))
 
 
 async def gaps(llm, tokens, company):

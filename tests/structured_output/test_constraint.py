@@ -184,3 +184,12 @@ def test_habits_foretell_punctuation(compiler):
     tokens, chances = constraint.expected()
     assert compiler.tokenizer.decode(tokens) == 'third": "'
     assert chances[0] > chances[-1] > 0.3
+
+
+def test_a_refusal_is_one_short_line(compiler):
+    constraint = compiler.compile(Regex("(" + "word|" * 500 + "verb){1,9}"))
+    (wrong,) = compiler.tokenizer.encode("z", add_special_tokens=False)
+    reason = constraint.advance(wrong)
+    assert "does not fit" in reason
+    assert "\n" not in reason
+    assert len(reason) < 400

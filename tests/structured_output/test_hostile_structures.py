@@ -47,7 +47,7 @@ def attempt(compiler, make, random, steps):
 
 def test_a_sample_of_them(tmp_path, capfd):
     compiler = GrammarCompiler(from_directory(tiny_directory(tmp_path, characters=JSON_CHARACTERS)), 96)
-    found = [attempt(compiler, make, Random(i), 6) for i, (_, make) in enumerate(hostile(96, seed=1))]
+    found = [attempt(compiler, make, Random(i), 6) for i, (_, make) in enumerate(hostile(48, seed=1))]
     assert {how for _, _, how in found} == {"held", ""}
     assert capfd.readouterr() == ("", "")
 
