@@ -152,7 +152,8 @@ def _generalized(calls: CallFormat) -> CallFormat:
     """Ids and numbers of marked calls as placeholders."""
     pattern = re.compile("|".join(_IDS))
     fields = ("call_begin", "call_end", "name_end", "section_begin", "section_end", "separator")
-    return replace(calls, **{name: pattern.sub(ID, getattr(calls, name)) for name in fields})
+    changed: dict[str, Any] = {name: pattern.sub(ID, getattr(calls, name)) for name in fields}
+    return replace(calls, **changed)
 
 
 def _merged(first: CallFormat, second: CallFormat) -> CallFormat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .format import HERMES, CallFormat, ReasoningFormat
 
@@ -27,11 +28,11 @@ class Family:
     """Literals around content."""
 
 
-def _tagged(begin: str, end: str, **literals: str) -> CallFormat:
+def _tagged(begin: str, end: str, **literals: Any) -> CallFormat:
     return CallFormat("tagged", call_begin=begin, call_end=end, **literals)
 
 
-def _listed(begin: str, end: str, **keys: str) -> CallFormat:
+def _listed(begin: str, end: str, **keys: Any) -> CallFormat:
     """A JSON list of calls."""
     return CallFormat("object", section_begin=begin, section_end=end, separator=", ", **keys)
 
