@@ -58,7 +58,7 @@ class Count:
     host_us: float
     """Microseconds of the host for a step or a prompt, measured on this machine's processor."""
     exposed_us: float
-    """Of these, the ones between a drain and the next submission, while the GPU waits."""
+    """The part of these between a drain and the next submission, while the GPU waits."""
     names: dict[str, int]
     """Launches by name."""
     seconds: dict[str, float]

@@ -48,7 +48,7 @@ class Turn:
     seconds: float
     """The host's processor time, without recording."""
     exposed: float
-    """Of that, between a drain and the next submission."""
+    """The part of that between a drain and the next submission."""
 
 
 class Program(Protocol):

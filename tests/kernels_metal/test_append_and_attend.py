@@ -15,7 +15,7 @@ from tests.support.sealed_pages import to_float
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 ROUNDING = {F32: 2.0**-20, F16: 2.0**-10, BF16: 2.0**-7}
-"""Of an answer, relative to the largest: rounding it, and the weights of queries and keys that were rounded before."""
+"""The error of an answer, relative to the largest: rounding it, and the weights of queries and keys that were rounded before."""
 
 SCENES = {
     "the first token": AppendedAttention(AppendScene(((0, 1, 0),), dims=64), (0,)),

@@ -245,7 +245,7 @@ def _shape(store: LayerStore, heads: int) -> Shape:
 
 
 _shapes: WeakKeyDictionary[LayerStore, Shape] = WeakKeyDictionary()
-"""Of layers that are in use: every step asks for it."""
+"""Those of layers that are in use: every step asks for them."""
 
 
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
