@@ -46,7 +46,7 @@ class Quantizer:
         return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
 
     def _importance_of(self, block: Matrix) -> mx.array | None:
-        """Of the block's rows: those of experts come one after another."""
+        """That of the rows in a block: those of experts come one after another."""
         if self._importance is None or self._importance.ndim == 1:
             return self._importance
         rows = self._output.request.shape[-2]
