@@ -39,8 +39,7 @@ def normalized(schema: Any, depth: int = 0) -> Any:
     plain = {key: value for key, value in schema.items() if key != _OPTIONS}
     if isinstance(plain.get("format"), str) and plain["format"] not in _FORMATS:
         del plain["format"]
-    if _many_states(plain.get("multipleOf")):
-        raise SamplingError(f"structure: multipleOf {plain['multipleOf']} cannot be held: up to {_LARGEST_DIVISOR} are allowed")
+    _check_divisor(plain.get("multipleOf"))
     if plain.get("pattern") == _DECIMAL:
         plain["pattern"] = _DECIMAL_PLAIN
     if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
@@ -57,12 +56,13 @@ def normalized(schema: Any, depth: int = 0) -> Any:
     return plain
 
 
-def _many_states(divisor: Any) -> bool:
-    """Whether llguidance would need minutes: a state for each remainder."""
+def _check_divisor(divisor: Any) -> None:
+    """Raises `SamplingError` where llguidance would need minutes: it makes a state for each remainder."""
     if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
-        return False
+        return
     exact = Decimal(repr(divisor))
-    return not exact.is_finite() or abs(exact.scaleb(-min(int(exact.as_tuple().exponent), 0))) > _LARGEST_DIVISOR
+    if not exact.is_finite() or abs(exact.scaleb(-min(int(exact.as_tuple().exponent), 0))) > _LARGEST_DIVISOR:
+        raise SamplingError(f"structure: multipleOf {divisor} cannot be held: up to {_LARGEST_DIVISOR} are allowed")
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:
