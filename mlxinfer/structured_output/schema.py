@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from time import thread_time
 from typing import Any
+
+from ..errors import SamplingError
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Formats that llguidance holds an answer to; by the specification all others are annotations, so they are dropped."""
@@ -18,6 +21,8 @@ _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
+_LARGEST_DIVISOR = 10_000
+"""Of `multipleOf`, without its decimal point."""
 MAX_DEPTH = 120
 """Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
 _LONGEST_SEARCH_S = 0.05
@@ -34,6 +39,7 @@ def normalized(schema: Any, depth: int = 0) -> Any:
     plain = {key: value for key, value in schema.items() if key != _OPTIONS}
     if isinstance(plain.get("format"), str) and plain["format"] not in _FORMATS:
         del plain["format"]
+    _check_divisor(plain.get("multipleOf"))
     if plain.get("pattern") == _DECIMAL:
         plain["pattern"] = _DECIMAL_PLAIN
     if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
@@ -48,6 +54,15 @@ def normalized(schema: Any, depth: int = 0) -> Any:
         if isinstance(plain.get(key), Mapping):
             plain[key] = {name: normalized(each, depth + 1) for name, each in plain[key].items()}
     return plain
+
+
+def _check_divisor(divisor: Any) -> None:
+    """Raises `SamplingError` where llguidance would need minutes: it makes a state for each remainder."""
+    if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
+        return
+    exact = Decimal(repr(divisor))
+    if not exact.is_finite() or abs(exact.scaleb(-min(int(exact.as_tuple().exponent), 0))) > _LARGEST_DIVISOR:
+        raise SamplingError(f"structure: multipleOf {divisor} cannot be held: up to {_LARGEST_DIVISOR} are allowed")
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:

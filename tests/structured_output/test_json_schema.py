@@ -104,3 +104,13 @@ def test_a_pydantic_model_is_its_schema():
 
     assert Schema(City).schema["properties"]["name"] == {"title": "Name", "type": "string"}
     assert Schema(pydantic.TypeAdapter(list[int])).schema == {"type": "array", "items": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(("divisor", "held"), [(10_000, True), (0.01, True), (10_001, False), (2**31, False), (1.00001, False)])
+def test_divisors_of_many_states_are_refused(divisor, held):
+    schema = {"properties": {"a": {"multipleOf": divisor}}}
+    if held:
+        assert normalized(schema) == schema
+    else:
+        with pytest.raises(SamplingError, match="multipleOf"):
+            normalized(schema)
