@@ -77,9 +77,11 @@ def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
 
 
 def stored(s: Scene) -> int:
-    """Answers, and where they are parts, what is left of the sums: no score among them. Of what is not wanted there is one element."""
+    """Answers, and where they are parts, what is left of the sums: no score among them. Of what is not wanted there is one element: recent
+    keys and values, as rows are ready here, among that."""
     rows, values, size = s.query_rows * s.shape.heads, s.shape.value_dim, s.dtype.size
-    return rows * values * size + (4 if s.plan.parts is None else 4 * s.plan.part_rows * s.shape.heads * (values + 1) + size)
+    whole = 2 * size + rows * values * size
+    return whole + (4 if s.plan.parts is None else 4 * s.plan.part_rows * s.shape.heads * (values + 1) + size)
 
 
 def traffic(bits: int) -> int:
