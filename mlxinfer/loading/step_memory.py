@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from ..nn.linear import Embedding, Linear
 from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
 from ..nn.weights import RawBlocks
+from ..records import dataclass
 from ..sampling import SAMPLED_ROWS_AT_ONCE
 
 _SLACK = 16 * 2**20
