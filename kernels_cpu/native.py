@@ -6,13 +6,14 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol, cast
 
 import mlx.core as mx
 import numpy as np
+
+from ..records import dataclass
 
 
 class Layout(Protocol):

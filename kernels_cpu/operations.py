@@ -6,10 +6,10 @@ Each rejects wrong shapes and dtypes with ValueError before anything is computed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..records import dataclass
 from .native import AttentionPlan, Blocks, Rotation, in_use, native
 from .packed import GATES, PRECISIONS, Packed
 

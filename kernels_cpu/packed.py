@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from ..records import dataclass
 from .native import Layout, in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}

@@ -13,9 +13,10 @@ hashes the source at every launch; line breaks stay, so that messages have the r
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from ..records import dataclass
 
 ROOT = Path(__file__).parent
 _NOISE = re.compile(r"^[ \t]+|[ \t]*//.*$|[ \t]+$", re.MULTILINE)

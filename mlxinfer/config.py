@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SamplingError, SettingError, UnknownKeywordError
+from .records import dataclass
 from .types import SamplingParams
 
 if TYPE_CHECKING:

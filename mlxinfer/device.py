@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import mlx.core as mx
+
+from .records import dataclass
 
 _WIRED_SHARE = 0.6
 """Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""

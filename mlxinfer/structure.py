@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Union
 
 from .errors import SamplingError
+from .records import dataclass
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """The longest schema, expression or grammar, as UTF-8."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Literal, get_args
 
 from .errors import SamplingError
+from .records import dataclass
 from .structure import Structure
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
+from ...records import dataclass
 from ..formats import BITS, element_bits, v_group
 
 PAGE = 64

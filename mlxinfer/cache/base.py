@@ -7,12 +7,12 @@ The cache knows which page or state belongs to which sequence, makes the masks, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, Union
 
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
+from ..records import dataclass
 from .pages import PAGE as PAGE
 
 

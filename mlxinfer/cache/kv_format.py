@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..kernels_metal.formats import BITS
+from ..records import dataclass
 from .base import AttentionSpec, LayerSpec, RecurrentSpec
 
 _STEP = 8

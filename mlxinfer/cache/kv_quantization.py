@@ -12,11 +12,11 @@ Codes are a dense bit stream along the last axis, lowest bits first, each row pa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..kernels_metal.formats import v_group
+from ..records import dataclass
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ..records import dataclass
 
 PAGE = 64
 """Tokens per page."""

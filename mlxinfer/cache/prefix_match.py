@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from ..records import dataclass
 from .pages import PAGE
 from .prefix_tree import BLOCK, ITEM, Node, PrefixIndex, Snapshot, token_bytes
 

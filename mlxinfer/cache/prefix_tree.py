@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from hashlib import blake2b
 
+from ..records import dataclass
 from .pages import PAGE, AttentionGroup, PageAllocator
 
 FORMAT_VERSION = 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import mlx.core as mx
+
+from ..records import dataclass
 
 Spans = tuple[tuple[int, int, int], ...]
 """(slot, start, stop) of each entry: rows `start` to `stop` of the slot's open page."""

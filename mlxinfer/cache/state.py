@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..records import dataclass
 from .base import RecurrentSpec, RecurrentUpdate, Segment
 from .store import LayerStore
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..device import is_gpu
+from ..records import dataclass
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values

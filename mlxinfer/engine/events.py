@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
+from ..records import dataclass
 from .sequence import Sequence
 
 if TYPE_CHECKING:

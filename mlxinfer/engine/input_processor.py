@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
 from ..config import unknown_keyword
 from ..errors import ContextLengthError, PromptError, SamplingError
+from ..records import dataclass
 from ..sampling.sampler import sample_seed
 from ..structured_output.constraint import Constraint
 from ..structured_output.grammar import GrammarCompiler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,7 @@ from ..cache.base import Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
 from ..models.decoder import Model
+from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
 from .events import Token
 from .scheduler import Schedule, Work

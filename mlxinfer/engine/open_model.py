@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
 from ..nn import row_products
+from ..records import dataclass
 from ..sampling import cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import mlx.core as mx
 
 from ..device import peak_memory
+from ..records import dataclass
 from ..sampling.logprobs import logprobs_of
 from ..tokenizer.detokenizer import StopStrings
 from ..tokenizer.tokenizer import Tokenizer

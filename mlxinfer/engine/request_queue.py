@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..errors import QueueFullError
+from ..records import dataclass
 
 if TYPE_CHECKING:
     from .sequence import Sequence

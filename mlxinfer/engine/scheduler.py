@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from ..cache.pages import PAGE
 from ..cache.pool import PageDemand
+from ..records import dataclass
 from .chunk_policy import ChunkPolicy
 from .prefill_budget import PrefillBudget
 from .request_queue import RequestQueue

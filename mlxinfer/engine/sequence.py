@@ -6,10 +6,11 @@ Only this module assigns the fields; every other one calls the verbs (tests/test
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Union
 
+from ..records import dataclass
 from ..types import EngineStats, FinishReason, RequestStats, SamplingParams
 
 if TYPE_CHECKING:

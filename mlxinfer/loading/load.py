@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -20,6 +19,7 @@ from ..garbage import no_garbage_collection
 from ..models import Model, build, supports
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
+from ..records import dataclass
 from ..tokenizer import tokenizer as tokenizers
 from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
 from ..tokenizer.tokenizer import Tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -16,6 +15,7 @@ from ..config import MAX_DRAFT, MAX_NUM_SEQS
 from ..device import DeviceMemory, device_memory, is_gpu
 from ..errors import MemoryPlanError, PromptError
 from ..models.decoder import Model
+from ..records import dataclass
 from .memory_shares import Demands, Shares, divide, within_buffers
 from .step_memory import StepRows, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..cache.state import LEAST_BYTES
+from ..records import dataclass
 from .step_memory import StepSize
 
 _MOST_REUSE = 2 * 2**30

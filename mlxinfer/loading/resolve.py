@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import CheckpointError, MLXInferError, ModelNotFoundError
+from ..records import dataclass
 
 
 def cache_dir() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import mlx.core as mx
@@ -22,6 +22,7 @@ from ..nn.moe import Experts
 from ..nn.packing import arrays, objects
 from ..nn.row_products import UNPACKED_BYTES
 from ..nn.weights import Blocks, RawBlocks
+from ..records import dataclass
 from ..sampling import SAMPLED_ROWS_AT_ONCE
 
 _SLACK = 16 * 2**20

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
 from ..nn.weights import Format
+from ..records import dataclass
 from .checkpoint import Checkpoint
 from .formats import dtype_name
 from .gguf import GGUFCheckpoint

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from ..device import is_gpu
 from ..errors import WeightsError
 from ..nn.packing import arrays
 from ..nn.weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
+from ..records import dataclass
 from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 from .gguf.types import BLOCK_BYTES

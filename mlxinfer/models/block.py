@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..nn.residual import Stream
 from ..nn.weights import Weights
+from ..records import dataclass
 from .common import Sizes
 from .config_reader import ConfigReader
 

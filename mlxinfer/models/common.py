@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.attention import Heads
+from ..records import dataclass
 from .config_reader import ConfigReader
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"

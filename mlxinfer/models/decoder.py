@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from ..nn.norms import RMSNorm
 from ..nn.residual import Stream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
+from ..records import dataclass
 from .block import Block
 from .common import Sizes
 from .fused_blocks import runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from ..nn.attention import Attention
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
+from ..records import dataclass
 from .block import Block
 
 

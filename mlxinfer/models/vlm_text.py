@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..nn.weights import Matrix, Recipe, Weights
+from ..records import dataclass
 from .config_reader import ConfigReader
 
 TEXT_MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}

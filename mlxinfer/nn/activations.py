@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
 
 from ..errors import UnsupportedModelError
+from ..records import dataclass
 
 Elementwise = Callable[..., mx.array]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import numpy as np
 
 from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Step
+from ..records import dataclass
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 from .rope import Rope

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..kernels_cpu import Packed
+from ..records import dataclass
 from .activations import Gate
 from .half_scales import is_mixed, narrowed, restored
 from .linear import JoinedLinear, Linear

@@ -4,12 +4,12 @@ kernel, if that has passed its trial on this machine."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..kernels_metal.add_norm import launcher, reference
 from ..kernels_metal.add_norm.reference import Norm
+from ..records import dataclass
 from .kernel_trial import KernelTrial, kernels_in_use
 from .norms import RMSNorm
 

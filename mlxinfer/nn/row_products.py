@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from ..device import is_gpu
 from ..errors import one_line
+from ..records import dataclass
 from .kernel_trial import TRIALS, kernels_in_use
 from .product_speeds import remember, remembered
 from .weights import Blocks, Format, Quantized

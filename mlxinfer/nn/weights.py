@@ -11,7 +11,7 @@ the model also supplies `Recipe`s for making the tensor from others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, Union
 
@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..kernels_metal.quantized_matmul.reference import columns_of_bytes, dequantized
+from ..records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

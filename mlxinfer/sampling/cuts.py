@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from .. import kernels_cpu
 from ..kernels_metal.sampling_threshold import launcher, reference
 from ..nn.kernel_trial import KernelTrial, kernels_in_use
+from ..records import dataclass
 from ..types import SamplingParams
 from .rows import PickedRows, column, values
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
+
+from ..records import dataclass
 
 _BLOCK = 256
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import mlx.core as mx
 import numpy as np
 
+from ..records import dataclass
 from ..types import NEUTRAL, SamplingParams
 
 

@@ -7,7 +7,7 @@ needs it. The order is vLLM's: log-probabilities of the plain logits, bias, pena
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..nn.activations import fused
+from ..records import dataclass
 from ..types import SamplingParams
 from .cuts import Cuts
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of

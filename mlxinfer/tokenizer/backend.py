@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import Tokenizer, processors
 
 from ..errors import TokenizerError, one_line
+from ..records import dataclass
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"

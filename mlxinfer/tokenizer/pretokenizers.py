@@ -7,11 +7,10 @@ are here that models of the supported architectures use (`loading/gguf/arch_conf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from ..errors import TokenizerError
+from ..records import dataclass
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from ..errors import TokenizerError
+from ..records import dataclass
 from .pretokenizers import PreTokenization
 
 

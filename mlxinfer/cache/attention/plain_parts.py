@@ -3,11 +3,10 @@ computes and what plans ask the same functions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from ...device import is_gpu
+from ...records import dataclass
 from ..base import PAGE, AttentionSpec
 
 JOINED_BYTES = 64 * 2**20

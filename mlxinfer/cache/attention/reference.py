@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from functools import partial
 
 import mlx.core as mx
 
 from ...kernels_metal.paged_attention.reference import attention
+from ...records import dataclass
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup

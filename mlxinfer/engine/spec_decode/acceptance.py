@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ...records import dataclass
 from ..step_times import StepTimes
 
 PRIOR_WEIGHT = 6.0

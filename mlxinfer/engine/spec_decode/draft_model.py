@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -16,6 +15,7 @@ from ...config import EngineConfig
 from ...errors import DraftError
 from ...loading.load import LoadedModel
 from ...models.decoder import Model
+from ...records import dataclass
 from ...sampling import Row, SamplingBatch
 from ...tokenizer.tokenizer import Tokenizer
 from ..sequence import Sequence

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from ...cache.pages import PAGE
+from ...records import dataclass
 from ..step_times import StepTimes
 from .acceptance import Acceptance, Candidate, best_lengths
 from .ngram import MatchStats, NgramIndex

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from ...typed_reader import shown
 from .files import GGUFFiles
 from .hparams import HParams, short_float

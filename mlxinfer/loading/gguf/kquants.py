@@ -6,10 +6,9 @@ https://github.com/ggml-org/ggml.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from ...records import dataclass
 from .bits import halves, nibbles
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...records import dataclass
 from .base_config import ROPE_TENSORS, Config
 from .reader import TensorInfo
 from .transforms import (

@@ -8,12 +8,12 @@ groups share a finer scale, see `sharing.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from ...nn.weights import Format
+from ...records import dataclass
 from . import kquants
 from .bits import halves, interleave, nibbles, squeeze, words
 from .sharing import share

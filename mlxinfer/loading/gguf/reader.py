@@ -11,7 +11,6 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...nn.weights import Format
+from ...records import dataclass
 from .types import TensorType, tensor_type
 
 _LENGTH = 8

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ...nn.weights import Dense, Format, Matrix, Quantized, concat, map_rows, numbers
+from ...records import dataclass
 from .base_config import Config
 from .reader import TensorInfo
 from .tensors import stored, widened

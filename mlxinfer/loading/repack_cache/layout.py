@@ -17,11 +17,11 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ...kernels_cpu import ALIGNMENT
+from ...records import dataclass
 from ..files import file_stamp
 from ..resolve import cache_dir
 
