@@ -27,6 +27,8 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..output_format.format import OutputFormat
+
 
 class LLM(FrontDoor):
     """A model that is ready to answer.
@@ -64,6 +66,11 @@ class LLM(FrontDoor):
     def ended(self) -> bool:
         """Whether it was closed."""
         return self._client.ended
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """How the model writes reasoning and calls in chats."""
+        return self._client.opened.inputs.output_format
 
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now. Raises `MLXInferError` if it is closed."""

@@ -22,7 +22,7 @@ _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 _LARGEST_DIVISOR = 10_000
-"""Of `multipleOf`, without its decimal point."""
+"""`multipleOf` up to here, read without its decimal point, is held: larger ones take minutes to compile."""
 MAX_DEPTH = 120
 """Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
 _LONGEST_SEARCH_S = 0.05

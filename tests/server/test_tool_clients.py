@@ -32,12 +32,7 @@ WEATHER: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-CLOCK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"zone": {"type": "string", "enum": ["UTC"]}},
-    "required": ["zone"],
-    "additionalProperties": False,
-}
+CLOCK: dict[str, Any] = WEATHER | {"properties": {"zone": {"type": "string", "enum": ["UTC"]}}, "required": ["zone"]}
 SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
 FUNCTIONS: Any = [{"name": name, "description": f"Tells the {name}.", "parameters": schema} for name, schema in SCHEMAS.items()]
 TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
