@@ -60,7 +60,7 @@ def test_json(call, chat_model, llm, greedy):
     result = call("run", chat_model, "hello", "--json", *GREEDY)
     found = json.loads(result.out)
     expected = {"text", "finish_reason", "prompt_tokens", "completion_tokens", "ttft_s", "prefill_tps", "decode_tps", "peak_memory_bytes"}
-    expected |= {"stats"}
+    expected |= {"stats", "reasoning_tokens"}
     assert set(found) == expected
     assert (found["text"], found["finish_reason"], found["completion_tokens"]) == (llm.chat(HELLO, greedy).text, "length", 12)
     assert found["prompt_tokens"] == len(llm.tokenizer.encode_chat(HELLO))

@@ -100,7 +100,7 @@ def test_interrupting_the_cell_stops_the_answer_and_keeps_its_text(cell):
     assert (reason, nothing_runs) == ("cancelled", "True")
     assert 20 <= int(count) == int(used) == int(logprobs) < 90_000
     assert len(text) >= 20
-    assert cell.last_display["text/plain"] == text
+    assert cell.last_display["text/plain"].rstrip() == text  # what a cell prints comes back without the spaces at its end
     assert "stopped" in cell.last_display["text/html"]
 
 

@@ -116,7 +116,7 @@ def test_logprobs_of_the_prompt(client: OpenAI) -> None:
         ({"prompt": ["a"] * 257}, "prompt"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"echo": 1}, "echo"),
         ({"messages": []}, "messages"),
     ],
