@@ -48,7 +48,7 @@ def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Q
         return quantize(weight, form)
     importance = mx.ones((weight.shape[-1],)) if importance is None else importance
     importance = mx.maximum(importance / mx.maximum(mx.mean(importance, axis=-1, keepdims=True), 1e-30), _LEAST)
-    found = _native_fit if kernels_cpu.in_use() else _mlx_fit
+    found = _native_fit if kernels_cpu.can_fit() else _mlx_fit
     codes, scales, biases = found(weight, form, importance.reshape(-1, weight.shape[-1]))
     return Quantized(pack_codes(codes, form.bits), scales, biases, form)
 

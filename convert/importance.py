@@ -9,7 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import Rotation, Segment, Step
+from ..cache.base import Rotation, Segment
 from ..cache.paged import PagedCache
 from ..device import default_dtype
 from ..kernels_cpu import Packed
@@ -40,7 +40,7 @@ _TEXTS, _TOKENS = 8, 512
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
     """Token ids, always the same for a size of vocabulary. They serve almost as well as real text: what a matrix's inputs are scaled by
     depends on the model more than on what it reads."""
-    vocab = text_config(config)["vocab_size"] if config["model_type"] in TEXT_MODELS else config["vocab_size"]
+    vocab = _plan(config).sizes.vocab
     ids = np.random.default_rng(0).integers(0, vocab, (_TEXTS, _TOKENS))
     return cast("list[list[int]]", ids.tolist())
 
@@ -48,17 +48,20 @@ def random_texts(config: dict[str, Any]) -> list[list[int]]:
 def measure(checkpoint: Checkpoint, texts: Sequence[Sequence[int]], progress: Progress | None = None) -> Importance:
     """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning.
 
-    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]` and their keys and values. `progress` is called
+    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called
     with (bytes read, total bytes). Raises `MLXInferError` for a checkpoint that cannot be loaded.
     """
     names = _names_of_inputs(checkpoint)
     config = checkpoint.config
-    plan = architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
     weights = _Weights(checkpoint, default_dtype(), progress=progress)
-    reader = _Reader(plan, texts, names, weights)
+    reader = _Reader(_plan(config), texts, names, weights)
     build(config, weights, ready=reader.read)
     weights.finish()
     return reader.found
+
+
+def _plan(config: dict[str, Any]) -> Architecture:
+    return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
 
 
 class _Weights(CheckpointWeights):
@@ -220,9 +223,7 @@ class _Reader:
         longest, total = max(map(len, texts)), sum(map(len, texts))
         cache = PagedCache(plan.specs, dtype=weights.dtype, kv_cache_tokens=total + 64 * len(texts), chunk=longest)
         starts = [sum(map(len, texts[:number])) for number in range(len(texts))]
-        self._step: Step = cache.begin(
-            [Segment(cache.open(), start, len(text), 0, len(text)) for start, text in zip(starts, texts, strict=True)]
-        )
+        self._step = cache.begin([Segment(cache.open(), start, len(text), 0, len(text)) for start, text in zip(starts, texts, strict=True)])
         self._rotations: dict[str, Rotation] = {name: rope.at(self._step) for name, rope in plan.ropes.items()}
         self._x = mx.zeros((0,))
         self._embedding: list[str] = []
@@ -252,6 +253,7 @@ class _Reader:
                 linear.matrix = _Watched(linear.matrix, moments if number == 0 else _Moments())
         self._x = block(self._x, self._step, self._rotations)
         mx.eval(self._x)
+        self._step.full.clear()  # nobody reads the pages of a layer that is done
         for place, moments in watched:
             self._note(place, moments.mean())
         for linears in places:

@@ -132,7 +132,7 @@ def _importance(path: Path, planned: ConversionPlan, progress: Progress | None) 
     rounded = [o for o in planned.outputs if o.action in ("quantized", "requantized") and isinstance(o.target, Format)]
     if all(o.target.mode != "affine" for o in rounded if isinstance(o.target, Format)):
         return {}
-    checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.available())
+    checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
         return measure_importance(checkpoint, random_texts(checkpoint.config), progress)
     finally:

@@ -6,7 +6,7 @@ never fails; `available()` says whether the operations can be called, and `statu
 
 from __future__ import annotations
 
-from .fit import fit_affine
+from .fit import can_fit, fit_affine
 from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
 from .operations import (
     Block,
@@ -40,6 +40,7 @@ __all__ = [
     "attention_plan",
     "available",
     "blocks",
+    "can_fit",
     "can_mask",
     "default_precision",
     "fit_affine",

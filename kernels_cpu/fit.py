@@ -5,9 +5,14 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from .native import native
+from .native import in_use, native
 
 _STORED = {mx.float32: 0, mx.bfloat16: 1, mx.float16: 2}
+
+
+def can_fit() -> bool:
+    """Whether `fit_affine` can be called: a module that was built before it goes on to serve."""
+    return in_use() and hasattr(native(), "fit_affine")
 
 
 def fit_affine(

@@ -91,13 +91,13 @@ def called(function: Callable[..., Any], arguments: str) -> str:
         known = {parameter.name: annotation for parameter, annotation in _typed_parameters(function)}
         inspect.signature(function).bind(**values)
         made = {key: _made(known[key], value) for key, value in values.items()}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ToolError(f"{name} cannot be called with these arguments: {one_line(error)}") from None
     try:
         result = function(**made)
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_plain)
     except Exception as error:
         raise ToolError(f"{name} failed: {type(error).__name__}: {one_line(error)}") from error
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_plain)
 
 
 def _typed_parameters(function: Callable[..., Any]) -> Iterable[tuple[inspect.Parameter, Any]]:
@@ -118,6 +118,8 @@ def _schema(annotation: Any, where: str, defs: dict[str, Any], within: tuple[Any
     if annotation in within:
         raise PromptError(f"tools: {where}: {annotation.__name__} contains itself, which a tool's parameter cannot")
     origin, args = get_origin(annotation), get_args(annotation)
+    if not args and origin in (*_LISTS, dict):  # typing.List and the like, without a type inside
+        annotation, origin = origin, None
     if origin is Annotated:
         return {**_schema(args[0], where, defs, within), **_note(args[1:])}
     if origin in _UNIONS:
@@ -218,6 +220,8 @@ def _described(doc: str) -> dict[str, str]:
 def _made(annotation: Any, value: Any) -> Any:
     """A JSON value as its annotation says: enumerations, dataclasses and models are made, all else is left."""
     origin, args = get_origin(annotation), get_args(annotation)
+    if not args and origin in (*_LISTS, dict):  # typing.List and the like, without a type inside
+        annotation, origin = origin, None
     if origin is Annotated:
         return _made(args[0], value)
     if origin in _UNIONS:
@@ -250,7 +254,7 @@ def _made_one(kinds: tuple[Any, ...], value: Any) -> Any:
     for kind in kinds:
         try:
             made = _made(kind, value)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
             continue
         if made is not value:
             return made

@@ -28,7 +28,7 @@ else:
         the standard ones."""
 
         def made(cls):
-            defined = frozenset(vars(cls))
+            defined = frozenset(name for name, value in vars(cls).items() if (name, value) != ("__hash__", None))
             cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise the signature would be composed
             cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
             methods = {"__init__": _first_init(cls, frozen), "__signature__": _Signature()}
@@ -39,7 +39,7 @@ else:
             if frozen:
                 methods |= _protection(cls)
             for name, method in methods.items():
-                if name not in defined or (name == "__hash__" and "__eq__" in defined):
+                if name not in defined:
                     setattr(cls, name, method)
             return cls
 
@@ -103,6 +103,8 @@ class _Signature:
     """What `inspect.signature`, and with it `help`, tells of a class."""
 
     def __get__(self, instance: object, cls: type) -> Any:
+        if instance is not None:
+            raise AttributeError("__signature__")
         from inspect import signature
 
         init: Any = cls.__init__  # type: ignore[misc]

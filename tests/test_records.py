@@ -168,3 +168,19 @@ print(*{f"{c.__module__}.{c.__name__}" for c in found if is_dataclass(c) and c._
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) < 16, done.stdout
+
+
+def test_a_hash_of_its_own_stays():
+    @dataclass(slots=True)
+    class Named:
+        name: str
+        size: int = 0
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Named) and self.name == other.name
+
+        def __hash__(self) -> int:
+            return hash(self.name)
+
+    assert hash(Named("a", 1)) == hash(Named("a", 2))
+    assert Named("a", 1) == Named("a", 2)

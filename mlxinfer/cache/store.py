@@ -102,12 +102,14 @@ class LayerStore:
             # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
             # a pool would be copied for every page that is sealed.
             mx.clear_cache()
-        copied = sum(a.nbytes for a in (*self.sealed, *self.first))
+        copied = any(a.size for a in (*self.sealed, *self.first))
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]
         self.kept = [_padded(a, 0, slots) for a in self.kept]
-        if copied > _LARGE_POOL:
+        if copied and sum(a.nbytes for a in (*self.sealed, *self.first)) > _LARGE_POOL:
             mx.eval(self.sealed, self.first)
+        elif not copied and is_gpu():
+            mx.async_eval(self.sealed, self.first)  # type: ignore[no-untyped-call]  # memory now, and nobody waits
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
         """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full

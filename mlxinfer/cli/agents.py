@@ -81,13 +81,14 @@ def _claude(served: Served) -> Settings:
     models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")), "CLAUDE_CODE_SUBAGENT_MODEL")
     told = {
         "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_API_KEY": "",  # the user's own is not for this server
         **dict.fromkeys(models, served.model),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes the beginning of every prompt, so that nothing after it would be reused
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
         "API_TIMEOUT_MS": "3600000",
     }
-    environment = {**told, "ANTHROPIC_AUTH_TOKEN": served.key, "ANTHROPIC_API_KEY": ""}
+    environment = {**told, "ANTHROPIC_AUTH_TOKEN": served.key}
     return Settings(environment, [], json.dumps({"env": told}, indent=2) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def find(url: str, key: str, model: str | None) -> Served | None:
         raise ServerError(f"the server at {url} cannot be used: {reason}") from None
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, http.client.HTTPException):
         raise ServerError(f"what listens at {url} is no server of models: say --url") from None
     name = next(iter(listed), "") if model is None else _public(model)
     name = name if name in listed else name.removesuffix(":latest")

@@ -30,8 +30,8 @@ class Part:
 class AnswerParts:
     """Tells the parts of one answer apart. Stop strings end it in its content only, not in reasoning or calls."""
 
-    def __init__(self, reader: OutputReader, stops: StopStrings, seed: int) -> None:
-        """`seed`: what the calls' ids are made of."""
+    def __init__(self, reader: OutputReader, stops: StopStrings, seed: str) -> None:
+        """`seed`: what the calls' ids are made of; another one for every turn of a conversation."""
         self._reader = reader
         self._stops = stops
         self._seed = seed

@@ -52,7 +52,7 @@ class RequestOutput:
         chat = sequence.chat
         self._spelled = frozenset() if chat is None else chat.spelled
         self._detokenizer = tokenizer.detokenizer(self._spelled)
-        self._parts = None if chat is None else AnswerParts(chat.reader(), self._stops, sequence.seed)
+        self._parts = None if chat is None else AnswerParts(chat.reader(), self._stops, f"{sequence.seed} {len(sequence.prompt)}")
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._reasoning_tokens = 0

@@ -280,7 +280,8 @@ def _tagged(text: str, name: str, at: int) -> _Unit | None:
     key_begin = _common_end(before_key, between)
     value_end = between[: len(between) - len(key_begin)].replace(KEYS[0], KEY)
     written = value_end.replace(KEY, KEYS[1])
-    if not key_begin or not value_end or not text.startswith(written, value2_end):
+    visible = all(map(str.strip, (key_end, key_end_json, value_end)))
+    if not key_begin or not visible or not text.startswith(written, value2_end):
         return None
     calls = CallFormat("tagged", name_end=before_key[: len(before_key) - len(key_begin)], key_begin=key_begin, key_end=key_end)
     calls = replace(calls, key_end_json="" if key_end == key_end_json else key_end_json, value_end=value_end)

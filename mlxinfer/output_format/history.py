@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from ..errors import PromptError
 from ..tools import Tools
+from ..types import ToolCall
 from .format import HERMES, OutputFormat
 from .writing import Call, describe, write_calls
 
@@ -47,6 +49,9 @@ def _message(format: OutputFormat, message: Message, names: dict[str, str], befo
     if not calls:
         plain.pop("tool_calls", None)
         return [plain]
+    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, (Mapping, ToolCall)) for call in calls):
+        raise PromptError('messages: tool_calls must be a list of calls, such as {"id": ..., "function": {"name": ..., "arguments": ...}}')
+    calls = [{"id": c.id, "function": {"name": c.name, "arguments": c.arguments}} if isinstance(c, ToolCall) else c for c in calls]
     made = [_function(call) for call in calls]
     names.update({call["id"]: name for call, (name, _) in zip(calls, made, strict=True) if isinstance(call.get("id"), str)})
     if format.calls_in_template:

@@ -16,6 +16,8 @@ _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "t
 """By kind; `NamedCallReader` reads the others."""
 
 _LONGEST_ENTRY = 256
+_MOST_SPACE = 256
+"""Whitespace that is held back."""
 _ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
 """A further entry of a call's object, shorter than `_LONGEST_ENTRY` and without what shows that there is none."""
 
@@ -128,7 +130,7 @@ class OutputReader:
 
     def _before_space(self, text: str, at: int) -> int:
         """Where the whitespace before `at` begins: it is held back, for a call may follow."""
-        return max(self._at, len(text[self._at : at].rstrip(" \t\r\n")) + self._at)
+        return max(len(text[self._at : at].rstrip(" \t\r\n")) + self._at, at - _MOST_SPACE)
 
     def _markers_at(self, text: str, at: int, final: bool) -> list[tuple[int, _Marker]] | None:
         """The markers at this place with where they end, longest first; None while one is open."""
@@ -246,17 +248,19 @@ class OutputReader:
     def _after_call(self, final: bool) -> bool:
         """What ends a call, a section, or leads to the next call."""
         assert self._call is not None
-        calls, text, best = self._call.calls, self._text, (MISS, "")
+        calls, text, best, ended = self._call.calls, self._text, (MISS, ""), self._at
         for kind, ending in _endings(calls):
             end = ending.match(text, self._at, final)
             if end == MORE:
                 return False
             if end > best[0]:
                 best = end, kind
+            if kind == "end":
+                ended = max(ended, end)
         end, kind = best
         self._call = None
         if kind == "next":
-            self._others = []
+            self._others, self._at = [], skip_whitespace(text, ended)
             self._enter_call(calls, end)
             return True
         self._at = max(self._at, end)

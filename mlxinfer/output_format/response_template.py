@@ -100,7 +100,8 @@ def _named(found: CallFormat, content: Any, arguments: Mapping[str, Any]) -> Cal
     """The inside of a call whose name is in what opens it."""
     quotes = arguments.get("string_delims")
     if content == "json" and isinstance(quotes, list) and quotes and isinstance(quotes[0], list) and quotes[0]:
-        return replace(found, kind="gemma", quote=str(quotes[0][0]), separator="")
+        quote = str(quotes[0][0])
+        return replace(found, kind="gemma", quote=quote, separator="") if quote.strip() else None
     if content == "json" and not arguments.get("unquoted_keys"):
         return found
     pattern = arguments.get("tag_pattern")

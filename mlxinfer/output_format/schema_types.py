@@ -15,15 +15,18 @@ _DEEPEST = 8
 def types_of(schema: object, key: str) -> frozenset[str] | None:
     """JSON types that an argument may have; None if the schema does not say."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return _types(properties.get(key), schema, 0) if isinstance(properties, Mapping) else None
+    return _types(properties.get(key), schema, 0, {}) if isinstance(properties, Mapping) else None
 
 
-def _types(schema: Any, root: Any, depth: int) -> frozenset[str] | None:
+def _types(schema: Any, root: Any, depth: int, known: dict[str, frozenset[str] | None]) -> frozenset[str] | None:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return None
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(_resolved(reference, root), root, depth + 1)
+        if reference not in known:
+            known[reference] = None  # what refers to itself says nothing
+            known[reference] = _types(_resolved(reference, root), root, depth + 1, known)
+        return known[reference]
     given = schema.get("type")
     if isinstance(given, str):
         return frozenset({given})
@@ -34,11 +37,11 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str] | None:
         return frozenset(_TYPES.get(type(value), "string") for value in values)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
-            found = [_types(each, root, depth + 1) for each in schema[keyword]]
-            known = [types for types in found if types is not None]
-            return frozenset(name for types in known for name in types) if known and len(known) == len(found) else None
+            found = [_types(each, root, depth + 1, known) for each in schema[keyword]]
+            told = [types for types in found if types is not None]
+            return frozenset(name for types in told for name in types) if told and len(told) == len(found) else None
     if isinstance(schema.get("allOf"), list):
-        return next((types for each in schema["allOf"] if (types := _types(each, root, depth + 1)) is not None), None)
+        return next((types for each in schema["allOf"] if (types := _types(each, root, depth + 1, known)) is not None), None)
     return None
 
 

@@ -23,7 +23,7 @@ def write_calls(calls: CallFormat, made: Sequence[Call]) -> str:
 def _call(calls: CallFormat, index: int, name: str, arguments: Mapping[str, Any]) -> str:
     if calls.kind == "object":
         inner = _json({calls.name_key: name, calls.arguments_key: arguments})
-        return f"{calls.call_begin}{inner}{calls.call_end}".replace(ID, str(index))
+        return f"{calls.call_begin.replace(ID, str(index))}{inner}{calls.call_end.replace(ID, str(index))}"
     begin, name_end = calls.call_begin.replace(ID, str(index)), calls.name_end.replace(ID, str(index))
     return f"{begin}{name}{name_end}{_arguments(calls, arguments)}{calls.call_end.replace(ID, str(index))}"
 
@@ -42,7 +42,8 @@ def _tagged(calls: CallFormat, key: str, value: Any) -> str:
     is_text = isinstance(value, str)
     kind = {bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}.get(type(value), "null")
     key_end = calls.key_end if is_text or not calls.key_end_json else calls.key_end_json.replace(ID, kind)
-    return f"{calls.key_begin}{key}{key_end}{value if is_text else _json(value)}{calls.value_end}".replace(KEY, key)
+    begin = f"{calls.key_begin}{key}{key_end}".replace(KEY, key)
+    return f"{begin}{value if is_text else _json(value)}{calls.value_end.replace(KEY, key)}"
 
 
 def _gemma(value: Any, quote: str) -> str:

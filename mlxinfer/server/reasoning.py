@@ -41,7 +41,9 @@ class Thinking:
     @property
     def wanted(self) -> bool | None:
         """Whether to think, from both fields."""
-        return False if self.effort == "none" else self.on
+        if self.effort == "none":
+            return False
+        return True if self.on is None and self.effort is not None else self.on
 
     def variables(self, served: ServedModel, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Variables for the chat template: those of the request's own `given` that the template mentions, and what `on` and `effort` are

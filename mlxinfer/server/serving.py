@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MLXInferError, PromptError, SamplingError
+from ..errors import MLXInferError, PromptError, SamplingError, TemplateError
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
 from .errors import APIError, of_error, stopping, timed_out
 from .metrics import RequestMetrics
@@ -53,10 +54,31 @@ async def encode_chat(
     served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
 ) -> ChatPrompt:
     """A conversation, rendered by the model's chat template with these tools and extra `variables`. Raises `APIError`."""
+    prompt = partial(served.llm.chat_prompt, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
     try:
-        return await served.llm.chat_prompt(messages, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+        try:
+            return await prompt(messages)
+        except TemplateError:
+            fewer = _joined(messages)
+            if len(fewer) == len(messages):
+                raise
+            return await prompt(fewer)
     except MLXInferError as error:
         raise of_error(error) from error
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Neighbours of the role system, or user, as one. Coding agents send several; some templates want one system message, and turns that
+    alternate."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        plain = message.keys() == last.keys() == {"role", "content"}
+        if plain and message["role"] == last["role"] and message["role"] in ("system", "user"):
+            found[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
 
 
 async def encode_text(served: ServedModel, text: str) -> list[int]:

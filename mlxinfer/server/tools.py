@@ -45,6 +45,9 @@ NO_TOOLS = Offer()
 
 def made_tool(where: str, name: str, description: str | None, parameters: SchemaObject | None, strict: bool | None) -> Tool:
     """A tool of a request, whose field is `where`. Raises `APIError`."""
+    kind = (parameters or {}).get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise invalid(f"{where}: the schema of a tool's arguments must be of type object", where, "invalid_value")
     try:
         schema = Schema(parameters or {"type": "object", "properties": {}})
         return Tool(name, description or "", schema, strict=bool(strict))
@@ -114,6 +117,7 @@ def as_object(arguments: str) -> dict[str, Any] | None:
     """The arguments of a call as an object; None for what is none, as of a call that broke off."""
     try:
         found = json.loads(arguments or "{}")
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no infinities, no halves of characters
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

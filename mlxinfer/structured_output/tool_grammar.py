@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from ..errors import PromptError, SamplingError
 from ..output_format.format import CallFormat
@@ -58,7 +58,7 @@ class ToolGrammars:
         with _lock:
             found = _grammars.get(compiler)
             if found is None:
-                found = _grammars[compiler] = cls(compiler)
+                found = _grammars[compiler] = cls(proxy(compiler))  # else it would keep its own key
             return found
 
     def compile(
@@ -215,7 +215,7 @@ class _CallWriter:
 
     def _json(self, tool: Tool) -> str:
         schema = JSON_OBJECT.schema if tool.name in self._loose else normalized(tool.parameters.schema)
-        return self._rules.json({"type": "object", **schema} if isinstance(schema, dict) else JSON_OBJECT.schema)
+        return self._rules.json({**schema, "type": "object"} if isinstance(schema, dict) else JSON_OBJECT.schema)
 
 
 def _any_of_each(tool: Tool) -> dict[str, Any]:
@@ -230,7 +230,8 @@ def _structure(rules: GrammarRules, structure: Structure) -> str:
     if isinstance(structure, Schema):
         return rules.json(normalized(structure.schema) if isinstance(structure.schema, dict) else {})
     if isinstance(structure, Regex):
-        return rules.rule(f"/{structure.pattern.replace('/', chr(92) + '/')}/")
+        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", structure.pattern, flags=re.DOTALL)
+        return rules.rule(f"/{pattern}/")
     if isinstance(structure, Choice):
         return rules.rule(" | ".join(map(quoted, structure.options)))
     raise SamplingError('structure: a grammar cannot be combined with tools: leave one out, or set tool_choice to "none"')

@@ -49,6 +49,7 @@ class ArgumentRules:
         self._calls = calls
         self._root: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
         self._exact = exact
+        self._made: dict[tuple[int, int], tuple[Mapping[str, Any], str]] = {}
         self._words = _PYTHON if calls.kind == "pythonic" else _GEMMA
 
     def arguments(self) -> str:
@@ -96,6 +97,12 @@ class ArgumentRules:
     def _value(self, schema: Any, depth: int) -> str:
         """One value of Python or Gemma."""
         schema = self._resolved(schema)
+        key = id(schema), depth
+        if key not in self._made:
+            self._made[key] = schema, self._new_value(schema, depth)
+        return self._made[key][1]
+
+    def _new_value(self, schema: Mapping[str, Any], depth: int) -> str:
         options = self._checked_options(schema)
         if options:
             return self._rules.one_of([self._constant(one) for one in options])
@@ -139,8 +146,8 @@ class ArgumentRules:
         if isinstance(value, bool):
             return quoted(self._words.true if value else self._words.false)
         if isinstance(value, str):
-            written = repr(value) if self._words is _PYTHON else f"{self._calls.quote}{value}{self._calls.quote}"
-            return self._rules.rule(self._rules.literal(written))
+            quote = self._rules.literal(self._calls.quote)
+            return self._rules.rule(quoted(repr(value)) if self._words is _PYTHON else f"{quote} {quoted(value)} {quote}")
         return quoted(self._words.null if value is None else json.dumps(value, ensure_ascii=False))
 
     def _string(self) -> str:
@@ -199,7 +206,7 @@ def _options(schema: Mapping[str, Any]) -> list[Any] | None:
     else:
         return None
     kinds = schema.get("type")
-    names = {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else None
+    names = {kinds} if isinstance(kinds, str) else set(map(str, kinds)) if isinstance(kinds, list) else None
     return [one for one in options if names is None or names & _NAMES[type(one)]]
 
 

@@ -254,7 +254,7 @@ def model(variables: set[str], template: str = "", *, thinks: bool = True) -> tu
         ("none", {"enable_thinking"}, "", {"enable_thinking": False}, None),
         ("none", {"thinking"}, "", {"thinking": False}, None),
         ("none", set(), "", {}, 0),
-        ("low", {"enable_thinking"}, "", {}, 20),
+        ("low", {"enable_thinking"}, "", {"enable_thinking": True}, 20),
         ("minimal", set(), "", {}, 10),
         ("high", {"reasoning_effort"}, "", {"reasoning_effort": "high"}, None),
         ("xhigh", {"reasoning_effort"}, "", {"reasoning_effort": "high"}, None),

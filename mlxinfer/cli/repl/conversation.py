@@ -118,7 +118,7 @@ class Conversation:
                 self.calls = said.calls if ended else ()
                 self._append(text, said.turn(ended=ended))
                 self.context_used = len(ids) + len(said.token_ids)
-                self._cut = None if ended else said.goes_on(prompt)
+                self._cut = None if ended else said.goes_on(prompt, self._llm.tokenizer.decode(said.token_ids, skip_special_tokens=False))
 
     def _append(self, question: str | None, turn: dict[str, Any]) -> None:
         if question is None:
@@ -176,11 +176,11 @@ class Conversation:
         """Tokens that these turns take after the system message."""
         if not turns:
             return 0
-        from ...output_format import messages_for_template, output_format
+        from ...output_format import messages_for_template
 
         tokenizer, messages = self._llm.tokenizer, [*_system(self.system), *turns]
         if any(turn.keys() > {"role", "content"} for turn in turns):
-            messages, _ = messages_for_template(output_format(tokenizer), messages, {})
+            messages, _ = messages_for_template(self._llm.output_format, messages, {})
         return len(tokenizer.encode_chat(messages, add_generation_prompt=False))
 
     def set(self, name: str, value: Any) -> None:

@@ -47,8 +47,10 @@ class Said:
             turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function} for call_id, function in functions]
         return turn
 
-    def goes_on(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt of the rest of the answer."""
-        thinks = prompt.format.reasoning is not None and not "".join(self._content).strip() and bool(self._reasoning)
-        begun = prompt.format.reasoning.begin if prompt.format.reasoning is not None and thinks else ""
+    def goes_on(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
+        """The prompt of the rest of the answer; `text` is what there is of it, special tokens included."""
+        form, begun = prompt.format.reasoning, ""
+        if form is not None and form.end.strip() not in text:
+            thinks = bool(self._reasoning) or prompt.begun.rstrip().endswith(form.begin.strip())
+            begun = form.begin if thinks else ""
         return replace(prompt, token_ids=[*prompt.token_ids, *self.token_ids], begun=begun)

@@ -91,4 +91,4 @@ def _arguments(call: ToolCall) -> str:
         values = json.loads(call.arguments)
     except ValueError:
         return printable(call.arguments)
-    return printable(", ".join(f"{key}={value!r}" for key, value in values.items()))[:_LONGEST_SHOWN]
+    return printable(", ".join(f"{key}={value!r}" for key, value in values.items()))

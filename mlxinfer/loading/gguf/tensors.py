@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import UnsupportedModelError, WeightsError
 from ...nn.weights import Dense, Format, Matrix, Quantized
 from .bits import squeeze, words
-from .packings import ALIKE, PACKINGS, Packed
+from .packings import ALIKE, PACKINGS, SHARED, Packed
 from .reader import TensorInfo
 from .types import TensorType
 
@@ -139,12 +139,14 @@ def _packed(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Qua
         for target, part in zip(targets, parts, strict=True):
             target[row : row + len(piece)] = part
 
+    alone = info.type.name in SHARED  # computed by MLX, which would keep a stream for every thread
     with ThreadPoolExecutor(_PACKERS) as pool:
+        each: Callable[..., Iterator[None]] = map if alone else pool.map
         for piece in pieces:
-            step = -(-len(piece) // _PACKERS)
+            step = len(piece) if alone else -(-len(piece) // _PACKERS)
             starts = range(0, len(piece), step)
             try:
-                list(pool.map(place, [piece[at : at + step] for at in starts], [row + at for at in starts]))
+                list(each(place, [piece[at : at + step] for at in starts], [row + at for at in starts]))
             except ValueError as error:
                 raise WeightsError(f"tensor {info.name}: {error}; the file is damaged, download or convert it again") from None
             row += len(piece)

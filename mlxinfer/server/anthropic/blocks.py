@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from ..errors import invalid
 from ..tools import CallId, EarlierCalls, Name
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
 
 MAX_MESSAGES = 4096
 _BETWEEN_TURNS = "\n\n"
@@ -22,6 +22,7 @@ class CacheControl(StrictModel):
 
     type: Annotated[str, OneOf("ephemeral")]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[Any, Ignored("all prompts are cached", within="cache_control")] = None
 
 
 class TextBlock(StrictModel):

@@ -22,6 +22,7 @@ class OllamaFunction(StrictModel):
     name: Name
     description: str | None = None
     parameters: SchemaObject | None = None
+    strict: bool | None = None
 
 
 class OllamaTool(StrictModel):
@@ -34,10 +35,8 @@ OllamaTools = tools_field(OllamaTool)
 
 def offer_of(tools: Sequence[OllamaTool]) -> Offer:
     """The tools of a request. Raises `APIError`."""
-    made = [
-        made_tool(f"tools[{number}].function", tool.function.name, tool.function.description, tool.function.parameters, strict=False)
-        for number, tool in enumerate(tools)
-    ]
+    functions = [tool.function for tool in tools]
+    made = [made_tool(f"tools[{n}].function", f.name, f.description, f.parameters, f.strict) for n, f in enumerate(functions)]
     return offered("tools", made, ToolChoice())
 
 

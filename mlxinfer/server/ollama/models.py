@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from datetime import datetime, timezone
 from typing import Annotated, Any
@@ -235,7 +236,7 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
             template=card.served.llm.tokenizer.chat_template or "",
             details=card.details,
             model_info=card.info,
-            capabilities=_capabilities(card.served),
+            capabilities=await asyncio.to_thread(_capabilities, card.served),
             modified_at=card.modified_at,
         )
     )

@@ -100,7 +100,8 @@ class Events:
     def whole(self, answer: Completion) -> Any:
         """The response that has all of an answer."""
         calls = as_pieces(answer.tool_calls)
-        self._chunk(Chunk(answer.text, answer.token_ids, answer.logprobs, reasoning=answer.reasoning or "", tool_calls=calls))
+        logprobs = answer.logprobs and answer.logprobs[answer.usage.reasoning_tokens :]
+        self._chunk(Chunk(answer.text, answer.token_ids, logprobs, reasoning=answer.reasoning or "", tool_calls=calls))
         self._last = Chunk("", finish_reason=answer.finish_reason, usage=answer.usage)
         return self._finished()[0]
 
@@ -111,7 +112,8 @@ class Events:
     def _finished(self) -> tuple[Any, bytes]:
         reason, usage = (self._last.finish_reason, self._last.usage) if self._last else ("stop", None)
         status: Status = "incomplete" if reason == "length" else "completed"
-        out = self._text("") if self._held or not (self._items or self._open) else b""
+        in_message = self._open is not None and self._open["type"] == "message"
+        out = self._text("") if (self._held and in_message) or not (self._items or self._open) else b""
         out += self._close(status)
         return self._response(status, self._items, usage), out
 

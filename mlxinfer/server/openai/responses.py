@@ -25,7 +25,7 @@ from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictMode
 from .extras import VERBOSITY
 from .protocol import MAX_TOP_LOGPROBS, Sampled
 from .response_answers import Events, OutputItem
-from .response_items import Choice, Items, Status, Tools, for_template, offer_of
+from .response_items import Choice, Items, ResponseFunction, Status, Tools, for_template, offer_of
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
@@ -197,7 +197,7 @@ class _Response:
             temperature=params.temperature or 0.0,
             text={"format": _echo(body.text.format if body.text else None) or {"type": "text"}},
             tool_choice=_echo(body.tool_choice) if isinstance(body.tool_choice, StrictModel) else body.tool_choice or "auto",
-            tools=[_echo(tool) for tool in body.tools or ()],
+            tools=[_echo(tool) if isinstance(tool, ResponseFunction) else {"type": tool.type} for tool in body.tools or ()],
             top_p=params.top_p or 1.0,
             top_logprobs=body.top_logprobs or 0,
             truncation="disabled",
