@@ -43,7 +43,8 @@ def test_drafts_right_and_wrong_change_nothing(name, kv):
     Guesser(engine.proposer, dict(zip(map(tuple, PROMPTS), expected, strict=True)), 3)
     sequences = requests()
     assert run(engine, sequences) == expected
-    assert all(0 < s.accepted_tokens < s.drafted_tokens for s in sequences)
+    # A short answer's few drafts may all be right, or wrong: how they fall depends on which steps it shares.
+    assert 0 < sum(s.accepted_tokens for s in sequences) < sum(s.drafted_tokens for s in sequences)
 
 
 def test_what_was_said_before_is_drafted():
