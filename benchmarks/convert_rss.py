@@ -2,8 +2,8 @@
 
     python benchmarks/convert_rss.py --gigabytes 6 --bits 4
 
-Measured with `encoder="minmax"` on Linux x86-64 (2 busy cores, MLX on its CPU backend), 4 bits in groups of 64: source 6.29 GB, largest tensor 1051 MB,
-peak RSS 485 MB (46 MB of it before the conversion), 106 s, 1.77 GB written. It does not grow with the source.
+Measured with `encoder="minmax"` on Linux x86-64 (2 busy cores, MLX on its CPU backend), 4 bits in groups of 64: source 6.29 GB, largest
+tensor 1051 MB, peak RSS 485 MB (46 MB of it before the conversion), 106 s, 1.77 GB written. It does not grow with the source.
 """
 
 from __future__ import annotations
