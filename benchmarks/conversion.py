@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import pydoc_data.topics
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
+from pydoc_data.topics import topics
 from time import perf_counter
 
 import mlx.core as mx
@@ -33,7 +33,6 @@ class Result:
     model: str
     encoder: str
     bits: int
-    group_size: int
     bits_per_weight: float
     seconds: float
     loss: Loss
@@ -50,13 +49,13 @@ def study(models: dict[str, Path], bits: tuple[int, ...], encoders: tuple[str, .
             source = Path(room, name)
             convert(path, source, measure=False)
             _leave_the_lattice(source)
-            for number in bits:
-                for encoder in encoders:
+            with _opened(source) as exact:
+                for number, encoder in product(bits, encoders):
                     result = Path(room, "result")
                     begin = perf_counter()
                     report = convert(source, result, bits=number, dtype="bfloat16", encoder=encoder, measure=False)
                     seconds = perf_counter() - begin
-                    yield Result(name, encoder, number, 64, report.bits_per_weight, seconds, _loss(source, result))
+                    yield Result(name, encoder, number, report.bits_per_weight, seconds, _loss(exact, result))
                     shutil.rmtree(result)
 
 
@@ -80,20 +79,18 @@ def _leave_the_lattice(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def _loss(source: Path, result: Path) -> Loss:
+def _loss(exact: LLM, result: Path) -> Loss:
     comparison = Comparison()
-    with _rows(source) as exact, _rows(result) as other:
-        pages = sorted(text for text in pydoc_data.topics.topics.values() if len(text) > 4000)
+    with _opened(result) as other:
+        pages = sorted(text for text in topics.values() if len(text) > 4000)
         for text in pages[:: len(pages) // _TEXTS][:_TEXTS]:
             ids = exact.tokenizer.encode(text)[:_TOKENS]
             comparison.add(np.array(exact.logits(ids)), np.array(other.logits(ids)), ids[1:])
     return comparison.loss()
 
 
-@contextmanager
-def _rows(path: Path) -> Iterator[LLM]:
-    with LLM(path, dtype="float32", memory_gb=6, prefix_cache=False) as llm:
-        yield llm
+def _opened(path: Path) -> LLM:
+    return LLM(path, dtype="float32", memory_gb=6, prefix_cache=False)
 
 
 def table(results: list[Result]) -> str:

@@ -30,10 +30,9 @@ _LEAST = 1e-6
 
 def check_encoder(name: str | None) -> Encoder:
     """The encoder of this name; None is the default, `fit`. Raises `ConversionError`."""
-    for encoder in ENCODERS:
-        if name in (encoder, None) and (name or encoder == "fit"):
-            return encoder
-    raise ConversionError(f"there is no encoder {name!r}, only {', '.join(ENCODERS)}")
+    if name is not None and name not in ENCODERS:
+        raise ConversionError(f"there is no encoder {name!r}, only {', '.join(ENCODERS)}")
+    return name or "fit"
 
 
 def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Quantized:

@@ -249,8 +249,7 @@ class _Reader:
         for place, linears in zip(names, places, strict=True):
             moments = _Moments()
             watched.append((place, moments))
-            for number, linear in enumerate(linears):
-                linear.matrix = _Watched(linear.matrix, moments if number == 0 else _Moments())
+            linears[0].matrix = _Watched(linears[0].matrix, moments)  # the others read the same
         self._x = block(self._x, self._step, self._rotations)
         mx.eval(self._x)
         self._step.full.clear()  # nobody reads the pages of a layer that is done

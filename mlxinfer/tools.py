@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Union
 
 from .errors import PromptError, SamplingError, ToolError
+from .records import dataclass
 from .structure import Schema
 
 _LONGEST_NAME = 256

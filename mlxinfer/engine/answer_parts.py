@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..records import dataclass
 from ..tokenizer.detokenizer import StopStrings
 from ..types import ToolCall, ToolCallDelta
 

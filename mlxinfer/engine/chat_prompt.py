@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MLXInferError
+from ..records import dataclass
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools import ToolChoice, Tools
 
@@ -69,7 +70,7 @@ def settled_tokens(ids: list[int], tokenizer: Tokenizer, variables: Mapping[str,
     return max((i + 1 for i, token in enumerate(ids[first:settled], first) if tokenizer.is_special(token)), default=settled)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _unsettled_end(tokenizer: Tokenizer, variables: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
     """The tokens at the end of a prompt that are others as soon as the answer is part of the conversation."""
     asked = [{"role": "user", "content": "A"}]
@@ -79,7 +80,7 @@ def _unsettled_end(tokenizer: Tokenizer, variables: tuple[tuple[str, Any], ...])
     return tuple(tokenizer.encode(before[same:], add_special_tokens=False)) if before[same:] else ()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def spelled_tokens(tokenizer: Tokenizer, output_format: OutputFormat) -> frozenset[int]:
     """The special tokens that occur in a format's marks."""
     ids = (token for mark in output_format.literals() if mark for token in tokenizer.encode(mark, add_special_tokens=False))

@@ -13,17 +13,12 @@ from ..errors import SettingError
 from ..tokenizer.tokenizer import Tokenizer
 from .format import HERMES, CallFormat, OutputEvent, OutputFormat
 from .from_template import KEYS, NAMES, Bounded, Templates, calls_message, calls_of_template, knows, marked_tools, rendered, typed_anyhow
-from .reasoning import mentions_reasoning, reasoning_in
+from .reasoning import reasoning_in
 from .response_template import read_response_template
 from .table import FAMILIES, Family, family_of, hidden_of_template
 
 _known: WeakKeyDictionary[Tokenizer, dict[str | None, OutputFormat]] = WeakKeyDictionary()
 _lock = Lock()
-
-
-def may_think(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template has to do with reasoning, so that a chat without tools needs a reader as well. Renders nothing."""
-    return mentions_reasoning(tokenizer.chat_template or "")
 
 
 def output_format(tokenizer: Tokenizer, chosen: str | None = None, response_template: Mapping[str, Any] | None = None) -> OutputFormat:

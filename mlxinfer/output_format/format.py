@@ -135,10 +135,6 @@ class OutputFormat:
             yield from (calls.begin, calls.next, calls.section_end, calls.call_end, calls.name_end)
             yield from (calls.key_begin, calls.key_end, calls.key_end_json, calls.value_end, calls.quote)
 
-    def spells(self, token: str) -> bool:
-        """Whether a special token is part of this format, so that the reader must see it."""
-        return any(token in literal for literal in self.literals())
-
 
 HERMES = CallFormat("object", call_begin="<tool_call>\n", call_end="\n</tool_call>", separator="\n")
 """The described form, and that of Hermes and Qwen."""

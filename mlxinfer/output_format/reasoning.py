@@ -24,8 +24,3 @@ def reasoning_in(text: str) -> ReasoningFormat | None:
             return ReasoningFormat(begin, end)
     tag = _TAG.search(text)
     return ReasoningFormat(f"<{tag[1]}>", f"</{tag[1]}>") if tag else None
-
-
-def mentions_reasoning(template: str) -> bool:
-    """Whether a chat template may have to do with reasoning. True for a few that have not."""
-    return any(word in template for word in ("think", "THINK", "reasoning", "<|channel"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..errors import one_line
+from ..records import dataclass
 from .numbers import BEGINNING, in_string
 
 if TYPE_CHECKING:

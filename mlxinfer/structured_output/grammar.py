@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SamplingError, one_line
+from ..records import dataclass
 from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
 from .constraint import GrammarConstraint, JSONText

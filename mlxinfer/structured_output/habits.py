@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from ..records import dataclass
 
 _JOINTS = frozenset(b' \t\n\r":,{}[]')
 _KEPT = 3

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 
 from mlxinfer.errors import SettingError
 from mlxinfer.output_format import output_format
-from mlxinfer.output_format.derive import derived, may_think
+from mlxinfer.output_format.derive import derived
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.tokenizer.backend import TokenizerParts, TokenizersBackend
 from mlxinfer.tokenizer.tokenizer import Tokenizer
@@ -64,13 +64,6 @@ def test_families_whose_templates_say_nothing_are_in_a_table() -> None:
     assert (found.source, found.calls) == ("table", FAMILIES["harmony"].calls)
     assert found.reasoning is not None
     assert found.reasoning.end == "<|end|>"
-
-
-def test_templates_that_mention_reasoning_are_told_without_rendering() -> None:
-    assert may_think(_tokenizer(SHAPES["qwen3"].template))
-    assert may_think(_tokenizer("{{ raise_exception('<think>') }}"))
-    assert not may_think(_tokenizer(NO_TOOLS))
-    assert not may_think(_tokenizer(None))
 
 
 def test_a_template_that_takes_its_time_does_not_hold_up_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
+from support.live_server import LiveServer, live_server
 from support.optional import needs
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
@@ -42,17 +42,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture
-def client(live: LiveServer) -> Iterator[OpenAI]:
-    with openai_client(live, unix=True) as client:
-        yield client
-
-
-def test_instructor(client: OpenAI) -> None:
+def test_instructor(unix_client: OpenAI) -> None:
     instructor = installed("instructor")
     messages: Any = [{"role": "user", "content": "Which city?"}]
     for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
-        typed = instructor.from_openai(client, mode=mode)
+        typed = instructor.from_openai(unix_client, mode=mode)
         settings: Any = {"model": "tiny", "messages": messages, "max_tokens": 400, "max_retries": 0}
         assert isinstance(typed.chat.completions.create(response_model=City, **settings), City)
         *_, last = typed.chat.completions.create_partial(response_model=City, **settings)
@@ -97,7 +91,7 @@ def test_openai_agents(live: LiveServer) -> None:
         assert result.final_output == "done"
 
 
-def test_outlines(client: OpenAI) -> None:
+def test_outlines(unix_client: OpenAI) -> None:
     outlines = installed("outlines")
-    model = outlines.from_vllm(client, "tiny")
+    model = outlines.from_vllm(unix_client, "tiny")
     assert isinstance(City.model_validate_json(model("Which city?", City, max_tokens=400)), City)

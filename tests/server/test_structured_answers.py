@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
+from support.live_server import LiveServer, live_server
 from support.optional import needs
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
@@ -37,12 +37,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-@pytest.fixture
-def client(live: LiveServer) -> Iterator[OpenAI]:
-    with openai_client(live, unix=True) as client:
-        yield client
-
-
 def fits(text: str | None) -> bool:
     value = json.loads(text or "")
     return list(value) == ["city", "size"] and value["city"] in ("Paris", "Rome") and 0 <= value["size"] <= 99
@@ -52,21 +46,21 @@ def chat(client: OpenAI, **more: Any) -> Any:
     return client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "temperature": 1, "max_tokens": 200, **more})
 
 
-def test_openai_chat(client: OpenAI) -> None:
-    answer = chat(client, response_format=NAMED, n=3)
+def test_openai_chat(unix_client: OpenAI) -> None:
+    answer = chat(unix_client, response_format=NAMED, n=3)
     assert all(fits(choice.message.content) and choice.finish_reason == "stop" for choice in answer.choices)
-    pieces = [choice.delta.content or "" for chunk in chat(client, response_format=NAMED, stream=True) for choice in chunk.choices]
+    pieces = [choice.delta.content or "" for chunk in chat(unix_client, response_format=NAMED, stream=True) for choice in chunk.choices]
     assert fits("".join(pieces))
 
 
-def test_openai_parses_a_pydantic_model(client: OpenAI) -> None:
+def test_openai_parses_a_pydantic_model(unix_client: OpenAI) -> None:
     import pydantic
 
     class City(pydantic.BaseModel):
         city: str = pydantic.Field(max_length=8)
         capital: bool
 
-    answer = client.chat.completions.parse(model="tiny", messages=MESSAGES, max_tokens=300, response_format=City)
+    answer = unix_client.chat.completions.parse(model="tiny", messages=MESSAGES, max_tokens=300, response_format=City)
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
@@ -80,9 +74,9 @@ def test_openai_parses_a_pydantic_model(client: OpenAI) -> None:
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
     ],
 )
-def test_other_engines_fields(client: OpenAI, fields: Any) -> None:
-    assert fits(chat(client, extra_body=fields).choices[0].message.content)
-    completion = client.completions.create(model="tiny", prompt="Hello", max_tokens=200, temperature=1, extra_body=fields)
+def test_other_engines_fields(unix_client: OpenAI, fields: Any) -> None:
+    assert fits(chat(unix_client, extra_body=fields).choices[0].message.content)
+    completion = unix_client.completions.create(model="tiny", prompt="Hello", max_tokens=200, temperature=1, extra_body=fields)
     assert fits(completion.choices[0].text)
 
 
@@ -97,18 +91,18 @@ def test_other_engines_fields(client: OpenAI, fields: Any) -> None:
         ({"guided_grammar": 'root ::= "left" | "right"'}, ("left", "right")),
     ],
 )
-def test_choices_expressions_and_grammars(client: OpenAI, fields: Any, answers: tuple[str, ...]) -> None:
-    assert chat(client, extra_body=fields).choices[0].message.content in answers
+def test_choices_expressions_and_grammars(unix_client: OpenAI, fields: Any, answers: tuple[str, ...]) -> None:
+    assert chat(unix_client, extra_body=fields).choices[0].message.content in answers
 
 
-def test_any_json_object(client: OpenAI) -> None:
-    content = chat(client, response_format={"type": "json_object"}, max_tokens=600, seed=3).choices[0].message.content
+def test_any_json_object(unix_client: OpenAI) -> None:
+    content = chat(unix_client, response_format={"type": "json_object"}, max_tokens=600, seed=3).choices[0].message.content
     assert content.startswith("{")
 
 
-def test_responses(client: OpenAI) -> None:
+def test_responses(unix_client: OpenAI) -> None:
     form = {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}}
-    response = client.responses.create(model="tiny", input="Hello", max_output_tokens=200, text=form)  # type: ignore[arg-type]
+    response = unix_client.responses.create(model="tiny", input="Hello", max_output_tokens=200, text=form)  # type: ignore[arg-type]
     assert fits(response.output_text)
     assert response.text is not None
     assert response.text.to_dict() == form
@@ -149,9 +143,9 @@ def test_ollama(live: LiveServer, form: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_held_is_a_400_that_names_the_field(client: OpenAI, stream: bool, fields: Any, param: str, words: str) -> None:
+def test_what_cannot_be_held_is_a_400_that_names_the_field(unix_client: OpenAI, stream: bool, fields: Any, param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
-        list(chat(client, extra_body=fields, stream=stream))
+        list(chat(unix_client, extra_body=fields, stream=stream))
     assert error.value.body["param"] == param
     assert words in error.value.body["message"]
     assert "structure" not in error.value.body["message"].replace("structured_outputs", "").replace("with structure: the structure", "")
