@@ -25,7 +25,7 @@ def _types(schema: Any, root: Any, depth: int, known: dict[str, frozenset[str] |
     if isinstance(reference, str):
         if reference not in known:
             known[reference] = None  # what refers to itself says nothing
-            known[reference] = _types(_resolved(reference, root), root, depth + 1, known)
+            known[reference] = _types(referenced(reference, root), root, depth + 1, known)
         return known[reference]
     given = schema.get("type")
     if isinstance(given, str):
@@ -45,7 +45,7 @@ def _types(schema: Any, root: Any, depth: int, known: dict[str, frozenset[str] |
     return None
 
 
-def _resolved(reference: str, root: Any) -> Any:
+def referenced(reference: str, root: Any) -> Any:
     """What a reference inside the schema points at; None for any other."""
     found = root
     for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():

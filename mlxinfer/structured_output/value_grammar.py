@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..output_format.format import CallFormat
-from ..output_format.schema_types import types_of
+from ..output_format.schema_types import referenced, types_of
 from .grammar_rules import GrammarRules, quoted
 
 _KEY = "{key}"
@@ -166,10 +166,7 @@ class ArgumentRules:
         for _ in range(_DEEPEST):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
-            found: Any = self._root
-            for part in schema["$ref"].removeprefix("#/").split("/"):
-                found = found.get(part) if isinstance(found, Mapping) else None
-            schema = found
+            schema = referenced(schema["$ref"], self._root)
         return schema if isinstance(schema, Mapping) else {}
 
     def _checked_options(self, schema: Mapping[str, Any]) -> list[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -127,3 +128,10 @@ def test_a_pipe_cannot_be_asked(call, chat_model, tools_file):
     found = call("chat", chat_model, "--tools", str(tools_file), stdin="hello\n")
     assert found.code == 2
     assert "needs a terminal" in found.err
+
+
+def test_a_call_is_shown_whole(tools_file, capsys):
+    """What the user agrees to must not hide behind a long argument."""
+    hidden = json.dumps({"a": 1, "b": "x " * 3000 + "the end"})
+    ToolRunner(tools_of_file(tools_file), lambda question: "n").result(ToolCall("1", "add", hidden))
+    assert "the end" in capsys.readouterr().err

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from mlxinfer import kernels_cpu
 from mlxinfer.convert import encoders
 from mlxinfer.convert.encoders import check_encoder, fit, pack_codes
+from mlxinfer.convert.mapper import Output
+from mlxinfer.convert.quantizer import Quantizer
 from mlxinfer.errors import ConversionError
-from mlxinfer.nn.weights import Format, Quantized
+from mlxinfer.loading.weights import TensorRequest
+from mlxinfer.nn.weights import Dense, Format, Quantized
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 no_kernels = pytest.mark.skipif(not kernels_cpu.in_use(), reason=f"CPU kernels: {kernels_cpu.status()}")
@@ -107,3 +110,17 @@ def test_names():
     assert check_encoder("minmax") == "minmax"
     with pytest.raises(ConversionError, match=r"no encoder 'gtpq', only minmax, fit"):
         check_encoder("gtpq")
+
+
+def test_experts_are_fitted_to_what_each_reads():
+    """In blocks that do not end where an expert's rows do."""
+    weight = mx.array(np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32))
+    importance = mx.stack([matrix(1, 1, 64, mx.float32)[1], matrix(2, 1, 64, mx.float32)[1]])
+    request = TensorRequest("experts.weight", (2, 3, 64), "matrix", True, None, ("experts.weight",), None)
+    quantizer = Quantizer(Output(request, mx.float32, Format(4, 32), mx.float32), importance)
+    rows = weight.reshape(6, 64)
+    parts = [quantizer(Dense(rows[first:last])) for first, last in ((0, 4), (4, 6))]
+    alone = [fit(weight[expert], Format(4, 32), importance[expert]) for expert in range(2)]
+    for index, name in enumerate(("weight", "scales", "biases")):
+        together = mx.concatenate([part[index] for part in parts])
+        assert mx.array_equal(together, mx.concatenate([getattr(each, name) for each in alone]))

@@ -257,3 +257,13 @@ def test_stop_strings_end_content_only(llm):
     assert found.finish_reason == "stop"
     assert found.stop_string is None
     assert len(found.tool_calls) == 1
+
+
+def test_ids_of_calls_differ_from_turn_to_turn(llm):
+    """With one seed for all turns too, and they are the same again for the same request."""
+    ask = {"tools": [off], "tool_choice": "required", "parallel_tool_calls": False, "template_vars": THINKS}
+    longer = [*HELLO, {"role": "assistant", "content": "Yes?"}, *HELLO]
+    params = sampled(5, thinking_token_budget=5)
+    first, again, later = (llm.chat(messages, params, **ask).tool_calls[0].id for messages in (HELLO, HELLO, longer))
+    assert first == again
+    assert first != later
