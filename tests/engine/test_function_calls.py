@@ -58,7 +58,7 @@ def test_required_calls_fit(smollm2: LLM) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FOLDER, reason="MLXINFER_BFCL names no folder of function sets")
+@pytest.mark.skipif(not FOLDER, reason="MLXINFER_TEST_BFCL names no folder of function sets")
 def test_required_calls_fit_hundreds_of_function_sets(smollm2: LLM) -> None:
     cases = list(function_sets())
     assert len(cases) == MOST

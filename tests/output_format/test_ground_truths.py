@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.output_format.writing import write_calls
 from mlxinfer.structure import Schema
 from mlxinfer.tools import Tool, Tools
+from tests.support.function_sets import FOLDER
 from tests.support.tool_chats import Call, calls_in, read
 
-SUITE = os.environ.get("MLXINFER_TEST_BFCL")
-"""`bfcl_eval/data` of the unpacked wheel of `bfcl-eval`: `pip download --no-deps bfcl-eval`."""
 FORMATS = ("hermes", "llama3", "mistral-nemo", "mistral", "deepseek-r1", "kimi-k2", "qwen3-coder", "deepseek-v3.2", "gemma4", "pythonic")
 SINGLE_TURN = (
     "simple_*",
@@ -65,12 +63,12 @@ def _tools(calls: list[Call]) -> Tools:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(SUITE is None, reason="MLXINFER_TEST_BFCL does not name the data of bfcl-eval")
+@pytest.mark.skipif(not FOLDER, reason="MLXINFER_TEST_BFCL does not name the data of bfcl-eval")
 @pytest.mark.parametrize("family", FORMATS)
 def test_every_ground_truth_is_read_back(family: str) -> None:
     calls_format = FAMILIES[family].calls
     format, count, failed = OutputFormat(None, calls_format, "table"), 0, []
-    for name, calls in _answers(Path(SUITE or "")):
+    for name, calls in _answers(Path(FOLDER)):
         groups = [calls] if calls_format.parallel else [[call] for call in calls]
         for group in groups:
             text = write_calls(calls_format, group)

@@ -96,7 +96,7 @@ def test_what_a_grammar_allows_is_read_as_a_call_that_validates(grammars, family
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FOLDER, reason="MLXINFER_BFCL names no folder of function sets")
+@pytest.mark.skipif(not FOLDER, reason="MLXINFER_TEST_BFCL names no folder of function sets")
 @pytest.mark.parametrize("family", ["hermes", "mistral", "qwen3-coder", "glm", "gemma4", "pythonic"])
 def test_real_function_sets(grammars, family):
     ended = [check(family, tools, grammars, seed) for seed, (_, tools) in enumerate(function_sets())]

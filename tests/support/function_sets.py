@@ -1,4 +1,4 @@
-"""Function sets of PyPI's bfcl-eval, where its folder `bfcl_eval/data` is named by MLXINFER_BFCL."""
+"""Function sets of PyPI's bfcl-eval, where its folder `bfcl_eval/data` is named by MLXINFER_TEST_BFCL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from mlxinfer.tools import Tools, offered
 
-FOLDER = os.environ.get("MLXINFER_BFCL", "")
+FOLDER = os.environ.get("MLXINFER_TEST_BFCL", "")
+"""`bfcl_eval/data` of the unpacked wheel of `bfcl-eval`: `pip download --no-deps bfcl-eval`. Empty where there is none."""
 MOST = 300
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None, "String": "string", "Array": "array", "Boolean": "boolean"}
