@@ -152,6 +152,7 @@ def test_a_message_that_was_never_answered_comes_back(chat, tmp_path):
     child.expect("context 0 of 100000")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [6, 8, 9])
 def test_small_terminals_show_answers_and_have_no_room_for_suggestions(chat, rows):
     child = chat("--max-tokens", "5", rows=rows, LINES="24")  # as of a terminal from which this one was opened
