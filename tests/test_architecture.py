@@ -19,7 +19,7 @@ FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKE
 PLAIN = {"errors", "structure", "tools", "function_schema", "types", "typed_reader", "config", "device", "garbage", "records", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
-BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format"}
+BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors", "records"},
     "kernels_cpu": {"records"},
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output_format": {*PLAIN, "tokenizer"},
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
+    "interpret": BELOW_MODELS | {"models"},
     "convert": BELOW_ENGINE,
     "engine": BELOW_ENGINE,
     "server": BELOW_ENGINE | {"engine"},
