@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": BELOW_ENGINE | {"engine"},
     "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert"},
 }
-ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
+ROOT_MODULES = {"__init__": {*PLAIN, "engine", "notebook"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, COMMAND_LINES = 400, 60, 15
 HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}

@@ -180,14 +180,17 @@ class EngineThread:
             self._commands.put(partial(self._submit, request))
 
     def compute(self, function: Callable[[], Result]) -> Result:
-        """Call a function in this thread, between two steps, and wait for what it returns. Raises what it raises."""
+        """Call a function in this thread, between two steps, and wait for what it returns. Raises what it raises; what is no user's error
+        is a fault of the engine."""
         result: Future[Result] = Future()
 
         def run() -> None:
             try:
                 result.set_result(function())
-            except Exception as error:
+            except BaseException as error:
                 result.set_exception(error)
+                if not isinstance(error, MLXInferError):
+                    raise
 
         with self._gate:
             if self._over:

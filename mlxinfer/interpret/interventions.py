@@ -162,7 +162,8 @@ def _standing_in(model: Decoder, place: str, layer: int, mean: Trace | None) -> 
         held = mean[place]
         if layer not in held:
             raise SettingError(f"the trace for the mean has no {place!r} of layer {layer}: trace it with layers that include it")
-        return held[layer].mean(axis=1 if place == HEADS else 0)
+        average: mx.array = held[layer].mean(axis=1 if place == HEADS else 0)
+        return average
     if place != HEADS:
         return mx.zeros((model.norm.weight.shape[0],))
     spec = model.layers[layer]

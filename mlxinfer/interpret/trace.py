@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar, Union, cast
 
 import mlx.core as mx
 
@@ -142,7 +142,8 @@ class Trace:
             mx.eval(best[-1], chances[-1], final[-1], entropies[-1])  # or the logits of all layers would be there at once
         stacked = [mx.stack(rows) for rows in (best, chances, final, entropies)]
         mx.eval(stacked)
-        texts = [[self._decode(token) for token in row] for row in stacked[0].tolist()]  # type: ignore[union-attr]
+        ids = cast("list[list[int]]", stacked[0].tolist())
+        texts = [[self._decode(token) for token in row] for row in ids]
         return LogitLens(tuple(held), stacked[0], texts, *stacked[1:])
 
     def entropy(self) -> mx.array:
@@ -188,10 +189,10 @@ class Trace:
         rows = mx.concatenate([parts, stream[None]]) * scale
         logits = self._model.unembed(rows.astype(self._model.embedding.dtype))
         if token is None:
-            token = int(mx.argmax(logits[-1]).item())
+            token = cast("int", mx.argmax(logits[-1]).item())
         elif not 0 <= token < self._model.vocab_size:
             raise SettingError(f"{token!r} is not one of the model's token ids (0 to {self._model.vocab_size - 1})")
-        return logits[:-1, token].tolist()  # type: ignore[return-value]
+        return cast("list[float]", logits[:-1, token].tolist())
 
     def _streams(self) -> dict[int, mx.array]:
         held: dict[int, mx.array] = self[RESIDUAL]

@@ -14,8 +14,8 @@ from ..nn.moe import MixtureOfExperts
 from .block import Block
 
 RESIDUAL, ATTENTION_OUT, HEADS, MLP = "residual", "attention_out", "heads", "mlp"
-"""Places whose values a hook may change: the stream that enters a block (and, as one more layer, the one that leaves the last block), what
-the mixer adds to it `[T, hidden]`, each head's result before the output projection `[T, heads, dim]`, and what the feed-forward layer adds."""
+"""Places whose values a hook may change: the stream that enters a block (and, as one more layer, the one that leaves the last), what the
+mixer adds to it `[T, hidden]`, each head's result before the output projection `[T, heads, dim]`, what the feed-forward layer adds."""
 
 ROUTER = "router"
 """The router's logits `[T, experts]`, which can only be watched."""
