@@ -149,7 +149,7 @@ def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "") 
 
 
 def _short(text: str) -> str:
-    return _label(text)[1:-1][:9]
+    return (_label(text)[1:-1] if text.strip() else "␣" * len(text))[:9]
 
 
 def _runner_up(token: TokenLogprob) -> str:
