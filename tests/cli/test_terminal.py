@@ -17,7 +17,7 @@ from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
 BRACKETED_PASTE = "\x1b[200~{}\x1b[201~"
-ANSWERING = r"\x1b\[2mreading…[^\x1b]*\x1b\[0m\r\x1b\[K"
+ANSWERING = r"\x1b\[2mreading[^\x1b]*\x1b\[0m\r\x1b\[K"
 """The note about reading gives way: there is a first token."""
 
 
