@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from .. import kernels_cpu
+from .._version import __version__
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
-from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
+from ..loading.formats import check_format, dtype_name, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.load import load_tokenizer, open_checkpoint
@@ -22,20 +23,19 @@ from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
-from .destination import check_destination, check_room, staged
+from .destination import Staging, check_destination, check_room, staged
 from .encoders import check_encoder
 from .importance import Importance, random_texts
 from .importance import measure as measure_importance
-from .mapper import QUANTIZED, ConversionPlan, Output, plan
+from .journal import Journal
+from .mapper import QUANTIZED, ConversionPlan, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
-from .quantizer import Quantizer
-from .reader import blocks
-from .report import Action, Report, TensorReport
+from .report import Report
 from .sidecars import copy_sidecars, sidecars
+from .source_files import SourceFiles
+from .tensors import Progress, write_tensors
 from .verifier import verify
 from .writer import SHARD_BYTES, Writer
-
-Progress = Callable[[int, int], None]
 
 _MOST_GROWTH = 1.5
 """How many times as large as its source a result may be without being asked for."""
@@ -75,6 +75,7 @@ def convert(
     check_destination(destination)
     checkpoint = open_checkpoint(resolve(src).path)
     try:
+        files = SourceFiles(checkpoint.path)
         if isinstance(checkpoint, GGUFCheckpoint) and (asked or target_dtype is None):
             checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
         planned = plan(checkpoint, asked, group_size is None, target_dtype)
@@ -83,20 +84,35 @@ def convert(
             _check_growth(checkpoint, planned, source_nbytes)
         check_room(destination, planned.nbytes)
         tokenizer = load_tokenizer(checkpoint)
-        importance = _importance(checkpoint.path, planned, weighing) if chosen == "fit" else {}
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = source_nbytes
-        with staged(destination) as directory:
-            _write_small_files(checkpoint, tokenizer, planned, directory, report)
-            writer = Writer(directory, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
-            _write_tensors(checkpoint, planned, importance, report, writer, progress)
-            verify(directory, planned)
+        options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
+        with staged(destination, _key(files, options | {"encoder": chosen})) as staging:
+            report.notes += _notes_of(staging.journal)
+            _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
+            importance = _importance(checkpoint.path, planned, staging.journal, weighing) if chosen == "fit" else {}
+            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes)
+            verify(staging.files, planned)
+            files.check(headers=True)
     finally:
         checkpoint.close()
     if any(tensor.error for tensor in report.tensors) and measure is not False:
         _measure(report, tokenizer, required=measure is True)
     return report
+
+
+def _key(files: SourceFiles, options: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the result depends on."""
+    kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
+    program = {"version of mlxinfer": __version__, "version of mlx": mx.__version__, "device": str(mx.default_device()), "kernels": kernels}  # type: ignore[attr-defined]
+    return {"options": options, "files": files.key(), **program}
+
+
+def _notes_of(journal: Journal) -> list[str]:
+    if journal.changed:
+        return [f"what an interrupted run has left was not used: {journal.changed}"]
+    return [f"continued what an interrupted run had begun: {journal.count} steps were done"] if journal.resumed else []
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
@@ -127,43 +143,40 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _importance(path: Path, planned: ConversionPlan, progress: Progress | None) -> Importance:
+def _importance(path: Path, planned: ConversionPlan, journal: Journal, progress: Progress | None) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
     rounded = [o for o in planned.outputs if o.action in ("quantized", "requantized") and isinstance(o.target, Format)]
     if all(o.target.mode != "affine" for o in rounded if isinstance(o.target, Format)):
         return {}
+    if found := journal.load("importance"):
+        return found[0]
     checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
-        return measure_importance(checkpoint, random_texts(checkpoint.config), progress)
+        measured = measure_importance(checkpoint, random_texts(checkpoint.config), progress)
     finally:
         checkpoint.close()
+    journal.save("importance", measured)
+    return measured
 
 
 def _write_tensors(
-    checkpoint: Checkpoint, planned: ConversionPlan, importance: Importance, report: Report, writer: Writer, progress: Progress | None
+    checkpoint: Checkpoint,
+    planned: ConversionPlan,
+    importance: Importance,
+    report: Report,
+    staging: Staging,
+    files: SourceFiles,
+    progress: Progress | None,
+    shard_bytes: int,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
     try:
-        for output in planned.outputs:
-            report.tensors.append(_write_tensor(checkpoint, output, importance.get(output.request.name), writer))
-            report.nbytes += report.tensors[-1].nbytes
-            mx.clear_cache()
-            if progress:
-                progress(report.nbytes, planned.nbytes)
+        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress)
+        report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
         writer.finish(report.parameters)
     finally:
-        writer.abandon()
-
-
-def _write_tensor(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer) -> TensorReport:
-    quantizer, parts = Quantizer(output, importance), output.parts()
-    for block in blocks(checkpoint, output.request):
-        for part, array in zip(parts, quantizer(block), strict=True):
-            writer.append(part, array)
-    request, error = output.request, quantizer.error
-    action: Action = "cast" if output.action == "kept" and error else output.action
-    nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error)
+        writer.close()
 
 
 def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:
