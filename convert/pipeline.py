@@ -17,6 +17,7 @@ from ..loading.files import to_json
 from ..loading.formats import check_format, dtype_name, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
+from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..nn.weights import Format
@@ -28,7 +29,7 @@ from .encoders import check_encoder
 from .importance import Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
-from .mapper import QUANTIZED, ConversionPlan, plan
+from .mapper import ConversionPlan, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .report import Report
 from .sidecars import copy_sidecars, sidecars
@@ -117,9 +118,12 @@ def _notes_of(journal: Journal) -> list[str]:
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
     """Raise `ConversionError` if formats that MLX does not have would make a much larger model without being asked for."""
-    if not isinstance(checkpoint, GGUFCheckpoint) or planned.nbytes <= _MOST_GROWTH * source_nbytes:
+    if planned.nbytes <= _MOST_GROWTH * source_nbytes:
         return
-    kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    if isinstance(checkpoint, GGUFCheckpoint):
+        kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    else:
+        kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
     if kinds:
         raise ConversionError(
             f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). In those that hold it, its "

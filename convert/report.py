@@ -28,6 +28,15 @@ class TensorReport:
     """Bytes written, scales included."""
     error: float
     """Relative: norm of the difference from the source over norm of the source."""
+    origin: str = ""
+    """How the source stores it, by the name that its tool has for it, such as "BF16", "Q4_K" or "GPTQ, 4 bits in groups of 128"."""
+
+    @property
+    def loss(self) -> Literal["exact", "rounded", "quantized", "requantized"]:
+        """What became of the numbers: all of them the same, rounded to a dtype, or to codes, once or again. `error` says how much."""
+        if not self.error:
+            return "exact"
+        return "quantized" if self.action == "quantized" else "requantized" if self.action == "requantized" else "rounded"
 
 
 @dataclass(frozen=True, slots=True)

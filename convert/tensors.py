@@ -65,4 +65,4 @@ def _report(output: Output, values: dict[str, Any]) -> TensorReport:
     request, error = output.request, float(values["error"])
     action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in output.parts())
-    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error)
+    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error, output.kind)
