@@ -80,7 +80,7 @@ class Output:
     @property
     def quantized_before(self) -> str | None:
         """How the source quantizes it, in words; None where it does not."""
-        return format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
+        return self.codes_of or format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
     def parts(self) -> list[Part]:
         """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""

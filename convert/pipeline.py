@@ -35,6 +35,7 @@ from .report import Report
 from .sidecars import copy_sidecars, sidecars
 from .source_files import SourceFiles
 from .tensors import Progress, write_tensors
+from .towers import tower_bytes, write_towers
 from .verifier import verify
 from .writer import SHARD_BYTES, Writer
 
@@ -83,7 +84,7 @@ def convert(
         source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
         if asked is None and target_dtype is None:
             _check_growth(checkpoint, planned, source_nbytes)
-        check_room(destination, planned.nbytes)
+        check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
         tokenizer = load_tokenizer(checkpoint)
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
@@ -94,6 +95,7 @@ def convert(
             _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
             importance = _importance(checkpoint.path, planned, staging.journal, weighing) if chosen == "fit" else {}
             _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes)
+            report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
     finally:

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..loading.checkpoint import Checkpoint
 from ..loading.directory import SafetensorsCheckpoint
 from ..loading.weights import TensorRequest, settle
-from ..nn.weights import Matrix, map_rows
+from ..nn.weights import Matrix, map_rows, stack
 
 BLOCK = 1 << 24
 """Elements per block; a single row, or expert, may be larger."""
@@ -20,11 +20,15 @@ BLOCK = 1 << 24
 def blocks(checkpoint: Checkpoint, request: TensorRequest) -> Iterator[Matrix]:
     """The tensor in blocks `[rows, in]` (one axis for a vector), in order.
 
-    Of a plain safetensors tensor, only one block is in memory at a time; tensors made by a recipe, or stored otherwise, are read whole.
+    Of a safetensors tensor, and of several that are stacked, only one block is in memory at a time; tensors made by other recipes, or stored
+    otherwise, are read whole.
     """
-    if request.recipe is None and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
-        for first, last in _ranges(request.shape[0], math.prod(request.shape[1:])):
-            yield _flat(checkpoint.read_rows(request.sources[0], first, last))
+    stacked = request.recipe is not None and request.recipe.make is stack
+    if (request.recipe is None or stacked) and isinstance(checkpoint, SafetensorsCheckpoint) and request.shape:
+        shape = request.shape[1:] if stacked else request.shape
+        for source in request.sources:
+            for first, last in _ranges(shape[0], math.prod(shape[1:])):
+                yield _flat(checkpoint.read_rows(source, first, last))
         return
     matrix = _whole(checkpoint, request)
     rows = matrix.shape[0] if matrix.shape else 1

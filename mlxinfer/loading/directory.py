@@ -17,7 +17,7 @@ from .formats import QuantizationBlock, format_text
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
 if TYPE_CHECKING:
-    from .quantized import PackedMatrix
+    from .quantized import PackedMatrix, StoredTensors
 
 INDEX = "model.safetensors.index.json"
 _MODELOPT = "hf_quant_config.json"
@@ -53,13 +53,20 @@ class SafetensorsCheckpoint:
         return (*shape[:-1], shape[-1] * 32 // self._formats[name].bits)
 
     def nbytes(self, name: str) -> int:
-        return sum(self._info(part).nbytes for part in self._parts(name))
+        return sum(self._info(part).nbytes for part in self.parts(name))
 
     def kind(self, name: str) -> str:
         return self._packed[name].kind if name in self._packed else format_text(self.stored(name))
 
     def unpacked_from(self, name: str) -> str | None:
         return self.kind(name) if name in self._packed and not isinstance(self.stored(name), Format) else None
+
+    @property
+    def tensors(self) -> StoredTensors:
+        """As the files have them."""
+        from .quantized import StoredTensors  # few models need them
+
+        return StoredTensors(self.path, self._where)
 
     @property
     def is_foreign(self) -> bool:
@@ -79,14 +86,14 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> Matrix:
         if name in self._packed:
             return self.read_rows(name, 0, self._packed[name].shape[0])
-        stored = [self._where[part].read(part) for part in self._parts(name)]
+        stored = [self._where[part].read(part) for part in self.parts(name)]
         return self._matrix(name, stored)
 
     def read_rows(self, name: str, first: int, last: int) -> Matrix:
         """As `read`, of the rows `first .. last` of the first axis only."""
         if name in self._packed:
             return settled(self._packed[name].read(first, last))
-        stored = [self._where[part].read_rows(part, first, last) for part in self._parts(name)]
+        stored = [self._where[part].read_rows(part, first, last) for part in self.parts(name)]
         return self._matrix(name, stored)
 
     def lazy(self) -> dict[str, mx.array]:
@@ -106,7 +113,8 @@ class SafetensorsCheckpoint:
     def _info(self, name: str) -> TensorInfo:
         return self._where[name].tensors[name]
 
-    def _parts(self, name: str) -> tuple[str, ...]:
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that make it up."""
         if name in self._packed:
             return self._packed[name].parts
         if name not in self._formats:
@@ -116,12 +124,12 @@ class SafetensorsCheckpoint:
 
     def _is_part(self, name: str) -> bool:
         base, _, last = name.rpartition(".")
-        return last in ("scales", "biases") and name in self._parts(f"{base}.weight")
+        return last in ("scales", "biases") and name in self.parts(f"{base}.weight")
 
     def _find_packed(self, method: str, block: dict[str, Any]) -> dict[str, PackedMatrix]:
-        from .quantized import StoredTensors, find_packed  # few models need them
+        from .quantized import find_packed  # few models need them
 
-        return find_packed(method, block, StoredTensors(self.path, self._where))
+        return find_packed(method, block, self.tensors)
 
     def _find_quantized(self, block: QuantizationBlock | None) -> dict[str, Format]:
         formats = {}

@@ -23,6 +23,8 @@ _LISTED = 12
 _MOST_BLOCK_SCALE = 4
 """Bytes that a group takes, at most, for its scale and offset where the CPU's products have packed the blocks of a GGUF file."""
 
+OF_TOWERS = "only the text model is used"
+"""Why vision and audio towers are not loaded."""
 _SKIPPED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
     (
@@ -30,7 +32,10 @@ _SKIPPED = (
         "scale of activations, which are not quantized here",
     ),
     (re.compile(r"(^|\.)mtp\."), "head that predicts several tokens, not used"),
-    (re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower)\."), "only the text model is used"),
+    (
+        re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|audio_model|embed_vision|embed_audio)\."),
+        OF_TOWERS,
+    ),
 )
 
 
