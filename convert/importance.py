@@ -37,6 +37,10 @@ _TEXTS, _TOKENS = 8, 512
 """How many random texts are read, and tokens of each."""
 
 
+TOKENS = _TEXTS * _TOKENS
+"""Tokens in all random texts."""
+
+
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
     """Token ids, always the same for a size of vocabulary. They serve almost as well as real text: what a matrix's inputs are scaled by
     depends on the model more than on what it reads."""

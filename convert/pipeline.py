@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,18 @@ from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
-from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
 from .encoders import check_encoder
-from .importance import Importance, random_texts
+from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
 from .mapper import ConversionPlan, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .report import Report
+from .resources import Estimate, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
 from .source_files import SourceFiles
 from .tensors import Progress, write_tensors
@@ -56,6 +57,8 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     encoder: str | None = None,
     weighing: Progress | None = None,
+    max_memory: float | None = None,
+    estimated: Callable[[Estimate], None] | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -65,8 +68,10 @@ def convert(
     written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
     `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
     error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
-    "minmax" rounds within the range of each group, as `mx.quantize` does. Everything that can be wrong is found before a weight is
-    read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    "minmax" rounds within the range of each group, as `mx.quantize` does. `max_memory` is the GB that may be resident, which changes
+    how much is in memory at a time and nothing else; `estimated` is called with what the conversion will take, before it begins.
+    Everything that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Interrupted,
+    it goes on when it is called again. Raises `MLXInferError`.
     """
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
@@ -85,6 +90,10 @@ def convert(
         if asked is None and target_dtype is None:
             _check_growth(checkpoint, planned, source_nbytes)
         check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
+        tokens = TOKENS if chosen == "fit" and needs_importance(planned) else 0
+        sizes = pieces(checkpoint, planned, tokens=tokens, batch=tokens, max_memory=max_memory)
+        if estimated:
+            estimated(estimate(planned, chosen, tokens, sizes.peak))
         tokenizer = load_tokenizer(checkpoint)
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
@@ -94,7 +103,7 @@ def convert(
             report.notes += _notes_of(staging.journal)
             _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
             importance = _importance(checkpoint.path, planned, staging.journal, weighing) if chosen == "fit" else {}
-            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes)
+            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block)
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
@@ -151,8 +160,7 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
 
 def _importance(path: Path, planned: ConversionPlan, journal: Journal, progress: Progress | None) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
-    rounded = [o for o in planned.outputs if o.action in ("quantized", "requantized") and isinstance(o.target, Format)]
-    if all(o.target.mode != "affine" for o in rounded if isinstance(o.target, Format)):
+    if not needs_importance(planned):
         return {}
     if found := journal.load("importance"):
         return found[0]
@@ -174,11 +182,12 @@ def _write_tensors(
     files: SourceFiles,
     progress: Progress | None,
     shard_bytes: int,
+    block: int,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
     try:
-        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress)
+        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, block)
         report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
         writer.finish(report.parameters)
     finally:

@@ -29,16 +29,18 @@ def write_tensors(
     journal: Journal,
     files: SourceFiles,
     progress: Progress | None,
+    block: int | None = None,
 ) -> list[TensorReport]:
     """What was done with each tensor, in the order of the plan. `progress` is called with (bytes written, bytes in all), those of earlier
-    runs included. Raises `WeightsError` for NaN, `CheckpointError` if the source changes meanwhile, OSError."""
+    runs included; `block` is the size in `reader.blocks`. Raises `WeightsError` for NaN, `CheckpointError` if the source changes
+    meanwhile, OSError."""
     reports = []
     done = 0
     for output in planned.outputs:
         unit, parts = f"tensor {output.name}", output.parts()
         values = journal.done(unit)
         if values is None:
-            error = _write(checkpoint, output, importance.get(output.request.name), writer)
+            error = _write(checkpoint, output, importance.get(output.request.name), writer, block)
             files.check()
             values = {"error": error}
             journal.record(unit, values, writer.spans(parts))
@@ -52,10 +54,10 @@ def write_tensors(
     return reports
 
 
-def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer) -> float:
+def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer, size: int | None) -> float:
     """The relative error."""
     quantizer, parts = Quantizer(output, importance), output.parts()
-    for block in blocks(checkpoint, output.request):
+    for block in blocks(checkpoint, output.request, size):
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)
     return quantizer.error

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import byte_bar, human_bytes
+from .console import byte_bar, human_bytes, tell
 from .options import complete_model
 
 if TYPE_CHECKING:
     from ..convert.report import Report
+    from ..convert.resources import Estimate
 
 
 @click.command(short_help="Convert a checkpoint, and quantize it.")
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 @click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
 @click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
 @click.option("--encoder", help="How to round: fit (to what each layer computes) or minmax (to its range, as mlx-lm).  [default: fit]")
+@click.option(
+    "--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time. It takes as long, and gives the same."
+)
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
 @click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:
@@ -34,8 +38,18 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
         byte_bar("weighing what each layer reads") as weighing,
         byte_bar(f"converting {source}", then="measuring what was lost") as progress,
     ):
-        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, **settings)
+        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, estimated=_say, **settings)
     click.echo("\n".join(_lines(report)))
+
+
+def _say(estimate: Estimate) -> None:
+    """What lies ahead, before it begins; nothing where it is over in a moment."""
+    if estimate.seconds >= 5:
+        minutes = f"{estimate.seconds / 60:.0f} minutes" if estimate.seconds >= 90 else f"{estimate.seconds:.0f} seconds"
+        size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
+        tell(
+            f"about {minutes}, {human_bytes(estimate.peak)} of memory; it will be {size}. Interrupted, it goes on when it is started again"
+        )
 
 
 def _lines(report: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""What other tools have quantized becomes an MLX directory: exactly where MLX has the format, and the report says what was lost elsewhere."""
+"""What other tools have quantized becomes an MLX directory: exactly where MLX has the format; the report says what was lost elsewhere."""
 
 from __future__ import annotations
 
