@@ -21,18 +21,19 @@ from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
+from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
-from .encoders import check_encoder
+from .encoders import Encoder, check_encoder
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
 from .mapper import ConversionPlan, plan
 from .quality import LEAST_TOKENS, compare, tokens_to_measure
 from .report import Report
-from .resources import Estimate, estimate, needs_importance, pieces
+from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
 from .source_files import SourceFiles
 from .tensors import Progress, write_tensors
@@ -83,21 +84,13 @@ def convert(
     checkpoint = open_checkpoint(resolve(src).path)
     try:
         files = SourceFiles(checkpoint.path)
-        if isinstance(checkpoint, GGUFCheckpoint) and (asked or target_dtype is None):
-            checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
-        planned = plan(checkpoint, asked, group_size is None, target_dtype)
-        source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
-        if asked is None and target_dtype is None:
-            _check_growth(checkpoint, planned, source_nbytes)
+        planned = _plan(checkpoint, asked, group_size is None, target_dtype)
         check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
-        tokens = TOKENS if chosen == "fit" and needs_importance(planned) else 0
-        sizes = pieces(checkpoint, planned, tokens=tokens, batch=tokens, max_memory=max_memory)
-        if estimated:
-            estimated(estimate(planned, chosen, tokens, sizes.peak))
+        sizes = _pieces(checkpoint, planned, chosen, max_memory, estimated)
         tokenizer = load_tokenizer(checkpoint)
         report = Report(checkpoint.path, destination, skipped=planned.skipped)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
-        report.source_nbytes = source_nbytes
+        report.source_nbytes = _bytes_of(checkpoint)
         options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
         with staged(destination, _key(files, options | {"encoder": chosen})) as staging:
             report.notes += _notes_of(staging.journal)
@@ -112,6 +105,34 @@ def convert(
     if any(tensor.error for tensor in report.tensors) and measure is not False:
         _measure(report, tokenizer, required=measure is True)
     return report
+
+
+def _plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
+    """What will be written. Raises `MLXInferError`."""
+    if isinstance(checkpoint, GGUFCheckpoint) and (asked or dtype is None):
+        checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
+    planned = plan(checkpoint, asked, any_group, dtype)
+    if asked is None and dtype is None:
+        _check_growth(checkpoint, planned, _bytes_of(checkpoint))
+    return planned
+
+
+def _bytes_of(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.nbytes(name) for name in checkpoint.names())
+
+
+def _pieces(
+    checkpoint: Checkpoint,
+    planned: ConversionPlan,
+    encoder: Encoder,
+    max_memory: float | None,
+    estimated: Callable[[Estimate], None] | None,
+) -> Pieces:
+    tokens = TOKENS if encoder == "fit" and needs_importance(planned) else 0
+    sizes = pieces(checkpoint, planned, tokens=tokens, batch=tokens, max_memory=max_memory)
+    if estimated:
+        estimated(estimate(planned, encoder, tokens, sizes.peak))
+    return sizes
 
 
 def _key(files: SourceFiles, options: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.foreign import CASES, Case, Part, write_safetensors
 from support.plain_step import PlainCache
 
 from mlxinfer.convert import Report, convert
-from mlxinfer.errors import ConversionError, UnsupportedModelError
+from mlxinfer.errors import ConversionError, UnsupportedModelError, WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import load
 from mlxinfer.loading.safetensors import SafetensorsFile
@@ -127,6 +128,18 @@ def test_kept_codes_are_named(tmp_path: Path) -> None:
         report = convert(source, tmp_path / str(len(asked) + sum(asked.values())), measure=False, **asked)
         assert {tensor.stored for tensor in projections(report)} == {"4-bit affine in groups of 128"}
         assert any("GPTQ, 4 bits in groups of 128 are written as 4-bit affine in groups of 128" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-4])
+def test_biases_of_zeros_for_layers_that_have_none(tmp_path: Path, value: float) -> None:
+    case = replace(CASES["gptq-symmetric"], extra={"bias": ("F16", np.full(128, value, np.float16))})
+    source, _ = foreign(tmp_path, case)
+    if value:
+        with pytest.raises(WeightsError, match="bias is unexpected"):
+            convert(source, tmp_path / "out")
+        return
+    report = convert(source, tmp_path / "out", measure=False)
+    assert report.skipped["model.layers.0.mlp.up_proj.bias"] == "a bias of zeros"
 
 
 def test_a_graph_of_mlx_lm_cannot_read_it(tmp_path: Path) -> None:
