@@ -78,6 +78,10 @@ class UnknownKeywordError(MLXInferError, TypeError):
     """A keyword that a class or method does not have. The message names the nearest one."""
 
 
+class TextError(MLXInferError):
+    """A text to read cannot be found, is of an unknown kind, or is too short."""
+
+
 class ConversionError(MLXInferError):
     """What was asked for cannot be converted."""
 
