@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import MAX_NUM_SEQS
 from ..device import is_gpu
 from ..engine.llm import LLM
 from ..errors import TextError
@@ -26,32 +25,13 @@ LENGTH = 512
 """Tokens of a sequence."""
 MOST_TOKENS, LEAST_TOKENS = 49_152, 4_096
 _SECONDS = 180
-_CPU_OPERATIONS, _GPU_OPERATIONS = 2.5e10, 2e12
-"""Multiplications and additions a second of batched decoding, about: two cores of a CPU, and a small Apple GPU."""
+_CPU_RATE, _GPU_RATE = 5e10, 8e11
+"""Multiplications and additions a second of batched decoding: two cores of a CPU (measured), and a small Apple GPU (computed)."""
+_TOGETHER = 48
+"""Samples that are written together: each step reads the weights once for all."""
 _PLAIN = ("F16", "F32", "BF16", "float", "bfloat")
 """How the types of plain numbers begin, in both kinds of checkpoint."""
-_STARTS = (
-    "The",
-    "A",
-    "I",
-    "In",
-    "It",
-    "We",
-    "How",
-    "def",
-    "import",
-    "#",
-    "1",
-    "He",
-    "She",
-    "This",
-    "What",
-    "If",
-    "\n",
-    "To",
-    "You",
-    "When",
-)
+_STARTS = ("The", "A", "I", "In", "It", "We", "How", "def", "import", "#", "1", "He", "She", "This", "What", "If", "To", "You", "When")
 """Beginnings of samples, one token each, for models whose texts have no token of beginning."""
 
 
@@ -73,10 +53,9 @@ class Calibration:
 
 
 def default_tokens(parameters: int) -> int:
-    """Tokens for a method that needs many (GPTQ), so that sampling them takes about three minutes at most on a small machine: 49,152 for
-    models up to 90 million parameters on a CPU and several billion on a GPU, at least 4,096. It depends on the kind of device only."""
-    operations = _GPU_OPERATIONS if is_gpu() else _CPU_OPERATIONS
-    affordable = int(_SECONDS * operations / (2 * max(parameters, 1)))
+    """Tokens for a method that needs many (GPTQ), so that sampling them takes some three minutes at most on a small machine: 49,152, less
+    for models beyond 180 million parameters on a CPU and 2.9 billion on a GPU, and 4,096 at least. The device decides by its kind only."""
+    affordable = int(_SECONDS * (_GPU_RATE if is_gpu() else _CPU_RATE) / max(parameters, 1))
     return max(LEAST_TOKENS, min(MOST_TOKENS, affordable // LENGTH * LENGTH))
 
 
@@ -96,19 +75,17 @@ def own_samples(
     it quicker and halves the memory. Raises `MLXInferError`, `MemoryPlanError` where the model does not fit.
     """
     count = max(tokens // length, 1)
-    with LLM(
-        model, bits=_bits(Path(model)), memory_gb=memory_gb, max_context=length + 8, max_num_seqs=MAX_NUM_SEQS, prefix_cache=False, speculate=False,
-        deterministic=True,
-    ) as llm:  # fmt: skip
-        starts, answers = _starts(llm.tokenizer, count), []
-        for first in range(0, count, MAX_NUM_SEQS):
-            batch = starts[first : first + MAX_NUM_SEQS]
-            params = [_sampling(length - len(start), seed + first + number) for number, start in enumerate(batch)]
+    settings = {"bits": _bits(Path(model)), "memory_gb": memory_gb, "max_context": length + 8, "max_num_seqs": min(count, _TOGETHER)}
+    with LLM(model, **settings, prefix_cache=False, speculate=False, deterministic=True) as llm:
+        starts = _starts(llm.tokenizer, count)
+        answers: list[tuple[int, ...]] = []
+        for first in range(0, count, _TOGETHER):
+            batch = starts[first : first + _TOGETHER]
+            params = [_sampling(length - len(start), seed * count + first + number) for number, start in enumerate(batch)]
             answers += [(*start, *answer.token_ids) for start, answer in zip(batch, llm.generate(batch, params), strict=True)]
             if progress:
                 progress(len(answers) * length, count * length)
-    texts = tuple(tuple(answer) for answer in answers)
-    return Calibration(texts, f"{sum(map(len, texts))} tokens of the model's own samples (seed {seed})")
+    return Calibration(tuple(answers), f"{sum(map(len, answers))} tokens of the model's own samples (seed {seed})")
 
 
 def _bits(model: Path) -> int | None:
