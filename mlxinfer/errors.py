@@ -82,6 +82,10 @@ class TextError(MLXInferError):
     """A text to read cannot be found, is of an unknown kind, or is too short."""
 
 
+class EvaluationError(MLXInferError):
+    """What was asked for cannot be measured: models of different vocabularies, no room for a teacher's probabilities."""
+
+
 class ConversionError(MLXInferError):
     """What was asked for cannot be converted."""
 

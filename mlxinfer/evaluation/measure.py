@@ -1,0 +1,238 @@
+"""Reads windows of text with a model, and compares what it says with a teacher or with the text itself."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device import device_memory
+from ..engine.llm import LLM
+from ..errors import EvaluationError, TokenizerError
+from ..loading.fingerprint import fingerprint
+from ..loading.load import load_tokenizer, open_checkpoint
+from ..loading.resolve import cache_dir, resolve
+from ..tokenizer.no_tokenizer import NoTokenizer
+from .figures import Difference, Figures, Scores, difference, figures
+from .teacher import Teacher
+from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
+
+POSITIONS, LENGTH = 4_096, 256
+"""Positions that are compared unless something else is asked for, and tokens of a window."""
+_IN_MEMORY = 0.1
+"""A teacher's log-probabilities stay in memory if they take at most this share of it."""
+_PIECE = 64
+"""Rows of probabilities that are compared at once."""
+
+Tell = Callable[[str, int, int], None]
+"""Is told (what is going on, positions done, positions in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is read, and how."""
+
+    text: str | Path | None = None
+    """A text file, folder or data set (`texts.read_texts`); None for the text that is shipped."""
+    positions: int = POSITIONS
+    """Positions to compare, at most."""
+    length: int = LENGTH
+    """Tokens of a window."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of `LLM` for every model, such as `dtype`; float32 unless it says otherwise."""
+    cache: Path | None = None
+    """A folder that keeps a teacher's log-probabilities for later runs; None keeps them for this one only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Students compared with a teacher on one text."""
+
+    teacher: Figures
+    """The teacher's own figures."""
+    students: tuple[Figures, ...]
+    """In the order asked for."""
+    differences: tuple[Difference, ...]
+    """Each student but the first against the one before it."""
+    text: Windows
+    """What was read."""
+    notes: tuple[str, ...]
+    """Messages for the user."""
+
+
+def compare(teacher: str | Path, students: Sequence[str | Path], reading: Reading, tell: Tell | None = None) -> Comparison:
+    """Compare each student with the teacher. The teacher's log-probabilities are kept in memory, or on disk if they are large, while one
+    model after another is loaded. Raises `MLXInferError`, `EvaluationError` for models of different vocabularies."""
+    sources = [_Source.of(name) for name in (teacher, *students)]
+    windows, notes = _windows(sources[0], reading)
+    for source in sources[1:]:
+        _check_vocabulary(sources[0], source, windows, reading)
+    with ExitStack() as stack:
+        record = _teacher(sources[0], windows, reading, stack, tell)
+        scores = [_score(source, windows, record, reading, tell) for source in sources[1:]]
+        first = figures(sources[0].name, sources[0].size(), record.scores)
+        found = [figures(s.name, s.size(), each, record.scores) for s, each in zip(sources[1:], scores, strict=True)]
+    pairs = zip(sources[1:], scores, sources[2:], scores[1:], strict=False)
+    differences = tuple(difference(after.name, later, before.name, earlier) for before, earlier, after, later in pairs)
+    return Comparison(first, tuple(found), differences, windows, notes)
+
+
+def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
+    """How well a model predicts a text; with the text and messages for the user. Raises `MLXInferError`."""
+    source = _Source.of(model)
+    windows, notes = _windows(source, reading)
+    surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
+    with _opened(source, windows, reading) as llm:
+        for index, first, ids in _ranges(windows):
+            surprise[first : first + len(ids)] = _surprise(_logprobs(llm.logits(list(ids))), ids)
+            number[first : first + len(ids)] = index
+            _say(tell, source, "reading", first + len(ids), windows)
+    return figures(source.name, source.size(), Scores(number, surprise)), windows, notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model on this machine."""
+
+    path: Path
+    name: str
+
+    @classmethod
+    def of(cls, what: str | Path) -> _Source:
+        found = resolve(what)
+        return cls(found.path, found.name)
+
+    def size(self) -> tuple[int, int]:
+        """Bytes of its tensors on disk, and how many weights they hold."""
+        checkpoint = open_checkpoint(self.path)
+        try:
+            names = list(checkpoint.names())
+            return sum(map(checkpoint.nbytes, names)), sum(math.prod(checkpoint.shape(name)) for name in names)
+        finally:
+            checkpoint.close()
+
+    def windows(self, reading: Reading, texts: Sequence[str], name: str) -> Windows:
+        checkpoint = open_checkpoint(self.path)
+        try:
+            tokenizer = load_tokenizer(checkpoint)
+        finally:
+            checkpoint.close()
+        if isinstance(tokenizer, NoTokenizer):
+            raise TokenizerError(f"{self.name} has no tokenizer, so that no text can be read with it: copy the files of its source there")
+        return cut(tokenizer, texts, name, positions=reading.positions, length=reading.length)
+
+
+def _texts(reading: Reading) -> tuple[list[str], str]:
+    if reading.text is None:
+        return shipped(), SHIPPED_NAME
+    return read_texts(reading.text, reading.positions), str(reading.text)
+
+
+def _windows(source: _Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
+    windows = source.windows(reading, *_texts(reading))
+    short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
+    note = f"{windows.name} gives {windows.positions} positions, fewer than {reading.positions}: figures are less sure than their errors say"
+    return windows, (note,) if short else ()
+
+
+def _check_vocabulary(teacher: _Source, student: _Source, windows: Windows, reading: Reading) -> None:
+    if student.windows(reading, *_texts(reading)).digest != windows.digest:
+        raise EvaluationError(
+            f"{student.name} splits text into other tokens than {teacher.name}, so that their probabilities cannot be compared: "
+            "compare models of one vocabulary, or each one's perplexity (mlxinfer eval ppl)"
+        )
+
+
+@contextmanager
+def _opened(source: _Source, windows: Windows, reading: Reading) -> Iterator[LLM]:
+    plain = {"dtype": "float32", "prefix_cache": False, "speculate": False, "max_num_seqs": 1}
+    longest = max(len(window.ids) for window in windows.windows)
+    with LLM(source.path, **{**plain, "max_context": longest, **reading.settings}) as llm:
+        yield llm
+
+
+def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Number, first position and token ids of each window."""
+    first = 0
+    for number, window in enumerate(windows.windows):
+        yield number, first, window.ids
+        first += len(window.ids)
+
+
+def _logprobs(logits: mx.array) -> mx.array:
+    found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    mx.eval(found)
+    return found
+
+
+def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
+    """[positions], NaN for the last."""
+    rows = mx.arange(len(ids) - 1)
+    found = -np.array(logprobs[rows, mx.array(ids[1:])], dtype=np.float64)
+    return np.append(found, np.nan)
+
+
+def _teacher(source: _Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
+    """What the teacher says: from an earlier run if `reading.cache` has it."""
+    about = {"model": fingerprint(source.path, sorted(map(str, reading.settings.items()))), "text": windows.digest}
+    folder = None if reading.cache is None else reading.cache / f"{about['model'][:16]}-{windows.digest[:16]}"
+    found = Teacher.find(folder, about) if folder else None
+    if found is not None:
+        return found
+    with _opened(source, windows, reading) as llm:
+        record = None
+        for number, first, ids in _ranges(windows):
+            logprobs = _logprobs(llm.logits(list(ids)))
+            if record is None:
+                record = Teacher(windows.positions, logprobs.shape[-1], _place(folder, windows.positions * logprobs.shape[-1] * 2, stack), about)
+            record.write(first, number, logprobs, _surprise(logprobs, ids))
+            _say(tell, source, "reading", first + len(ids), windows)
+    assert record is not None
+    record.finish()
+    return record
+
+
+def _place(folder: Path | None, nbytes: int, stack: ExitStack) -> Path | None:
+    """Where to keep so much: the folder asked for, memory (None), or a folder that is removed at the end."""
+    if folder is not None or nbytes <= _IN_MEMORY * device_memory().usable:
+        return folder
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache_dir(), prefix="teacher-")))
+    except OSError as error:
+        raise EvaluationError(f"cannot write {cache_dir()}: {error.strerror or error}") from None
+
+
+def _score(source: _Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
+    kl, same, surprise = np.zeros(windows.positions), np.zeros(windows.positions, np.bool_), np.full(windows.positions, np.nan)
+    with _opened(source, windows, reading) as llm:
+        for _, first, ids in _ranges(windows):
+            logprobs = _logprobs(llm.logits(list(ids)))
+            if logprobs.shape[-1] != teacher.vocab:
+                raise EvaluationError(f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}: they cannot be compared")
+            surprise[first : first + len(ids)] = _surprise(logprobs, ids)
+            for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
+                kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])
+            _say(tell, source, "comparing", first + len(ids), windows)
+    return Scores(teacher.window, surprise, kl, same)
+
+
+def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """KL divergence in nats, and whether the likeliest token is the same, [positions] each."""
+    known = teacher.read(begin, end)
+    probabilities = mx.exp(known)
+    kl = mx.where(probabilities > 0, probabilities * (known - logprobs), 0).sum(-1)
+    return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
+
+
+def _say(tell: Tell | None, source: _Source, what: str, done: int, windows: Windows) -> None:
+    if tell:
+        tell(f"{what} {source.name}", done, windows.positions)
