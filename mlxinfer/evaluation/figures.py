@@ -141,5 +141,3 @@ def difference(model: str, scores: Scores, against: str, other: Scores) -> Diffe
 
 def _scaled(stderr: float | None, factor: float) -> float | None:
     return None if stderr is None else stderr * factor
-
-

@@ -62,6 +62,8 @@ class Comparison:
     """In the order asked for."""
     differences: tuple[Difference, ...]
     """Each student but the first against the one before it."""
+    scores: tuple[Scores, ...]
+    """The students' scores, from which the figures are."""
     text: Windows
     """What was read."""
     notes: tuple[str, ...]
@@ -82,7 +84,7 @@ def compare(teacher: str | Path, students: Sequence[str | Path], reading: Readin
         found = [figures(s.name, s.size(), each, record.scores) for s, each in zip(sources[1:], scores, strict=True)]
     pairs = zip(sources[1:], scores, sources[2:], scores[1:], strict=False)
     differences = tuple(difference(after.name, later, before.name, earlier) for before, earlier, after, later in pairs)
-    return Comparison(first, tuple(found), differences, windows, notes)
+    return Comparison(first, tuple(found), differences, tuple(scores), windows, notes)
 
 
 def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
@@ -139,7 +141,7 @@ def _texts(reading: Reading) -> tuple[list[str], str]:
 def _windows(source: _Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
     windows = source.windows(reading, *_texts(reading))
     short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
-    note = f"{windows.name} gives {windows.positions} positions, fewer than {reading.positions}: figures are less sure than their errors say"
+    note = f"{windows.name} gives {windows.positions} positions, not {reading.positions}: give a longer one for surer figures"
     return windows, (note,) if short else ()
 
 
@@ -192,7 +194,9 @@ def _teacher(source: _Source, windows: Windows, reading: Reading, stack: ExitSta
         for number, first, ids in _ranges(windows):
             logprobs = _logprobs(llm.logits(list(ids)))
             if record is None:
-                record = Teacher(windows.positions, logprobs.shape[-1], _place(folder, windows.positions * logprobs.shape[-1] * 2, stack), about)
+                record = Teacher(
+                    windows.positions, logprobs.shape[-1], _place(folder, windows.positions * logprobs.shape[-1] * 2, stack), about
+                )
             record.write(first, number, logprobs, _surprise(logprobs, ids))
             _say(tell, source, "reading", first + len(ids), windows)
     assert record is not None
@@ -217,7 +221,9 @@ def _score(source: _Source, windows: Windows, teacher: Teacher, reading: Reading
         for _, first, ids in _ranges(windows):
             logprobs = _logprobs(llm.logits(list(ids)))
             if logprobs.shape[-1] != teacher.vocab:
-                raise EvaluationError(f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}: they cannot be compared")
+                raise EvaluationError(
+                    f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}: they cannot be compared"
+                )
             surprise[first : first + len(ids)] = _surprise(logprobs, ids)
             for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
                 kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])

@@ -18,6 +18,8 @@ from .figures import Scores
 _ABOUT, _ROWS, _SCORES = "teacher.json", "logprobs.u16", "scores.npz"
 
 
+_SLACK = 64 << 20
+"""Bytes to leave free on a disk."""
 _LAST, _NEVER = 65_534, 65_535
 """Codes of a row's least probability, and of a probability of 0."""
 
@@ -106,10 +108,11 @@ def _made(folder: Path, nbytes: int) -> Path:
         system = os.statvfs(folder)
     except OSError as error:
         raise _cannot_write(folder, error) from None
-    if system.f_bavail * system.f_frsize < nbytes + (64 << 20):
+    free = system.f_bavail * system.f_frsize
+    if free < nbytes + _SLACK:
         raise EvaluationError(
-            f"the teacher's probabilities take {nbytes / 1e9:.2f} GB in {folder}, where {system.f_bavail * system.f_frsize / 1e9:.2f} GB are "
-            "free: name a folder with more room with --cache, or compare fewer --positions"
+            f"the teacher's probabilities take {nbytes / 1e9:.2f} GB in {folder}, where {free / 1e9:.2f} GB are free: "
+            "name a folder with more room with --cache, or compare fewer --positions"
         )
     return folder
 
