@@ -48,6 +48,8 @@ class Reading:
     """Tokens of a window."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Further keywords of `LLM` for every model, such as `dtype`; float32 unless it says otherwise."""
+    students: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `LLM` for students only, such as `kv`."""
     cache: Path | None = None
     """A folder that keeps a teacher's log-probabilities for later runs; None keeps them for this one only."""
 
@@ -73,8 +75,8 @@ class Comparison:
 def compare(teacher: str | Path, students: Sequence[str | Path], reading: Reading, tell: Tell | None = None) -> Comparison:
     """Compare each student with the teacher. The teacher's log-probabilities are kept in memory, or on disk if they are large, while one
     model after another is loaded. Raises `MLXInferError`, `EvaluationError` for models of different vocabularies."""
-    sources = [_Source.of(name) for name in (teacher, *students)]
-    windows, notes = _windows(sources[0], reading)
+    sources = [Source.of(name) for name in (teacher, *students)]
+    windows, notes = windows_of(sources[0], reading)
     for source in sources[1:]:
         _check_vocabulary(sources[0], source, windows, reading)
     with ExitStack() as stack:
@@ -89,26 +91,29 @@ def compare(teacher: str | Path, students: Sequence[str | Path], reading: Readin
 
 def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
     """How well a model predicts a text; with the text and messages for the user. Raises `MLXInferError`."""
-    source = _Source.of(model)
-    windows, notes = _windows(source, reading)
+    source = Source.of(model)
+    windows, notes = windows_of(source, reading)
     surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
-    with _opened(source, windows, reading) as llm:
+    with open_model(source, windows, reading.settings) as llm:
         for index, first, ids in _ranges(windows):
-            surprise[first : first + len(ids)] = _surprise(_logprobs(llm.logits(list(ids))), ids)
+            surprise[first : first + len(ids)] = _surprise(logprobs_of(llm.logits(list(ids))), ids)
             number[first : first + len(ids)] = index
             _say(tell, source, "reading", first + len(ids), windows)
     return figures(source.name, source.size(), Scores(number, surprise)), windows, notes
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """A model on this machine."""
 
     path: Path
+    """Its directory or GGUF file."""
     name: str
+    """What to call it."""
 
     @classmethod
-    def of(cls, what: str | Path) -> _Source:
+    def of(cls, what: str | Path) -> Source:
+        """What a user names. Raises `ModelNotFoundError` and others."""
         found = resolve(what)
         return cls(found.path, found.name)
 
@@ -122,6 +127,7 @@ class _Source:
             checkpoint.close()
 
     def windows(self, reading: Reading, texts: Sequence[str], name: str) -> Windows:
+        """The texts in its own tokens. Raises `TokenizerError` without a tokenizer, `TextError`."""
         checkpoint = open_checkpoint(self.path)
         try:
             tokenizer = load_tokenizer(checkpoint)
@@ -138,14 +144,15 @@ def _texts(reading: Reading) -> tuple[list[str], str]:
     return read_texts(reading.text, reading.positions), str(reading.text)
 
 
-def _windows(source: _Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
+def windows_of(source: Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
+    """What is read of the text, and messages for the user. Raises `TextError`, `TokenizerError`."""
     windows = source.windows(reading, *_texts(reading))
     short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
     note = f"{windows.name} gives {windows.positions} positions, not {reading.positions}: give a longer one for surer figures"
     return windows, (note,) if short else ()
 
 
-def _check_vocabulary(teacher: _Source, student: _Source, windows: Windows, reading: Reading) -> None:
+def _check_vocabulary(teacher: Source, student: Source, windows: Windows, reading: Reading) -> None:
     if student.windows(reading, *_texts(reading)).digest != windows.digest:
         raise EvaluationError(
             f"{student.name} splits text into other tokens than {teacher.name}, so that their probabilities cannot be compared: "
@@ -154,10 +161,11 @@ def _check_vocabulary(teacher: _Source, student: _Source, windows: Windows, read
 
 
 @contextmanager
-def _opened(source: _Source, windows: Windows, reading: Reading) -> Iterator[LLM]:
+def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> Iterator[LLM]:
+    """The model, for windows of this length. Raises `MLXInferError`."""
     plain = {"dtype": "float32", "prefix_cache": False, "speculate": False, "max_num_seqs": 1}
     longest = max(len(window.ids) for window in windows.windows)
-    with LLM(source.path, **{**plain, "max_context": longest, **reading.settings}) as llm:
+    with LLM(source.path, **{**plain, "max_context": longest, **settings}) as llm:
         yield llm
 
 
@@ -169,7 +177,8 @@ def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         first += len(window.ids)
 
 
-def _logprobs(logits: mx.array) -> mx.array:
+def logprobs_of(logits: mx.array) -> mx.array:
+    """Natural logarithms of the probabilities, evaluated: `[rows, vocab]` to the same."""
     found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     mx.eval(found)
     return found
@@ -182,17 +191,17 @@ def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
     return np.append(found, np.nan)
 
 
-def _teacher(source: _Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
+def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
     """What the teacher says: from an earlier run if `reading.cache` has it."""
     about = {"model": fingerprint(source.path, sorted(map(str, reading.settings.items()))), "text": windows.digest}
     folder = None if reading.cache is None else reading.cache / f"{about['model'][:16]}-{windows.digest[:16]}"
     found = Teacher.find(folder, about) if folder else None
     if found is not None:
         return found
-    with _opened(source, windows, reading) as llm:
+    with open_model(source, windows, reading.settings) as llm:
         record = None
         for number, first, ids in _ranges(windows):
-            logprobs = _logprobs(llm.logits(list(ids)))
+            logprobs = logprobs_of(llm.logits(list(ids)))
             if record is None:
                 record = Teacher(
                     windows.positions, logprobs.shape[-1], _place(folder, windows.positions * logprobs.shape[-1] * 2, stack), about
@@ -215,11 +224,11 @@ def _place(folder: Path | None, nbytes: int, stack: ExitStack) -> Path | None:
         raise EvaluationError(f"cannot write {cache_dir()}: {error.strerror or error}") from None
 
 
-def _score(source: _Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
+def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
     kl, same, surprise = np.zeros(windows.positions), np.zeros(windows.positions, np.bool_), np.full(windows.positions, np.nan)
-    with _opened(source, windows, reading) as llm:
+    with open_model(source, windows, reading.settings | reading.students) as llm:
         for _, first, ids in _ranges(windows):
-            logprobs = _logprobs(llm.logits(list(ids)))
+            logprobs = logprobs_of(llm.logits(list(ids)))
             if logprobs.shape[-1] != teacher.vocab:
                 raise EvaluationError(
                     f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}: they cannot be compared"
@@ -239,6 +248,6 @@ def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tupl
     return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
 
 
-def _say(tell: Tell | None, source: _Source, what: str, done: int, windows: Windows) -> None:
+def _say(tell: Tell | None, source: Source, what: str, done: int, windows: Windows) -> None:
     if tell:
         tell(f"{what} {source.name}", done, windows.positions)
