@@ -102,9 +102,7 @@ def convert(
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
-            if any(tensor.error for tensor in report.tensors) and measure is not False:
-                _measure(report, staging.files, tokenizer, required=measure is True)
-            report.copied += write_documents(staging.files, report)
+            _describe(report, staging.files, tokenizer, measure)
             report.notes += _notes_of(staging.journal)
     finally:
         checkpoint.close()
@@ -217,6 +215,13 @@ def _write_tensors(
         writer.finish(report.parameters)
     finally:
         writer.close()
+
+
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None) -> None:
+    """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
+    if any(tensor.error for tensor in report.tensors) and measure is not False:
+        _measure(report, written, tokenizer, required=measure is True)
+    report.copied += write_documents(written, report)
 
 
 def _measure(report: Report, written: Path, tokenizer: Tokenizer, *, required: bool) -> None:

@@ -111,13 +111,7 @@ def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, 
     found = _compared(teacher or models[0], list(models) if teacher else list(models[1:]), options)
     if picture is not None:
         draw(found.students, found.teacher.model, picture)
-    if as_json:
-        everything = {"teacher": asdict(found.teacher), "models": [asdict(each) for each in found.students]}
-        click.echo(json.dumps(_plain({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)})))
-        return
-    _heading(found)
-    _table(found.students)
-    click.echo("\n".join(_difference_line(each) for each in found.differences))
+    _show_comparison(found, as_json)
 
 
 @eval.command()
@@ -210,6 +204,16 @@ def _kl(value: float | None, stderr: float | None) -> str:
     if value >= 0.005:
         return _plus_minus(value, stderr, 4)
     return f"{value:.2g}" + ("" if not stderr else f" ± {stderr:.1g}")
+
+
+def _show_comparison(found: Comparison, as_json: bool) -> None:
+    if as_json:
+        everything = {"teacher": asdict(found.teacher), "models": [asdict(each) for each in found.students]}
+        click.echo(json.dumps(_plain({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)})))
+        return
+    _heading(found)
+    _table(found.students)
+    click.echo("\n".join(_difference_line(each) for each in found.differences), nl=bool(found.differences))
 
 
 def _heading(found: Comparison) -> None:

@@ -11,14 +11,13 @@ from mlxinfer.convert import calibration as module
 from mlxinfer.convert.calibration import calibration, default_tokens, from_text, own_samples, random_ids
 from mlxinfer.errors import TextError
 from mlxinfer.evaluation.texts import SHIPPED_NAME, cut, read_texts, shared_share, shipped
-from mlxinfer.loading.load import load_tokenizer, open_checkpoint
 
 WORDS = "the cat sat on the mat and looked at the moon over the sea while rain fell on "
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tokenizer():
-    return load_tokenizer(open_checkpoint(GOLDEN / "tokenizer" / "bpe")) if (GOLDEN / "tokenizer" / "bpe").is_dir() else _Words()
+    return _Words()
 
 
 class _Words:
@@ -73,12 +72,8 @@ def test_texts_of_every_kind(tmp_path, tokenizer):
     assert "2048 tokens" in found.name
     assert not found.notes
     assert all(text[0] == 0 for text in found.texts)
-    assert found == calibration_of(tmp_path, tokenizer, 2048)
+    assert found == from_text(tmp_path, tokenizer, 2048)
     assert "wanted" in from_text(tmp_path / "a.txt", tokenizer, 10**5).notes[0]
-
-
-def calibration_of(path, tokenizer, tokens):
-    return from_text(path, tokenizer, tokens)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,7 @@ def test_nothing_is_downloaded(tmp_path, tokenizer, monkeypatch):
 
 def test_a_data_set_in_the_hubs_cache(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "datasets--org--some-texts" / "snapshots" / "0" * 40
+    snapshot = tmp_path / "datasets--org--some-texts" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "a.txt").write_text(WORDS * 100)
     assert from_text("org/some-texts", tokenizer, 1024).tokens == 1024
@@ -117,7 +112,7 @@ def test_a_data_set_in_the_hubs_cache(tmp_path, tokenizer, monkeypatch):
 def test_windows_are_spread_over_the_texts(tokenizer):
     texts = [WORDS * 10, WORDS * 2, WORDS * 10]
     found = cut(tokenizer, texts, "some", positions=200, length=50)
-    assert [window.text for window in found.windows] == [0, 1, 2, 0]
+    assert [window.text for window in found.windows] == [0, 1, 2, 0, 2]
     assert found.positions == sum(len(window.ids) for window in found.windows) <= 200
     assert all(window.ids[0] == 0 for window in found.windows)
     assert found.digest != cut(tokenizer, texts, "some", positions=150, length=50).digest
