@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 
 from ..device import device_memory
 from ..engine.llm import LLM
-from ..errors import EvaluationError, TokenizerError
+from ..errors import EvaluationError, MemoryPlanError, TokenizerError
 from ..loading.fingerprint import fingerprint
+from ..loading.formats import parse_dtype
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import cache_dir, resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from .figures import Difference, Figures, Scores, difference, figures
+from .streamed import can_stream, streamed_logits
 from .teacher import Teacher
 from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
 
@@ -29,6 +32,8 @@ POSITIONS, LENGTH = 4_096, 256
 """Positions that are compared unless something else is asked for, and tokens of a window."""
 _IN_MEMORY = 0.1
 """A teacher's log-probabilities stay in memory if they take at most this share of it."""
+_STREAMED = {"dtype", "kv", "memory_gb"}
+"""Settings that hold for models that are read in blocks, too."""
 _PIECE = 64
 """Rows of probabilities that are compared at once."""
 
@@ -94,11 +99,9 @@ def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) ->
     source = Source.of(model)
     windows, notes = windows_of(source, reading)
     surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
-    with open_model(source, windows, reading.settings) as llm:
-        for index, first, ids in _ranges(windows):
-            surprise[first : first + len(ids)] = _surprise(logprobs_of(llm.logits(list(ids))), ids)
-            number[first : first + len(ids)] = index
-            _say(tell, source, "reading", first + len(ids), windows)
+    for index, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+        surprise[first : first + len(ids)] = _surprise(logprobs, ids)
+        number[first : first + len(ids)] = index
     return figures(source.name, source.size(), Scores(number, surprise)), windows, notes
 
 
@@ -169,6 +172,37 @@ def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> It
         yield llm
 
 
+Read = tuple[int, int, tuple[int, ...], mx.array]
+"""Number of a window, its first position, its token ids, and float32 log-probabilities `[positions, vocab]` after each."""
+
+
+def _read(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+    """What a model says of each window: loaded whole or, if that does not fit in memory, one block of layers at a time."""
+    try:
+        opened = ExitStack()
+        llm = opened.enter_context(open_model(source, windows, settings))
+    except MemoryPlanError:
+        if not set(settings) <= _STREAMED or settings.get("kv", "16") != "16" or not can_stream(source.path):
+            raise
+        yield from _read_in_blocks(source, windows, settings, done)
+        return
+    with opened:
+        for number, first, ids in _ranges(windows):
+            yield number, first, ids, logprobs_of(llm.logits(list(ids)))
+            done(first + len(ids), windows.positions)
+
+
+def _read_in_blocks(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+    rows = streamed_logits(source.path, windows, parse_dtype(settings.get("dtype") or "float32"))
+    for number, first, ids in _ranges(windows):
+        found, count = [], 0
+        while count < len(ids):
+            found.append(next(rows))
+            count += found[-1].shape[0]
+        yield number, first, ids, logprobs_of(mx.concatenate(found))
+        done(first + len(ids), windows.positions)
+
+
 def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Number, first position and token ids of each window."""
     first = 0
@@ -198,16 +232,12 @@ def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStac
     found = Teacher.find(folder, about) if folder else None
     if found is not None:
         return found
-    with open_model(source, windows, reading.settings) as llm:
-        record = None
-        for number, first, ids in _ranges(windows):
-            logprobs = logprobs_of(llm.logits(list(ids)))
-            if record is None:
-                record = Teacher(
-                    windows.positions, logprobs.shape[-1], _place(folder, windows.positions * logprobs.shape[-1] * 2, stack), about
-                )
-            record.write(first, number, logprobs, _surprise(logprobs, ids))
-            _say(tell, source, "reading", first + len(ids), windows)
+    record = None
+    for number, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+        if record is None:
+            vocab = logprobs.shape[-1]
+            record = Teacher(windows.positions, vocab, _place(folder, windows.positions * vocab * 2, stack), about)
+        record.write(first, number, logprobs, _surprise(logprobs, ids))
     assert record is not None
     record.finish()
     return record
@@ -226,17 +256,14 @@ def _place(folder: Path | None, nbytes: int, stack: ExitStack) -> Path | None:
 
 def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
     kl, same, surprise = np.zeros(windows.positions), np.zeros(windows.positions, np.bool_), np.full(windows.positions, np.nan)
-    with open_model(source, windows, reading.settings | reading.students) as llm:
-        for _, first, ids in _ranges(windows):
-            logprobs = logprobs_of(llm.logits(list(ids)))
-            if logprobs.shape[-1] != teacher.vocab:
-                raise EvaluationError(
-                    f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}: they cannot be compared"
-                )
-            surprise[first : first + len(ids)] = _surprise(logprobs, ids)
-            for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
-                kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])
-            _say(tell, source, "comparing", first + len(ids), windows)
+    settings = reading.settings | reading.students
+    for _, first, ids, logprobs in _read(source, windows, settings, partial(_say, tell, f"comparing {source.name}")):
+        if logprobs.shape[-1] != teacher.vocab:
+            ids_of = f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}"
+            raise EvaluationError(f"{ids_of}: models of different vocabularies cannot be compared")
+        surprise[first : first + len(ids)] = _surprise(logprobs, ids)
+        for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
+            kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])
     return Scores(teacher.window, surprise, kl, same)
 
 
@@ -248,6 +275,6 @@ def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tupl
     return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
 
 
-def _say(tell: Tell | None, source: Source, what: str, done: int, windows: Windows) -> None:
+def _say(tell: Tell | None, what: str, done: int, total: int) -> None:
     if tell:
-        tell(f"{what} {source.name}", done, windows.positions)
+        tell(what, done, total)
