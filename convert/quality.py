@@ -48,6 +48,6 @@ def measure_loss(source: Path, converted: Path, parameters: int, count: int, tel
 
 
 def _settings(parameters: int) -> dict[str, Any]:
-    """float32 where the memory has room for it: in 16 bits, what is computed differs by as much as 8 bits lose."""
+    """float32 where the memory has room for it: in 16 bits, the rounding of activations adds to what is measured."""
     room = parameters * 4 <= device_memory().usable / 2
     return {"dtype": "float32" if room else dtype_name(default_dtype())}
