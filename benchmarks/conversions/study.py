@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,7 @@ class Study:
                 self._measure(name, model, way)
 
     def _measure(self, name: str, model: Path, way: Way) -> None:
-        target = self.room / f"{name}.result"
+        target = self.room / f"{name}.{os.getpid()}"
         shutil.rmtree(target, ignore_errors=True)
         begin = perf_counter()
         try:
