@@ -102,7 +102,7 @@ def convert(
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
-            _describe(report, staging.files, tokenizer, measure)
+            _describe(report, staging.files, tokenizer, measure, max_memory)
             report.notes += _notes_of(staging.journal)
     finally:
         checkpoint.close()
@@ -217,20 +217,20 @@ def _write_tensors(
         writer.close()
 
 
-def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None) -> None:
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None) -> None:
     """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
     if any(tensor.error for tensor in report.tensors) and measure is not False:
-        _measure(report, written, tokenizer, required=measure is True)
+        _measure(report, written, tokenizer, memory_gb, required=measure is True)
     report.copied += write_documents(written, report)
 
 
-def _measure(report: Report, written: Path, tokenizer: Tokenizer, *, required: bool) -> None:
+def _measure(report: Report, written: Path, tokenizer: Tokenizer, memory_gb: float | None, *, required: bool) -> None:
     count = POSITIONS if required else tokens_to_measure(report.parameters)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")
         return
     try:
-        report.quality = measure_loss(report.source, written, report.parameters, count)
+        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=memory_gb)
     except MLXInferError as error:
         report.notes.append(f"not compared with the source on a text: {error}")

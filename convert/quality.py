@@ -29,10 +29,13 @@ def tokens_to_measure(parameters: int) -> int:
     return count if count >= LEAST_TOKENS else 0
 
 
-def measure_loss(source: Path, converted: Path, parameters: int, count: int, tell: Tell | None = None) -> Quality:
-    """The two models compared at `count` positions of the text that is shipped; one model is in memory at a time. Raises
-    `MLXInferError`s, `MemoryPlanError` where one does not fit."""
-    found = compare(source, [converted], Reading(positions=count, settings=_settings(parameters)), tell)
+def measure_loss(
+    source: Path, converted: Path, parameters: int, count: int, *, memory_gb: float | None = None, tell: Tell | None = None
+) -> Quality:
+    """The two models compared at `count` positions of the text that is shipped; one model is in memory at a time, a block of it where
+    `memory_gb` is too little for that. Raises `MLXInferError`s."""
+    settings = _settings(parameters) | ({} if memory_gb is None else {"memory_gb": memory_gb})
+    found = compare(source, [converted], Reading(positions=count, settings=settings), tell)
     figures = found.students[0]
     return Quality(
         kl=figures.kl_mean or 0.0,

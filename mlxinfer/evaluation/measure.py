@@ -236,16 +236,17 @@ def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStac
     for number, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
         if record is None:
             vocab = logprobs.shape[-1]
-            record = Teacher(windows.positions, vocab, _place(folder, windows.positions * vocab * 2, stack), about)
+            record = Teacher(windows.positions, vocab, _place(folder, windows.positions * vocab * 2, reading, stack), about)
         record.write(first, number, logprobs, _surprise(logprobs, ids))
     assert record is not None
     record.finish()
     return record
 
 
-def _place(folder: Path | None, nbytes: int, stack: ExitStack) -> Path | None:
+def _place(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack) -> Path | None:
     """Where to keep so much: the folder asked for, memory (None), or a folder that is removed at the end."""
-    if folder is not None or nbytes <= _IN_MEMORY * device_memory().usable:
+    memory = min(reading.settings.get("memory_gb", math.inf) * 1e9, device_memory().usable)
+    if folder is not None or nbytes <= _IN_MEMORY * memory:
         return folder
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
