@@ -93,3 +93,15 @@ def test_kv_auto_uses_what_kv_found(call, pair, monkeypatch):
     assert json.loads(call(*asked, "--json").out)["auto"] == "8"
     assert "kv auto: 8, measured" in call("run", pair[0], "hi", "--kv", "auto", "--max-tokens", "2").err
     assert "kv 8" in call("doctor", pair[0], "--kv", "auto").out
+
+
+def test_an_interrupt_leaves_nothing_behind(call, pair, own_home, monkeypatch):
+    monkeypatch.setattr("mlxinfer.evaluation.measure._IN_MEMORY", 0.0)
+    monkeypatch.setattr("mlxinfer.evaluation.measure._against", _interrupted)
+    result = call("eval", "kl", *pair, *QUICK)
+    assert (result.code, result.out) == (130, "")
+    assert not list(own_home.rglob("teacher-*"))
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
