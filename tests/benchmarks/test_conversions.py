@@ -54,7 +54,7 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(module, "ways", lambda: [Way("a", "8 bits", make), Way("b", "none", refused)])
     monkeypatch.setattr(module, "source", lambda name, path, room: path)
-    monkeypatch.setattr(module, "POSITIONS", 80)
+    monkeypatch.setattr(module, "POSITIONS", 600)
     model, told = tiny_directory(tmp_path / "model", "mistral"), []
     for _ in range(2):
         study = Study(tmp_path / "results.json", tmp_path / "room", told.append)
@@ -76,7 +76,7 @@ def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:
     plain, noisy = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("plain", "noisy"))
     moved = [np.abs(np.array(noisy[name] - plain[name])).max() / np.abs(np.array(plain[name])).max() for name in plain]
     assert max(moved) < 0.2
-    assert sum(each > 0 for each in moved) > len(moved) / 3
+    assert sum(each > 0 for each in moved) >= 3
     again = tmp_path / "again"
     convert(source, again, bits=4, group_size=32, dtype="float32", measure=False)
     _unpack(again, noise=True)
