@@ -47,7 +47,7 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest
 
     def make(source: Path, target: Path) -> None:
         made.append(target)
-        convert(source, target, bits=8, group_size=32, measure=False)
+        convert(source, target, bits=4, group_size=32, measure=False)
 
     def refused(source: Path, target: Path) -> None:
         raise ConversionError("no such encoder")
