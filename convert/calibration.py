@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,12 @@ def own_samples(
     it quicker and halves the memory. Raises `MLXInferError`, `MemoryPlanError` where the model does not fit.
     """
     count = max(tokens // length, 1)
-    settings = {"bits": _bits(Path(model)), "memory_gb": memory_gb, "max_context": length, "max_num_seqs": min(count, _TOGETHER)}
+    settings: dict[str, Any] = {
+        "bits": _bits(Path(model)),
+        "memory_gb": memory_gb,
+        "max_context": length,
+        "max_num_seqs": min(count, _TOGETHER),
+    }
     with LLM(model, **settings, prefix_cache=False, speculate=False, deterministic=True) as llm:
         starts = _starts(llm.tokenizer, count)
         answers: list[tuple[int, ...]] = []

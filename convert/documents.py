@@ -95,16 +95,20 @@ def model_card(report: Report, source: bytes) -> bytes:
 
 
 def _lines(report: Report, base: object) -> list[str]:
-    name, settings = report.destination.name, {key: value for key, value in report.settings.items() if value is not None}
-    lines = [f"# {name}", "", f"Made from {base if isinstance(base, str) else report.name} by mlxinfer {__version__}, for MLX."]
-    lines += ["", f"- {report.bits_per_weight:.2f} bits per weight ({report.nbytes / 1e9:.3g} GB)"]
+    name, settings = base if isinstance(base, str) else report.name, {k: value for k, value in report.settings.items() if value is not None}
+    lines = [
+        f"# {name.rpartition('/')[2]}, {report.bits_per_weight:.2f} bits per weight",
+        "",
+        f"Made from {name} by mlxinfer {__version__}, for MLX.",
+    ]
+    lines += ["", f"- {report.nbytes / 1e9:.3g} GB"]
     kinds = Counter(tensor.stored for tensor in report.tensors if len(tensor.shape) > 1)
     lines += [f"- {count} matrices: {kind}" for kind, count in kinds.most_common()]
     lines += ["- " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items() if key != "shard_bytes")]
     lines += [f"- {note}" for note in report.notes]
     lines += ["", *_loss_lines(report.quality), "", "`quantization_report.json` says what was done with each tensor.", "", "## Use", ""]
-    commands = [f'mlxinfer run ./{name} "Hello"', f'mlx_lm.generate --model ./{name} --prompt "Hello"']
-    return [*lines, "```", *commands, "```"]
+    commands = ['mlxinfer run . "Hello"', 'mlx_lm.generate --model . --prompt "Hello"']
+    return [*lines, "In the directory of this file:", "", "```", *commands, "```"]
 
 
 def _loss_lines(quality: Quality | None) -> list[str]:

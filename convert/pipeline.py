@@ -32,7 +32,7 @@ from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
 from .mapper import ConversionPlan, plan
-from .quality import POSITIONS, measure_loss, tokens_to_measure
+from .quality import measure_loss, tokens_to_measure
 from .report import Report
 from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
@@ -225,7 +225,7 @@ def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool
 
 
 def _measure(report: Report, written: Path, tokenizer: Tokenizer, memory_gb: float | None, *, required: bool) -> None:
-    count = POSITIONS if required else tokens_to_measure(report.parameters)
+    count = tokens_to_measure(report.parameters, required=required)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")

@@ -20,8 +20,10 @@ _GPU_RATE, _KERNELS_RATE, _PLAIN_RATE = 1e12, 2.5e10, 1e9
 without."""
 
 
-def tokens_to_measure(parameters: int) -> int:
-    """How many positions can be compared within a minute and within memory; 0 if too few to be meaningful."""
+def tokens_to_measure(parameters: int, *, required: bool = False) -> int:
+    """How many positions can be compared within a minute and within memory; 0 if too few to be meaningful, unless it is `required`."""
+    if required:
+        return POSITIONS
     if parameters * default_dtype().size > device_memory().usable / 2:
         return 0
     rate = _GPU_RATE if is_gpu() else _KERNELS_RATE if kernels_cpu.in_use() else _PLAIN_RATE

@@ -81,5 +81,6 @@ class Study:
         }
         self.results = [*self._read(), result]  # another run may have added some meanwhile
         self.file.write_text("[\n" + ",\n".join(json.dumps(each) for each in self.results) + "\n]\n", encoding="utf-8")
-        self._tell(f"{name}, {way.key}: {result['bpw']:.2f} bpw, KL {figures.kl_mean:.4f} +- {figures.kl_stderr or 0.0:.4f}, {seconds:.0f} s")
+        kl = f"KL {figures.kl_mean:.4f} +- {figures.kl_stderr or 0.0:.4f}"
+        self._tell(f"{name}, {way.key}: {result['bpw']:.2f} bpw, {kl}, {seconds:.0f} s")
         shutil.rmtree(target, ignore_errors=True)

@@ -78,7 +78,7 @@ def _mlx_lm_gptq(source: Path, target: Path) -> None:
 
     model, tokenizer, config = load(str(source), lazy=True, return_config=True)  # type: ignore[misc]
     model.set_dtype(mx.float32)
-    model, config["quantization"] = gptq_quantize(model, mx.array(samples(source)), 4, 64, 6, 64)
+    model, config["quantization"] = gptq_quantize(model, mx.array(samples(source)), 4, 64, 6, 64)  # type: ignore[no-untyped-call]
     model.set_dtype(mx.bfloat16)
     save(target, str(source), model, tokenizer, config)
 

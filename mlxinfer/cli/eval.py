@@ -232,7 +232,7 @@ def _kl_lines(found: Figures) -> list[str]:
 
 
 def _table(students: tuple[Figures, ...]) -> None:
-    rows = [("", "bits/weight", "size", "KL", "99 % below", "same top", "perplexity")]
+    rows: list[tuple[str, ...]] = [("", "bits/weight", "size", "KL", "99 % below", "same top", "perplexity")]
     for each in students:
         ratio = f"x{_plus_minus(each.ppl_ratio or 0.0, each.ppl_ratio_stderr, 3)}"
         kl = _kl(each.kl_mean, each.kl_stderr)
@@ -241,7 +241,7 @@ def _table(students: tuple[Figures, ...]) -> None:
 
 
 def _kv_table(found: KVEvaluation) -> None:
-    rows = [("all layers", "KL", "99 % below", "same top")]
+    rows: list[tuple[str, ...]] = [("all layers", "KL", "99 % below", "same top")]
     rows += [(f"kv {each.kv}", *_kv_cells(each)) for each in found.formats]
     if found.layers:
         rows.append(("one layer", "", "", ""))

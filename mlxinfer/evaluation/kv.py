@@ -143,7 +143,7 @@ def _read(graph: Model, dtype: mx.Dtype, ids: Sequence[int], form: KVFormat, lay
         graph.layers, dtype=dtype, kv_cache_tokens=room, chunk=len(ids), kv=form if layer is None else None, layer_kv=formats
     )
     step = cache.begin([Segment(cache.open(), 0, len(ids), 0, len(ids))])
-    hidden = graph.hidden(mx.array(ids, mx.int32), step)
+    hidden = graph.hidden(mx.array(list(ids), mx.int32), step)
     return logprobs_of(graph.logits(hidden[_OPEN:]))
 
 

@@ -221,7 +221,7 @@ def logprobs_of(logits: mx.array) -> mx.array:
 def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
     """[positions], NaN for the last."""
     rows = mx.arange(len(ids) - 1)
-    found = -np.array(logprobs[rows, mx.array(ids[1:])], dtype=np.float64)
+    found = -np.array(logprobs[rows, mx.array(list(ids[1:]))], dtype=np.float64)
     return np.append(found, np.nan)
 
 
