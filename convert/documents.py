@@ -34,7 +34,8 @@ def write_documents(directory: Path, report: Report) -> list[str]:
 
 
 def report_object(report: Report) -> dict[str, Any]:
-    """The report as JSON values. `error` is relative: norm of the difference over norm of the source."""
+    """The report as JSON values. Errors are relative, norm of the difference over norm of the source; `weighted_error` weighs each column
+    with the mean square of its inputs."""
     return {
         "tool": {"name": "mlxinfer", "version": __version__},
         "source": base_model(report) or report.name,
@@ -61,6 +62,7 @@ def _tensor_object(tensor: TensorReport) -> dict[str, Any]:
         "action": tensor.action,
         "loss": tensor.loss,
         "error": tensor.error,
+        "weighted_error": tensor.weighted_error,
         "bytes": tensor.nbytes,
     }
 

@@ -31,6 +31,9 @@ class TensorReport:
     origin: str = ""
     """How the source stores it, by the name that its tool has for it, such as "BF16", "Q4_K" or "GPTQ, 4 bits in groups of 128"."""
 
+    weighted_error: float | None = None
+    """`error` with each column weighed by the mean square of its inputs; None where these were not measured."""
+
     @property
     def loss(self) -> Literal["exact", "rounded", "quantized", "requantized"]:
         """What became of the numbers: all of them the same, rounded to a dtype, or to codes, once or again. `error` says how much."""

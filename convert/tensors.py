@@ -40,9 +40,8 @@ def write_tensors(
         unit, parts = f"tensor {output.name}", output.parts()
         values = journal.done(unit)
         if values is None:
-            error = _write(checkpoint, output, importance.get(output.request.name), writer, block)
+            values = _write(checkpoint, output, importance.get(output.request.name), writer, block)
             files.check()
-            values = {"error": error}
             journal.record(unit, values, writer.spans(parts))
             mx.clear_cache()
         else:
@@ -54,17 +53,27 @@ def write_tensors(
     return reports
 
 
-def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer, size: int | None) -> float:
-    """The relative error."""
+def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer, size: int | None) -> dict[str, Any]:
+    """The relative errors, for the journal."""
     quantizer, parts = Quantizer(output, importance), output.parts()
     for block in blocks(checkpoint, output.request, size):
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)
-    return quantizer.error
+    return {"error": quantizer.error, "weighted_error": quantizer.weighted_error}
 
 
 def _report(output: Output, values: dict[str, Any]) -> TensorReport:
     request, error = output.request, float(values["error"])
     action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in output.parts())
-    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error, output.kind)
+    return TensorReport(
+        output.name,
+        request.sources,
+        request.shape,
+        action,
+        format_text(output.target),
+        nbytes,
+        error,
+        output.kind,
+        values.get("weighted_error"),
+    )

@@ -57,6 +57,8 @@ def test_the_report_accounts_for_every_tensor_and_byte(tmp_path: Path, source: P
     quantized = [tensor for tensor in found["tensors"] if tensor["action"] == "quantized"]
     assert quantized
     assert all(tensor["loss"] == "quantized" and 0 < tensor["error"] < 0.5 for tensor in quantized)
+    body = [tensor for tensor in quantized if "layers" in tensor["name"]]
+    assert all(0 < tensor["weighted_error"] < 0.5 for tensor in body)
     measured = found["quality"]
     assert measured["positions"] == 300
     assert measured["kl_mean"] > 0
