@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from .._version import __version__
-from ..errors import ConversionError
+from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
 from ..loading.formats import check_format, dtype_name, parse_dtype
@@ -26,12 +26,13 @@ from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
+from .documents import write_documents
 from .encoders import Encoder, check_encoder
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
 from .mapper import ConversionPlan, plan
-from .quality import LEAST_TOKENS, compare, tokens_to_measure
+from .quality import POSITIONS, measure_loss, tokens_to_measure
 from .report import Report
 from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
@@ -81,29 +82,30 @@ def convert(
     chosen = check_encoder(encoder)
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
-    checkpoint = open_checkpoint(resolve(src).path)
+    found = resolve(src)
+    checkpoint = open_checkpoint(found.path)
     try:
         files = SourceFiles(checkpoint.path)
         planned = _plan(checkpoint, asked, group_size is None, target_dtype)
         check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
         sizes = _pieces(checkpoint, planned, chosen, max_memory, estimated)
         tokenizer = load_tokenizer(checkpoint)
-        report = Report(checkpoint.path, destination, skipped=planned.skipped)
+        report = Report(checkpoint.path, destination, skipped=planned.skipped, name=found.name)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = _bytes_of(checkpoint)
         options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
-        with staged(destination, _key(files, options | {"encoder": chosen})) as staging:
-            report.notes += _notes_of(staging.journal)
+        report.settings = {**options, "encoder": chosen}
+        with staged(destination, _key(files, report.settings)) as staging:
             _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
             importance = _importance(checkpoint.path, planned, staging.journal, weighing) if chosen == "fit" else {}
             _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block)
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
+            _describe(report, staging.files, tokenizer, measure, max_memory)
+            report.notes += _notes_of(staging.journal)
     finally:
         checkpoint.close()
-    if any(tensor.error for tensor in report.tensors) and measure is not False:
-        _measure(report, tokenizer, required=measure is True)
     return report
 
 
@@ -215,10 +217,20 @@ def _write_tensors(
         writer.close()
 
 
-def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:
-    count = tokens_to_measure(report.parameters) or (LEAST_TOKENS if required else 0)
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None) -> None:
+    """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
+    if any(tensor.error for tensor in report.tensors) and measure is not False:
+        _measure(report, written, tokenizer, memory_gb, required=measure is True)
+    report.copied += write_documents(written, report)
+
+
+def _measure(report: Report, written: Path, tokenizer: Tokenizer, memory_gb: float | None, *, required: bool) -> None:
+    count = POSITIONS if required else tokens_to_measure(report.parameters)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")
         return
-    report.quality = compare(report.source, report.destination, tokenizer, count)
+    try:
+        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=memory_gb)
+    except MLXInferError as error:
+        report.notes.append(f"not compared with the source on a text: {error}")

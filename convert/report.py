@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Action = Literal["kept", "cast", "made", "quantized", "requantized", "dequantized"]
 
@@ -49,6 +49,18 @@ class Quality:
     """Share of positions where both have the same most likely token, 0 to 1."""
     tokens: int
     """Positions compared."""
+    kl_stderr: float | None = None
+    """Standard error of the mean KL divergence."""
+    kl_p99: float = 0.0
+    """99 % of the positions have a smaller KL divergence."""
+    top1_stderr: float | None = None
+    """Standard error of `top1`."""
+    perplexity_ratio: float = 1.0
+    """Perplexity over the source's."""
+    text: str = ""
+    """Name of the text."""
+    text_sha256: str = ""
+    """Hash of the token ids that were read, in hexadecimal."""
 
 
 @dataclass(slots=True)
@@ -75,6 +87,10 @@ class Report:
     """Messages for the user."""
     quality: Quality | None = None
     """None if the result was not compared with its source."""
+    name: str = ""
+    """What the source was asked for as, or a directory's name."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What was asked for: bits, encoder, calibration and so on; JSON values only."""
 
     @property
     def bits_per_weight(self) -> float:

@@ -32,12 +32,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output_format": {*PLAIN, "tokenizer"},
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
-    "convert": BELOW_ENGINE,
     "engine": BELOW_ENGINE,
+    "evaluation": BELOW_ENGINE | {"engine"},
+    "convert": BELOW_ENGINE | {"engine", "evaluation"},
     "server": BELOW_ENGINE | {"engine"},
     "notebook": BELOW_ENGINE | {"engine"},
     "bench": BELOW_ENGINE | {"engine"},
-    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert"},
+    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation"},
 }
 ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
 

@@ -61,7 +61,8 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"largest relative error {worst.error:.4f} ({worst.name})")
     if report.quality:
         kl, top1 = report.quality.kl, report.quality.top1
-        lines.append(f"against the source: KL {kl:.4f} nats, same likeliest token {top1:.1%}, on {report.quality.tokens} tokens")
+        stderr = "" if report.quality.kl_stderr is None else f" ± {report.quality.kl_stderr:.4f}"
+        lines.append(f"against the source: KL {kl:.4f}{stderr} nats, same likeliest token {top1:.1%}, at {report.quality.tokens} positions")
     if report.skipped:
         lines.append(f"{len(report.skipped)} tensors left out: {'; '.join(sorted(set(report.skipped.values())))}")
     return lines + [f"note: {note}" for note in report.notes]

@@ -80,9 +80,10 @@ def test_files_are_copied_byte_for_byte_and_never_code(tmp_path: Path) -> None:
     (source / "additional_chat_templates" / "tools.jinja").write_text("x")
     out = tmp_path / "out"
     report = convert(source, out)
-    for name in ("tokenizer.json", "tokenizer_config.json", "README.md", "additional_chat_templates/tools.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "additional_chat_templates/tools.jinja"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
         assert name in report.copied
+    assert (out / "README.md").read_bytes().endswith(b"caf\xe9\r\n")
     assert not (out / "modeling.py").exists()
     assert not (out / "pytorch_model.bin").exists()
     assert "modeling.py is not copied: code is never copied" in report.notes
