@@ -13,9 +13,10 @@ from ..loading.weights import quantize
 from ..nn.activations import fused
 from ..nn.weights import Format, Quantized
 
-Encoder = Literal["minmax", "fit"]
+Encoder = Literal["minmax", "fit", "gptq"]
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
-"""`minmax` spans the range of each group, as `mx.quantize` does; `fit` minimises the squared error of the layer's outputs."""
+"""`minmax` spans the range of each group, as `mx.quantize` does; `fit` minimises the squared error of the layer's outputs as if inputs
+did not correlate, `gptq` as they do."""
 
 _SHRUNKEN = (1.0, 0.94, 0.88, 0.82, 0.75, 0.66)
 """Ranges to start from, as shares of the group's own."""
@@ -45,11 +46,16 @@ def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Q
     """
     if form.mode != "affine":
         return quantize(weight, form)
+    codes, scales, biases = fit_parts(weight, form, importance)
+    return Quantized(pack_codes(codes, form.bits), scales, biases, form)
+
+
+def fit_parts(weight: mx.array, form: Format, importance: mx.array | None = None) -> Parts:
+    """What `fit` finds for an affine format, the codes not packed yet."""
     importance = mx.ones((weight.shape[-1],)) if importance is None else importance
     importance = mx.maximum(importance / mx.maximum(mx.mean(importance, axis=-1, keepdims=True), 1e-30), _LEAST)
     found = _native_fit if kernels_cpu.can_fit() else _mlx_fit
-    codes, scales, biases = found(weight, form, importance.reshape(-1, weight.shape[-1]))
-    return Quantized(pack_codes(codes, form.bits), scales, biases, form)
+    return found(weight, form, importance.reshape(-1, weight.shape[-1]))
 
 
 Parts = tuple[mx.array, mx.array, mx.array]
