@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..errors import ConversionError
-from ..loading.weights import quantize
 from ..nn.activations import fused
 from ..nn.weights import Format, Quantized
+from .float_formats import fit_floats
 
 Encoder = Literal["minmax", "fit", "gptq"]
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
@@ -41,11 +41,11 @@ def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Q
 
     `importance` float32 `[in]` or `[rows, in]`: the mean square of each input, so that the sum is the expected squared error of the outputs
     where inputs do not correlate; None weighs all columns alike. Starting from the group's range and from smaller ones, codes and the least
-    squares scale and bias are found in turn; the best wins, judged by what is stored, the range itself included. Formats other than affine
-    are left to `mx.quantize`.
+    squares scale and bias are found in turn; the best wins, judged by what is stored, the range itself included. Of formats other than
+    affine, scales near those of `mx.quantize` are tried.
     """
     if form.mode != "affine":
-        return quantize(weight, form)
+        return fit_floats(weight, form, importance)
     codes, scales, biases = fit_parts(weight, form, importance)
     return Quantized(pack_codes(codes, form.bits), scales, biases, form)
 

@@ -141,7 +141,9 @@ def _by_mlx(weight: mx.array, form: Format, factor: Factor, scales: mx.array, bi
     return mx.concatenate(codes)[mx.argsort(order)].T.astype(mx.uint8)
 
 
-def _columns(plain: mx.array, target: mx.array, weights: mx.array, scales: mx.array, biases: mx.array, top: float) -> tuple[mx.array, mx.array]:
+def _columns(
+    plain: mx.array, target: mx.array, weights: mx.array, scales: mx.array, biases: mx.array, top: float
+) -> tuple[mx.array, mx.array]:
     """Codes and errors of columns `[columns, rows]`; `weights` is strictly upper triangular."""
     codes, errors = [], []
     for column in range(len(plain)):

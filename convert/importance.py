@@ -11,6 +11,7 @@ import numpy as np
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
+from ..nn.weights import Matrix
 from .stream import Place, batches, plan_of, read_through
 
 Importance = dict[str, mx.array]
@@ -53,13 +54,14 @@ class _EveryMoments:
     def place(self, names: list[str]) -> Moments:
         return Moments()
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None:
+    def done(self, places: list[tuple[list[str], Place]]) -> dict[str, Matrix]:
         for names, place in places:
             assert isinstance(place, Moments)
             mean = place.mean()
             if mean is not None:
                 mx.eval(mean)
                 self.found.update((name, mean) for name in names)
+        return {}
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,7 +24,7 @@ from ..nn.linear import Embedding, JoinedLinear, Linear
 from ..nn.moe import ExpertLinear
 from ..nn.norms import RMSNorm
 from ..nn.packing import objects, settle
-from ..nn.weights import Dense, Matrix, map_rows, numbers
+from ..nn.weights import Dense, Matrix, concat, map_rows, numbers
 from .reader import blocks
 
 BATCH = 4096
@@ -47,8 +47,9 @@ class Watcher(Protocol):
         """For the tensors that are multiplied with one input; None where it does not matter."""
         ...
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None:
-        """All texts have been read by the part of the model that has these places."""
+    def done(self, places: list[tuple[list[str], Place]]) -> Mapping[str, Matrix]:
+        """All texts have been read by the part of the model that has these places. If tensors are returned, the part reads the texts once
+        more with these instead of its own, and the next part goes on from there."""
         ...
 
 
@@ -100,12 +101,28 @@ def read_through(
     One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
     all). Raises `MLXInferError` for a checkpoint that cannot be loaded.
     """
-    names = _names_of_inputs(checkpoint)
+    names = names_of_inputs(checkpoint)
     config = checkpoint.config
-    weights = _Weights(checkpoint, default_dtype(), progress=progress)
+    weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
     reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
     build(config, weights, ready=reader.read)
     weights.finish()
+
+
+def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
+    """One part of a model alone: the embedding (0), a block (from 1 on), or the list of the last norm and the head. The tensors of other
+    parts are not read."""
+    weights, parts, found = StreamedWeights(checkpoint, default_dtype(), progress=None), 0, None
+    weights.skipping = number != 0
+
+    def ready(part: object) -> None:
+        nonlocal parts, found
+        found = part if parts == number else found
+        parts += 1
+        weights.skipping = parts != number
+
+    build(checkpoint.config, weights, ready=ready)
+    return found, weights
 
 
 def plan_of(config: dict[str, Any]) -> Architecture:
@@ -113,7 +130,7 @@ def plan_of(config: dict[str, Any]) -> Architecture:
     return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
 
 
-class _Weights(CheckpointWeights):
+class StreamedWeights(CheckpointWeights):
     """Without the largest matrices: of the embedding only the rows of a text are read, and what comes after the last layer need not be
     computed."""
 
@@ -160,25 +177,26 @@ class _Named(MetaWeights):
         return Dense(mx.broadcast_to(mx.array(len(self.names) - 1, mx.uint8), request.shape))
 
 
-def _names_of_inputs(checkpoint: Checkpoint) -> list[list[list[str]]]:
-    """For each part of a model, for each place in it where a product reads an input, the tensors that are multiplied with it."""
+Names = list[list[list[str]]]
+"""Of the places of one part, of the products that read one input, the tensors whose rows each of them has, in their order."""
+
+
+def names_of_inputs(checkpoint: Checkpoint) -> list[Names]:
+    """For each part of a model, which tensors are multiplied with what."""
     weights, parts = _Named(checkpoint), []
 
     def name(part: object) -> None:
-        places = []
-        for linears in places_of(part):
-            found = {number for linear in linears for number in _numbers_in(linear)}
-            places.append([weights.names[number] for number in sorted(found)])
-        parts.append(places)
+        parts.append([[[weights.names[n] for n in _numbers_in(linear)] for linear in linears] for linears in places_of(part)])
         weights.names.clear()
 
     build(checkpoint.config, weights, ready=name)
     return parts
 
 
-def _numbers_in(linear: Linear | Embedding) -> set[int]:
+def _numbers_in(linear: Linear | Embedding) -> list[int]:
     assert isinstance(linear.matrix, Dense)
-    return set(cast("list[int]", linear.matrix.weight[..., 0].flatten().tolist()))
+    rows = linear.matrix.weight[..., 0]
+    return list(dict.fromkeys(cast("list[int]", rows[0 if rows.ndim > 1 else slice(None)].flatten().tolist())))
 
 
 def places_of(part: object) -> Iterator[list[Linear | Embedding]]:
@@ -240,8 +258,8 @@ class _Reader:
         self,
         plan: Architecture,
         texts: Sequence[Batch],
-        names: list[list[list[str]]],
-        weights: _Weights,
+        names: list[Names],
+        weights: StreamedWeights,
         watcher: Watcher,
         bookmarks: Bookmarks | None,
     ) -> None:
@@ -257,7 +275,7 @@ class _Reader:
         names = self._names[self._parts]
         self._parts += 1
         if isinstance(part, Embedding):
-            self._embedding = names[0]
+            self._embedding = names[0][0]
         if self._parts > self._done:
             if isinstance(part, Embedding):
                 self._embed()
@@ -275,32 +293,47 @@ class _Reader:
         if self._plan.embedding_scale != 1.0:
             rows = rows * mx.array(self._plan.embedding_scale, rows.dtype)
         ends = np.cumsum([len(batch.tokens) for batch in self._texts])[:-1]
-        self._states = mx.split(rows, ends.tolist())
+        self._states = [*mx.split(rows, ends.tolist())]
         mx.eval(self._states)
 
-    def _read_block(self, block: Block, names: list[list[str]]) -> None:
+    def _read_block(self, block: Block, names: Names) -> None:
         settle(block)
         watched: list[_Watched] = []
         places: list[tuple[list[str], Place]] = []
         joined = list(places_of(block))
-        for tensors, linears in zip(names, joined, strict=True):
+        for parts, linears in zip(names, joined, strict=True):
+            tensors = [name for part in parts for name in part]
             place = self._watcher.place(tensors)
             if place is not None:
                 places.append((tensors, place))
                 watched.append(_Watched(linears[0].matrix, place))
                 linears[0].matrix = watched[-1]  # the others read the same
-        for number, batch in enumerate(self._texts):
+        after = self._through(block, watched)
+        for matrix, linears in zip(watched, (linears for linears in joined if isinstance(linears[0].matrix, _Watched)), strict=True):
+            linears[0].matrix = matrix.matrix
+        changed = self._watcher.done(places)
+        if changed:
+            after.clear()
+            _replace(joined, names, changed)
+            settle(block)
+            after = self._through(block, [])
+        self._states = after
+        for linears in joined:
+            for linear in linears:
+                linear.matrix = Dense(mx.zeros((1, 1)))
+
+    def _through(self, block: Block, watched: list[_Watched]) -> list[mx.array]:
+        """All texts, from the states before the block to those after it."""
+        after = []
+        for batch, states in zip(self._texts, self._states, strict=True):
             for matrix in watched:
                 object.__setattr__(matrix, "held_out", batch.held_out)
             step = self._step(batch)
             rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
-            self._states[number] = block(self._states[number], step, rotations)
-            mx.eval(self._states[number])
-        for linears in joined:
-            for linear in linears:
-                linear.matrix = Dense(mx.zeros((1, 1)))
+            after.append(block(states, step, rotations))
+            mx.eval(after[-1])
         mx.clear_cache()
-        self._watcher.done(places)
+        return after
 
     def _step(self, batch: Batch) -> CacheStep:
         """An empty cache, as a step over these texts sees it."""
@@ -310,12 +343,20 @@ class _Reader:
         starts = np.cumsum([0, *lengths[:-1]]).tolist()
         return cache.begin([Segment(cache.open(), start, count, 0, count) for start, count in zip(starts, lengths, strict=True)])
 
-    def _read_head(self, part: list[Any], names: list[list[str]]) -> None:
+    def _read_head(self, part: list[Any], names: Names) -> None:
         norm, head = part
-        tensors = self._embedding if head is None else names[0]
+        tensors = self._embedding if head is None else names[0][0]
         place = self._watcher.place(tensors)
         if place is None:
             return
         for batch, states in zip(self._texts, self._states, strict=True):
             place.add(norm(states), None, 0, batch.held_out)
         self._watcher.done([(tensors, place)])
+
+
+def _replace(joined: list[list[Linear | Embedding]], names: Names, changed: Mapping[str, Matrix]) -> None:
+    """Give products other matrices, where all tensors that they are made of are among `changed`."""
+    for parts, linears in zip(names, joined, strict=True):
+        for tensors, linear in zip(parts, linears, strict=True):
+            if all(name in changed for name in tensors):
+                linear.matrix = concat([changed[name] for name in tensors])

@@ -47,7 +47,6 @@ def loss(weight: mx.array, parts: gptq.Parts, group_size: int, hessian: np.ndarr
 
 def by_definition(weight: np.ndarray, hessian: np.ndarray, scales: np.ndarray, biases: np.ndarray, form: Format) -> np.ndarray:
     """The algorithm as it was published, in float64: the inverse's Cholesky factor, errors pushed into all later columns."""
-    columns = weight.shape[1]
     damped = hessian.astype(np.float64)
     mean = damped.diagonal().mean()
     damped = damped + np.diag(np.where(damped.diagonal() > 0, 0, mean) + gptq.DAMPING * mean)
