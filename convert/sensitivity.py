@@ -223,13 +223,14 @@ def _product(matrix: mx.array) -> Callable[[mx.array], mx.array]:
 
 def _tap(block: Block, names: Names) -> list[list[_Tap]]:
     """Make a block one that can be differentiated."""
+    nodes, joined = list(objects(block)), list(places_of(block))  # a tap has nothing that could be walked into
     taps: list[list[_Tap]] = []
-    for place, linears in zip(names, places_of(block), strict=True):
+    for place, linears in zip(names, joined, strict=True):
         taps.append([])
         for tensors, each in zip(place, linears, strict=True):
             taps[-1].append(_Tap(_plain(each.matrix), tensors))
             each.matrix = taps[-1][-1]
-    for node in objects(block):
+    for node in nodes:
         if isinstance(node, RMSNorm):
             node.in_plain_operations()
     return taps
