@@ -78,6 +78,11 @@ class Output:
         return "kept" if self.request.recipe is None else "made"
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether codes and scales have to be found for it."""
+        return isinstance(self.target, Format) and self.action in ("quantized", "requantized")
+
+    @property
     def quantized_before(self) -> str | None:
         """How the source quantizes it, in words; None where it does not."""
         return self.codes_of or format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from

@@ -24,19 +24,24 @@ from ..loading.resolve import resolve
 from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from .allocation import Budget
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
 from .documents import write_documents
+from .encoded import Encodings
 from .encoders import Encoder, check_encoder
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
-from .mapper import ConversionPlan, plan
+from .mapper import ConversionPlan
+from .mapper import plan as plan_formats
+from .preparation import Texts, default_tokens, encodings, name_of, weighed_alike
 from .quality import measure_loss, tokens_to_measure
 from .report import Report
 from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
 from .source_files import SourceFiles
+from .stream import BATCH
 from .tensors import Progress, write_tensors
 from .towers import tower_bytes, write_towers
 from .verifier import verify
@@ -61,6 +66,10 @@ def convert(
     weighing: Progress | None = None,
     max_memory: float | None = None,
     estimated: Callable[[Estimate], None] | None = None,
+    calibration: Texts = None,
+    bpw: float | None = None,
+    target_kl: float | None = None,
+    plan: str | Path | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -70,11 +79,16 @@ def convert(
     written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
     `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
     error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
-    "minmax" rounds within the range of each group, as `mx.quantize` does. `max_memory` is the GB that may be resident, which changes
-    how much is in memory at a time and nothing else; `estimated` is called with what the conversion will take, before it begins.
-    Everything that can be wrong is found before a weight is read, except NaN, and the destination is complete or absent. Interrupted,
-    it goes on when it is called again. Raises `MLXInferError`.
+    "gptq" lets columns answer for each other's errors too, for which it reads more: `calibration` is a text file, "samples" (the model's
+    own, the default), "random", or a `Calibration`; "minmax" rounds within the range of each group, as `mx.quantize` does. Instead of bits,
+    `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
+    expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
+    `max_memory` is the GB that may be resident, which changes how much is in memory at a time and nothing else; `estimated` is called with
+    what the conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
+    destination is complete or absent. Interrupted, it goes on when it is called again. Raises `MLXInferError`.
     """
+    budget = Budget.asked_for(bpw, target_kl, plan, bits, group_size, mode)
+    bits = 4 if budget else bits  # the plan replaces them
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
     asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
@@ -87,6 +101,7 @@ def convert(
     try:
         files = SourceFiles(checkpoint.path)
         planned = _plan(checkpoint, asked, group_size is None, target_dtype)
+        planned = budget.replay(planned) if budget else planned
         check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
         sizes = _pieces(checkpoint, planned, chosen, max_memory, estimated)
         tokenizer = load_tokenizer(checkpoint)
@@ -94,15 +109,22 @@ def convert(
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
         report.source_nbytes = _bytes_of(checkpoint)
         options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
-        report.settings = {**options, "encoder": chosen}
+        report.settings = {**options, "encoder": chosen, "calibration": name_of(calibration), "budget": budget and budget.key()}
         with staged(destination, _key(files, report.settings)) as staging:
+            if budget:
+                planned = budget.decide(checkpoint, planned, calibration, staging.journal, weighing)
+                budget.write(staging.files)
             _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
-            importance = _importance(checkpoint.path, planned, staging.journal, weighing) if chosen == "fit" else {}
-            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block)
+            importance = {} if chosen == "minmax" else weighed_alike(planned)
+            if chosen == "fit":
+                importance |= _importance(checkpoint.path, planned, staging.journal, weighing)
+            encoded = encodings(checkpoint, planned, calibration, staging.journal, weighing) if chosen == "gptq" else None
+            report.notes += encoded.notes if encoded else ()
+            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block, encoded)
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
             verify(staging.files, planned)
             files.check(headers=True)
-            _describe(report, staging.files, tokenizer, measure, max_memory)
+            _describe(report, staging.files, tokenizer, measure, max_memory, budget)
             report.notes += _notes_of(staging.journal)
     finally:
         checkpoint.close()
@@ -113,7 +135,7 @@ def _plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: 
     """What will be written. Raises `MLXInferError`."""
     if isinstance(checkpoint, GGUFCheckpoint) and (asked or dtype is None):
         checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
-    planned = plan(checkpoint, asked, any_group, dtype)
+    planned = plan_formats(checkpoint, asked, any_group, dtype)
     if asked is None and dtype is None:
         _check_growth(checkpoint, planned, _bytes_of(checkpoint))
     return planned
@@ -130,8 +152,9 @@ def _pieces(
     max_memory: float | None,
     estimated: Callable[[Estimate], None] | None,
 ) -> Pieces:
-    tokens = TOKENS if encoder == "fit" and needs_importance(planned) else 0
-    sizes = pieces(checkpoint, planned, tokens=tokens, batch=tokens, max_memory=max_memory)
+    reads = encoder != "minmax" and needs_importance(planned)
+    tokens = 0 if not reads else TOKENS if encoder == "fit" else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs))
+    sizes = pieces(checkpoint, planned, tokens=tokens, batch=min(tokens, BATCH), max_memory=max_memory, factors=encoder == "gptq")
     if estimated:
         estimated(estimate(planned, encoder, tokens, sizes.peak))
     return sizes
@@ -206,21 +229,25 @@ def _write_tensors(
     progress: Progress | None,
     shard_bytes: int,
     block: int,
+    encoded: Encodings | None,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
     try:
-        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, block)
+        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, block, encoded)
         report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
         writer.finish(report.parameters)
     finally:
         writer.close()
 
 
-def _describe(report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None) -> None:
+def _describe(
+    report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None, budget: Budget | None
+) -> None:
     """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
     if any(tensor.error for tensor in report.tensors) and measure is not False:
         _measure(report, written, tokenizer, memory_gb, required=measure is True)
+    report.notes += budget.notes(report) if budget else []
     report.copied += write_documents(written, report)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -12,14 +13,18 @@ from ..nn.weights import Dense, Format, Matrix, Quantized, numbers
 from .encoders import fit
 from .mapper import Output
 
+Encode = Callable[[mx.array, int], Quantized]
+"""Rounds plain rows `[rows, in]` to the output's format; the second argument is the number of the first one."""
+
 
 class Quantizer:
     """Transforms the blocks of one output, and accumulates the error."""
 
-    def __init__(self, output: Output, importance: mx.array | None = None) -> None:
-        """`importance` as in `importance.Importance`; None rounds within the range of each group."""
+    def __init__(self, output: Output, importance: mx.array | None = None, encode: Encode | None = None) -> None:
+        """`importance` as in `importance.Importance`; None rounds within the range of each group. `encode` rounds instead of both."""
         self._output = output
         self._importance = importance
+        self._encode = encode
         self._rows = 0
         self._changes = _changes(output)
         self._squared_error = 0.0
@@ -43,7 +48,7 @@ class Quantizer:
         """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
         if not is_finite(block):
             raise WeightsError(f"{self._output.name} holds NaN or infinite values")
-        written = settle(_transform(block, self._output, self._importance_of(block)))
+        written = settle(self._transform(block))
         weights = self._importance_of(block)
         self._rows += block.shape[0] if block.shape else 1
         if not is_finite(written):
@@ -62,6 +67,18 @@ class Quantizer:
         rows = self._output.request.shape[-2]
         return self._importance[mx.arange(self._rows, self._rows + block.shape[0]) // rows]
 
+    def _transform(self, block: Matrix) -> Matrix:
+        output, target = self._output, self._output.target
+        if not isinstance(target, Format):
+            return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))
+        if isinstance(block, Quantized) and block.format == target:
+            return cast(block, output.dtype)
+        plain = numbers(block).astype(output.dtype)
+        if self._encode:
+            return self._encode(plain, self._rows)
+        importance = self._importance_of(block)
+        return quantize(plain, target) if importance is None else fit(plain, target, importance)
+
     def _measure(self, block: Matrix, written: Matrix, weights: mx.array | None) -> None:
         before, after = numbers(block), numbers(written)
         self._squared_error += _squares(before - after)
@@ -79,13 +96,3 @@ def _squares(array: mx.array, weights: mx.array | None = None) -> float:
 def _changes(output: Output) -> bool:
     """Whether a value can differ from the source's. Scales that keep their format may still be cast, so those are measured."""
     return isinstance(output.target, Format) or isinstance(output.stored, Format) or output.stored != output.target
-
-
-def _transform(block: Matrix, output: Output, importance: mx.array | None) -> Matrix:
-    target = output.target
-    if isinstance(target, Format):
-        if isinstance(block, Quantized) and block.format == target:
-            return cast(block, output.dtype)
-        plain = numbers(block).astype(output.dtype)
-        return quantize(plain, target) if importance is None else fit(plain, target, importance)
-    return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))

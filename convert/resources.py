@@ -26,6 +26,8 @@ _LEAST_BLOCK = 1 << 18
 _STATES = 20
 """Bytes per token and inner dimension while a block of layers reads a batch: gate, up, their product, in float32, and one to spare."""
 _LEAST_BATCH = 512
+_FACTOR = 20
+"""Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _SAMPLE = 1 << 20
 _MATRIX = 1024
@@ -57,11 +59,15 @@ class Estimate:
     """Bits to be written per parameter."""
 
 
-def pieces(checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batch: int, max_memory: float | None = None) -> Pieces:
+def pieces(
+    checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batch: int, max_memory: float | None = None, factors: bool = False
+) -> Pieces:
     """The largest pieces with which a conversion stays below `max_memory` GB; the usual ones without a limit. `tokens` is what the model
-    reads for the encoder in all, 0 for none, `batch` how many of them at once. Raises `ConversionError` if it cannot stay below."""
+    reads for the encoder in all, 0 for none, `batch` how many of them at once; with `factors` it sums and factors `x x^T` of the inputs.
+    Raises `ConversionError` if it cannot stay below."""
     whole = max((math.prod(o.request.shape) * 4 for o in planned.outputs if not can_read_rows(checkpoint, o.request)), default=0)
     layers = _largest_layer(planned.outputs) if tokens else 0
+    layers += _widest_inputs(planned.outputs) ** 2 * _FACTOR if factors else 0
     inner = _widest(planned.outputs)
     states = tokens * min(_hidden(planned.outputs), inner) * default_dtype().size
 
@@ -85,9 +91,8 @@ def pieces(checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batc
 
 
 def needs_importance(planned: ConversionPlan) -> bool:
-    """Whether any matrix is rounded to an affine format, so that it matters what it is multiplied with."""
-    rounded = (o.target for o in planned.outputs if o.action in ("quantized", "requantized"))
-    return any(isinstance(target, Format) and target.mode == "affine" for target in rounded)
+    """Whether any matrix is rounded, so that it matters what it is multiplied with."""
+    return any(output.is_rounded for output in planned.outputs)
 
 
 def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int) -> Estimate:
@@ -99,7 +104,7 @@ def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int) 
         seconds += sum(math.prod(output.request.shape) for output in encoded) * _seconds_per_weight(encoded[0], encoder)
     if tokens and encoder != "minmax":
         inside = sum(math.prod(o.request.shape) for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name))
-        seconds += inside * tokens * _seconds_per_product()
+        seconds += inside * tokens * _seconds_per_product() * (2 if encoder == "gptq" else 1)  # as many products again for `x x^T`
     return Estimate(seconds, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1))
 
 
@@ -135,6 +140,10 @@ def _largest_layer(outputs: tuple[Output, ...]) -> int:
 def _widest(outputs: tuple[Output, ...]) -> int:
     """The largest number of rows or columns of a matrix of a layer, experts that are not chosen left out."""
     return max((max(o.request.shape[-2:]) for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
+
+
+def _widest_inputs(outputs: tuple[Output, ...]) -> int:
+    return max((o.request.shape[-1] for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
 
 
 def _hidden(outputs: tuple[Output, ...]) -> int:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.formats import format_text
+from .encoded import Encodings
 from .importance import Importance
 from .journal import Journal
 from .mapper import ConversionPlan, Output
@@ -30,6 +31,7 @@ def write_tensors(
     files: SourceFiles,
     progress: Progress | None,
     block: int | None = None,
+    encoded: Encodings | None = None,
 ) -> list[TensorReport]:
     """What was done with each tensor, in the order of the plan. `progress` is called with (bytes written, bytes in all), those of earlier
     runs included; `block` is the size in `reader.blocks`. Raises `WeightsError` for NaN, `CheckpointError` if the source changes
@@ -40,9 +42,13 @@ def write_tensors(
         unit, parts = f"tensor {output.name}", output.parts()
         values = journal.done(unit)
         if values is None:
-            values = _write(checkpoint, output, importance.get(output.request.name), writer, block)
+            values = _write_encoded(encoded, output, writer) if encoded else None
+            if values is None:
+                values = _write(checkpoint, output, importance.get(output.request.name), writer, block)
             files.check()
             journal.record(unit, values, writer.spans(parts))
+            if encoded:
+                encoded.forget(output)
             mx.clear_cache()
         else:
             writer.skip(parts)
@@ -60,6 +66,18 @@ def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, 
         for part, array in zip(parts, quantizer(block), strict=True):
             writer.append(part, array)
     return {"error": quantizer.error, "weighted_error": quantizer.weighted_error}
+
+
+def _write_encoded(encoded: Encodings, output: Output, writer: Writer) -> dict[str, Any] | None:
+    """The relative errors, for the journal; None where it was not encoded before."""
+    found = encoded.pieces(output)
+    if found is None:
+        return None
+    pieces, errors = found
+    for piece in pieces:
+        for part, array in zip(output.parts(), piece, strict=True):
+            writer.append(part, array)
+    return errors
 
 
 def _report(output: Output, values: dict[str, Any]) -> TensorReport:

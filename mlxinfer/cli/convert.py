@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 @click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
 @click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
 @click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
-@click.option("--encoder", help="How to round: fit (to what each layer computes) or minmax (to its range, as mlx-lm).  [default: fit]")
+@click.option("--bpw", type=float, help="Instead of bits: bits per weight of all that is written, each matrix in the format that suits it.")
+@click.option("--target-kl", type=float, help="Instead of bits: the smallest model expected to differ so much from SRC (KL, in nats).")
+@click.option("--plan", type=click.Path(path_type=Path), help="Instead of bits: a quantization_plan.json, as --bpw writes it.")
+@click.option("--encoder", help="How to round: fit (to what each layer computes), gptq (slower, closer) or minmax.  [default: fit]")
 @click.option(
     "--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time. It takes as long, and gives the same."
 )
