@@ -106,7 +106,9 @@ def _lines(report: Report, base: object) -> list[str]:
     lines += ["", f"- {report.nbytes / 1e9:.3g} GB"]
     kinds = Counter(tensor.stored for tensor in report.tensors if len(tensor.shape) > 1)
     lines += [f"- {count} matrices: {kind}" for kind, count in kinds.most_common()]
-    lines += ["- " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items() if key != "shard_bytes")]
+    settings |= settings.pop("budget", {})
+    known = {key.replace("_", " "): value for key, value in settings.items() if key != "shard_bytes" and value is not None}
+    lines += ["- " + ", ".join(f"{key} {value}" for key, value in known.items())]
     lines += [f"- {note}" for note in report.notes]
     lines += ["", *_loss_lines(report.quality), "", "`quantization_report.json` says what was done with each tensor.", "", "## Use", ""]
     commands = ['mlxinfer run . "Hello"', 'mlx_lm.generate --model . --prompt "Hello"']

@@ -15,7 +15,7 @@ import numpy as np
 from mlxinfer.errors import MLXInferError
 from mlxinfer.evaluation.measure import Reading, compare
 
-from .source import samples, source
+from .source import source
 from .ways import Way, ways
 
 Tell = Callable[[str], None]
@@ -46,8 +46,6 @@ class Study:
                     continue
                 if perf_counter() - begin > seconds:
                     return
-                if "imatrix" in way.engine or "GPTQ" in way.engine:
-                    samples(model)
                 self._measure(name, model, way)
 
     def _measure(self, name: str, model: Path, way: Way) -> None:

@@ -17,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from mlxinfer.convert import convert
+from mlxinfer.convert.calibration import Calibration
 from mlxinfer.convert.importance import measure
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import numbers
@@ -53,14 +54,25 @@ def ways() -> list[Way]:
         found += [Way("llama.cpp, imatrix", kind, partial(_llama_cpp, kind=kind))]
         found += [Way("mlx-lm recipes", recipe, partial(_mlx_lm, recipe=recipe))]
     found += [_ours("2 bits", "mlxinfer fit", bits=2), _ours("2 bits", "mx.quantize", bits=2, encoder="minmax")]
-    found += [_ours(f"{bits} bits", "mlxinfer gptq", bits=bits, encoder="gptq") for bits in (4, 3, 5)]
-    found += [_ours(f"{bpw} bpw", "mlxinfer plan", bpw=bpw, encoder="gptq") for bpw in (4.5, 4.92, 4.1, 3.5, 3.0, 5.5)]
+    found += [_calibrated(f"{bits} bits", "mlxinfer gptq", bits=bits) for bits in (4, 3, 5)]
+    found += [_calibrated(f"{bpw} bpw", "mlxinfer plan", bpw=bpw) for bpw in (4.5, 4.92, 4.1, 3.5, 3.0, 5.5)]
     return [*found, Way("mlx-lm GPTQ", "4 bits", _mlx_lm_gptq)]
 
 
 def _ours(name: str, engine: str, **settings: Any) -> Way:
     def make(source: Path, target: Path) -> None:
         convert(source, target, dtype="bfloat16", measure=False, **settings)
+
+    return Way(engine, name, make)
+
+
+def _calibrated(name: str, engine: str, **settings: Any) -> Way:
+    """With GPTQ, which reads the same samples as the other methods that calibrate."""
+
+    def make(source: Path, target: Path) -> None:
+        texts = tuple(map(tuple, samples(source)))
+        read = Calibration(texts, f"{sum(map(len, texts))} tokens of the model's own samples")
+        convert(source, target, dtype="bfloat16", measure=False, encoder="gptq", calibration=read, **settings)
 
     return Way(engine, name, make)
 
