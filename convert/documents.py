@@ -19,6 +19,8 @@ from ..loading.resolve import ALIASES
 from .report import Quality, Report, TensorReport
 
 REPORT, CARD = "quantization_report.json", "README.md"
+_LONG = ("shard_bytes", "plan")
+"""Settings that say nothing to people, or too much: the report has them."""
 _FRONT = re.compile(rb"\A---\r?\n(.*?\n)---[ \t]*\r?\n", re.DOTALL)
 _CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/")
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets")
@@ -107,7 +109,7 @@ def _lines(report: Report, base: object) -> list[str]:
     kinds = Counter(tensor.stored for tensor in report.tensors if len(tensor.shape) > 1)
     lines += [f"- {count} matrices: {kind}" for kind, count in kinds.most_common()]
     settings |= settings.pop("budget", {})
-    known = {key.replace("_", " "): value for key, value in settings.items() if key != "shard_bytes" and value is not None}
+    known = {key.replace("_", " "): value for key, value in settings.items() if key not in _LONG and value is not None}
     lines += ["- " + ", ".join(f"{key} {value}" for key, value in known.items())]
     lines += [f"- {note}" for note in report.notes]
     lines += ["", *_loss_lines(report.quality), "", "`quantization_report.json` says what was done with each tensor.", "", "## Use", ""]
