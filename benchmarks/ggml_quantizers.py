@@ -14,14 +14,16 @@ _ROW = 256
 """Numbers that are quantized as a row: the largest block. A matrix whose rows are no multiple of it is taken as one long row."""
 
 
-def quantize(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """float32 of any shape, a multiple of 256 in all, to the blocks of a type, uint8 `[blocks, block_bytes]`. Raises `RuntimeError` without
-    the library."""
+def quantize(numbers: np.ndarray, kind: str, columns: int = _ROW, importance: np.ndarray | None = None) -> np.ndarray:
+    """float32 of any shape, a multiple of 256 in all, to the blocks of a type, uint8 `[blocks, block_bytes]`. `importance` float32
+    `[columns]` weighs the numbers of each row of so many. Raises `RuntimeError` without the library."""
     number = GGMLQuantizationType[kind]
     size, nbytes = GGML_QUANT_SIZES[number]
     flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
     blocks = np.zeros((flat.size // size, nbytes), np.uint8)
-    _library().ggml_quantize_chunk(int(number), flat.ctypes.data, blocks.ctypes.data, 0, flat.size // _ROW, _ROW, None)
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    pointer = None if weights is None else weights.ctypes.data
+    _library().ggml_quantize_chunk(int(number), flat.ctypes.data, blocks.ctypes.data, 0, flat.size // columns, columns, pointer)
     return blocks
 
 

@@ -20,7 +20,6 @@ from gguf.quants import dequantize
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.convert.quality import TEXT
 from mlxinfer.loading.checkpoint import Checkpoint
 from mlxinfer.loading.gguf.packings import PACKINGS
 from mlxinfer.loading.gguf.types import BLOCK_BYTES
@@ -33,6 +32,7 @@ from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, numbers
 from .ggml_quantizers import quantize
 from .loss import Comparison, Loss, Rows
 from .precision import PAGE_TOKENS, PAGES, ROOT
+from .prose import TEXT
 
 KINDS = ("Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_XS")
 """The types that are rounded. All others that MLX can hold are held exactly, which tests/loading/gguf shows bit by bit."""

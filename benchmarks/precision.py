@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from mlxinfer import LLM, kernels_cpu
-from mlxinfer.convert.quality import TEXT
 
 from .loss import Comparison, Loss, Rows
+from .prose import TEXT
 
 PAGE_TOKENS = 384
 ROOT = Path(__file__).parent.parent

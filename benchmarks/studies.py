@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from .batch.command import batch
+from .conversions.command import conversion
 from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
@@ -28,22 +29,6 @@ def precision(models: dict[str, Path]) -> None:
         raise click.ClickException(str(error)) from error
     (RESULTS / "precision.md").write_text(text, encoding="utf-8")
     click.echo(text)
-
-
-@click.command()
-@models_option(*DEFAULT_MODELS)
-@click.option("--bits", type=click.IntRange(2, 8), default=(3, 4, 5, 6), show_default=True, multiple=True, help="Of a weight; repeatable.")
-def conversion(models: dict[str, Path], bits: tuple[int, ...]) -> None:
-    """What conversions lose, by encoder. Writes results/conversion.md and .json."""
-    from .conversion import study, table, to_json
-
-    results = []
-    for result in study(models, bits):
-        results.append(result)
-        click.echo(table([result]).splitlines()[-1], err=True)
-    (RESULTS / "conversion.json").write_text(to_json(results), encoding="utf-8")
-    (RESULTS / "conversion.md").write_text(table(results), encoding="utf-8")
-    click.echo(table(results))
 
 
 @click.command()

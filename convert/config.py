@@ -9,7 +9,7 @@ from ..models.hf_compat import lost_in_old_style, to_old_style
 from ..nn.weights import Format
 from .mapper import ConversionPlan
 
-_DROPPED = ("_name_or_path", "quantization", "quantization_config", "vision_config", "audio_config")
+_DROPPED = ("_name_or_path", "quantization", "quantization_config", "compression_config", "vision_config", "audio_config")
 
 
 def destination_config(plan: ConversionPlan) -> dict[str, Any]:
@@ -19,6 +19,7 @@ def destination_config(plan: ConversionPlan) -> dict[str, Any]:
     for owner in (written, written.get("text_config")):
         if owner is not None:
             owner["tie_word_embeddings"] = tied
+            owner.pop("quantization_config", None)
     written["torch_dtype"] = dtype_name(plan.dtype)
     if "dtype" in written:
         written["dtype"] = written["torch_dtype"]

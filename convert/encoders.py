@@ -9,13 +9,14 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..errors import ConversionError
-from ..loading.weights import quantize
 from ..nn.activations import fused
 from ..nn.weights import Format, Quantized
+from .float_formats import fit_floats
 
-Encoder = Literal["minmax", "fit"]
+Encoder = Literal["minmax", "fit", "gptq"]
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
-"""`minmax` spans the range of each group, as `mx.quantize` does; `fit` minimises the squared error of the layer's outputs."""
+"""`minmax` spans the range of each group, as `mx.quantize` does; `fit` minimises the squared error of the layer's outputs as if inputs
+did not correlate, `gptq` as they do."""
 
 _SHRUNKEN = (1.0, 0.94, 0.88, 0.82, 0.75, 0.66)
 """Ranges to start from, as shares of the group's own."""
@@ -40,16 +41,21 @@ def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Q
 
     `importance` float32 `[in]` or `[rows, in]`: the mean square of each input, so that the sum is the expected squared error of the outputs
     where inputs do not correlate; None weighs all columns alike. Starting from the group's range and from smaller ones, codes and the least
-    squares scale and bias are found in turn; the best wins, judged by what is stored, the range itself included. Formats other than affine
-    are left to `mx.quantize`.
+    squares scale and bias are found in turn; the best wins, judged by what is stored, the range itself included. Of formats other than
+    affine, scales near those of `mx.quantize` are tried.
     """
     if form.mode != "affine":
-        return quantize(weight, form)
+        return fit_floats(weight, form, importance)
+    codes, scales, biases = fit_parts(weight, form, importance)
+    return Quantized(pack_codes(codes, form.bits), scales, biases, form)
+
+
+def fit_parts(weight: mx.array, form: Format, importance: mx.array | None = None) -> Parts:
+    """What `fit` finds for an affine format, the codes not packed yet."""
     importance = mx.ones((weight.shape[-1],)) if importance is None else importance
     importance = mx.maximum(importance / mx.maximum(mx.mean(importance, axis=-1, keepdims=True), 1e-30), _LEAST)
     found = _native_fit if kernels_cpu.can_fit() else _mlx_fit
-    codes, scales, biases = found(weight, form, importance.reshape(-1, weight.shape[-1]))
-    return Quantized(pack_codes(codes, form.bits), scales, biases, form)
+    return found(weight, form, importance.reshape(-1, weight.shape[-1]))
 
 
 Parts = tuple[mx.array, mx.array, mx.array]

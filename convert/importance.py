@@ -1,30 +1,18 @@
-"""How much each input of a matrix counts: its mean square while the model reads a text, one block of layers in memory at a time."""
+"""How much each input of a matrix counts: its mean square while the model reads a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import Rotation, Segment
-from ..cache.paged import PagedCache
-from ..device import default_dtype
-from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
-from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
-from ..models import architecture, build
-from ..models.block import Block
-from ..models.decoder import Architecture
-from ..models.vlm_text import TEXT_MODELS, text_config
-from ..nn.linear import Embedding, JoinedLinear, Linear
-from ..nn.moe import ExpertLinear
-from ..nn.norms import RMSNorm
-from ..nn.packing import objects, settle
-from ..nn.weights import Dense, Matrix, map_rows, numbers
-from .reader import blocks
+from ..loading.weights import Progress
+from ..nn.weights import Matrix
+from .stream import Place, batches, plan_of, read_through
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""
@@ -37,111 +25,47 @@ _TEXTS, _TOKENS = 8, 512
 """How many random texts are read, and tokens of each."""
 
 
+TOKENS = _TEXTS * _TOKENS
+"""Tokens in all random texts."""
+
+
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
     """Token ids, always the same for a size of vocabulary. They serve almost as well as real text: what a matrix's inputs are scaled by
     depends on the model more than on what it reads."""
-    vocab = _plan(config).sizes.vocab
+    vocab = plan_of(config).sizes.vocab
     ids = np.random.default_rng(0).integers(0, vocab, (_TEXTS, _TOKENS))
     return cast("list[list[int]]", ids.tolist())
 
 
 def measure(checkpoint: Checkpoint, texts: Sequence[Sequence[int]], progress: Progress | None = None) -> Importance:
-    """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning.
-
-    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called
-    with (bytes read, total bytes). Raises `MLXInferError` for a checkpoint that cannot be loaded.
-    """
-    names = _names_of_inputs(checkpoint)
-    config = checkpoint.config
-    weights = _Weights(checkpoint, default_dtype(), progress=progress)
-    reader = _Reader(_plan(config), texts, names, weights)
-    build(config, weights, ready=reader.read)
-    weights.finish()
-    return reader.found
+    """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning; memory,
+    progress and errors as of `read_through`."""
+    moments = _EveryMoments()
+    read_through(checkpoint, batches(texts), moments, progress)
+    return moments.found
 
 
-def _plan(config: dict[str, Any]) -> Architecture:
-    return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
+class _EveryMoments:
+    """A `Watcher` that keeps the mean squares."""
 
+    def __init__(self) -> None:
+        self.found: Importance = {}
 
-class _Weights(CheckpointWeights):
-    """Without the largest matrices: of the embedding only the rows of a text are read, and what comes after the last layer need not be
-    computed."""
+    def place(self, names: list[str]) -> Moments:
+        return Moments()
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
-        super().__init__(checkpoint, dtype, progress=progress)
-        self._embedding: TensorRequest | None = None
-
-    def _answer(self, request: TensorRequest) -> Matrix:
-        if not request.name.endswith(("embed_tokens.weight", "lm_head.weight")):
-            return super()._answer(request)
-        self._embedding = self._embedding or request
-        self._count(request)
-        return Dense(mx.zeros(request.shape, self.dtype))  # never evaluated
-
-    def embedded(self, tokens: Sequence[int]) -> mx.array:
-        """Rows of the embedding `[tokens, hidden]`."""
-        assert self._embedding is not None
-        ids, wanted, first, found = np.array(tokens), np.unique(tokens), 0, []
-        for block in blocks(self.index.checkpoint, self._embedding):
-            here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
-            if here.size:
-                found.append(numbers(map_rows(block, lambda rows, here=here: rows[mx.array(here)])).astype(self.dtype))  # type: ignore[misc]
-                mx.eval(found[-1])
-            first += block.shape[0]
-        return mx.concatenate(found)[mx.array(np.searchsorted(wanted, ids))]
-
-
-class _Named(MetaWeights):
-    """Instead of its numbers, a matrix is filled with the position of its name in `names`: joined or split, it tells where its rows come
-    from."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self.names: list[str] = []
-
-    def _answer(self, request: TensorRequest) -> Matrix:
-        super()._answer(request)
-        if request.kind == "vector":
-            return Dense(mx.zeros(request.shape, request.dtype or self.dtype))
-        self.names.append(request.name)
-        return Dense(mx.broadcast_to(mx.array(len(self.names) - 1, mx.uint8), request.shape))
-
-
-def _names_of_inputs(checkpoint: Checkpoint) -> list[list[list[str]]]:
-    """For each part of a model, for each place in it where a product reads an input, the tensors that are multiplied with it."""
-    weights, parts = _Named(checkpoint), []
-
-    def name(part: object) -> None:
-        places = []
-        for linears in _places(part):
-            found = {number for linear in linears for number in _numbers_in(linear)}
-            places.append([weights.names[number] for number in sorted(found)])
-        parts.append(places)
-        weights.names.clear()
-
-    build(checkpoint.config, weights, ready=name)
-    return parts
-
-
-def _numbers_in(linear: Linear | Embedding) -> set[int]:
-    assert isinstance(linear.matrix, Dense)
-    return set(cast("list[int]", linear.matrix.weight[..., 0].flatten().tolist()))
-
-
-def _places(part: object) -> Iterator[list[Linear | Embedding]]:
-    """The products of a part that read the same input, together: each place once, in an order that depends on the graph alone."""
-    seen: set[int] = set()
-    for node in objects(part):
-        if isinstance(node, JoinedLinear):
-            seen.update(map(id, node.linears))
-            yield list(node.linears)
-        elif isinstance(node, (Linear, Embedding)) and id(node) not in seen:
-            yield [node]
+    def done(self, places: list[tuple[list[str], Place]]) -> dict[str, Matrix]:
+        for names, place in places:
+            assert isinstance(place, Moments)
+            mean = place.mean()
+            if mean is not None:
+                mx.eval(mean)
+                self.found.update((name, mean) for name in names)
+        return {}
 
 
 @dataclass(slots=True)
-class _Moments:
+class Moments:
     """Sums over the tokens that came to one place."""
 
     squares: mx.array | None = None
@@ -149,7 +73,7 @@ class _Moments:
     count: mx.array = field(default_factory=lambda: mx.zeros(1))
     """Tokens `[1]`, or `[experts, 1]`."""
 
-    def add(self, x: mx.array, experts: mx.array | None, expert_count: int) -> None:
+    def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool = False) -> None:
         rows = mx.square(x.astype(mx.float32))
         if experts is None:
             rows = rows.reshape(-1, x.shape[-1])
@@ -171,102 +95,3 @@ class _Moments:
 
 def _sum(before: mx.array | None, more: mx.array) -> mx.array:
     return more if before is None else before + more
-
-
-class _Watched(Packed):
-    """A matrix that notes what it is multiplied with. Products hand everything to a packed matrix, so it passes for one."""
-
-    __slots__ = ("matrix", "moments")
-    matrix: Matrix | Packed
-    moments: _Moments
-
-    def __init__(self, matrix: Matrix | Packed, moments: _Moments) -> None:
-        object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "moments", moments)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.matrix.shape
-
-    def can_gate(self, activation: str) -> bool:
-        return False
-
-    def multiply(
-        self,
-        x: mx.array,
-        *,
-        bias: mx.array | None = None,
-        residual: mx.array | None = None,
-        norm: mx.array | None = None,
-        eps: float = 0.0,
-        gate: str | None = None,
-        experts: mx.array | None = None,
-    ) -> mx.array:
-        assert gate is None
-        x = x if norm is None else RMSNorm(norm, eps)(x)
-        self.moments.add(x, experts, self.shape[0])
-        if isinstance(self.matrix, Packed):
-            return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
-        if experts is None:
-            return Linear(self.matrix, bias)(x, onto=residual)
-        return ExpertLinear(self.matrix, bias)(x, experts).squeeze(-2)
-
-
-class _Reader:
-    """Takes the parts of a model as they are built: each reads the texts' states on, and is dropped."""
-
-    def __init__(self, plan: Architecture, texts: Sequence[Sequence[int]], names: list[list[list[str]]], weights: _Weights) -> None:
-        self.found: Importance = {}
-        self._plan, self._names = plan, iter(names)
-        self._weights = weights
-        self._tokens = [token for text in texts for token in text]
-        longest, total = max(map(len, texts)), sum(map(len, texts))
-        cache = PagedCache(plan.specs, dtype=weights.dtype, kv_cache_tokens=total + 64 * len(texts), chunk=longest)
-        starts = [sum(map(len, texts[:number])) for number in range(len(texts))]
-        self._step = cache.begin([Segment(cache.open(), start, len(text), 0, len(text)) for start, text in zip(starts, texts, strict=True)])
-        self._rotations: dict[str, Rotation] = {name: rope.at(self._step) for name, rope in plan.ropes.items()}
-        self._x = mx.zeros((0,))
-        self._embedding: list[str] = []
-
-    def read(self, part: object) -> None:
-        """Takes the next part."""
-        names = next(self._names)
-        if isinstance(part, Embedding):
-            self._embedding = names[0]
-            self._x = self._weights.embedded(self._tokens)
-            if self._plan.embedding_scale != 1.0:
-                self._x = self._x * mx.array(self._plan.embedding_scale, self._x.dtype)
-        elif isinstance(part, Block):
-            self._read_block(part, names)
-        else:
-            self._read_head(cast("list[Any]", part), names)
-        mx.eval(self._x)
-
-    def _read_block(self, block: Block, names: list[list[str]]) -> None:
-        settle(block)
-        watched: list[tuple[list[str], _Moments]] = []
-        places = list(_places(block))
-        for place, linears in zip(names, places, strict=True):
-            moments = _Moments()
-            watched.append((place, moments))
-            linears[0].matrix = _Watched(linears[0].matrix, moments)  # the others read the same
-        self._x = block(self._x, self._step, self._rotations)
-        mx.eval(self._x)
-        self._step.full.clear()  # nobody reads the pages of a layer that is done
-        for place, moments in watched:
-            self._note(place, moments.mean())
-        for linears in places:
-            for linear in linears:
-                linear.matrix = Dense(mx.zeros((1, 1)))
-        mx.clear_cache()
-
-    def _read_head(self, part: list[Any], names: list[list[str]]) -> None:
-        norm, head = part
-        moments = _Moments()
-        moments.add(norm(self._x), None, 0)
-        self._note(self._embedding if head is None else names[0], moments.mean())
-
-    def _note(self, names: list[str], mean: mx.array | None) -> None:
-        if mean is not None:
-            mx.eval(mean)
-            self.found.update((name, mean) for name in names)

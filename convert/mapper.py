@@ -23,8 +23,6 @@ from ..nn.weights import Format
 from .report import Action
 
 _TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
-QUANTIZED = ("Q", "I", "T")
-"""First letters of GGUF's quantized types (Q4_K, IQ4_XS, TQ1_0); floating types begin with F or B, and MX and NV formats are MLX's own."""
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
 
@@ -54,10 +52,12 @@ class Output:
     """How it is written."""
     dtype: mx.Dtype
     """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
+    kind: str = ""
+    """How the source stores it, by the name that its tool has for it."""
     unpacked_from: str | None = None
     """The source's quantized type where its numbers are read in float32, such as "Q6_K"."""
     codes_of: str | None = None
-    """The source's quantized type where codes are kept, and its scales are rounded, such as "Q4_K"."""
+    """The source's quantized type where codes are kept, and its scales may be rounded, such as "Q4_K"."""
 
     @property
     def name(self) -> str:
@@ -78,9 +78,14 @@ class Output:
         return "kept" if self.request.recipe is None else "made"
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether codes and scales have to be found for it."""
+        return isinstance(self.target, Format) and self.action in ("quantized", "requantized")
+
+    @property
     def quantized_before(self) -> str | None:
         """How the source quantizes it, in words; None where it does not."""
-        return format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
+        return self.codes_of or format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
     def parts(self) -> list[Part]:
         """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""
@@ -151,14 +156,15 @@ def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
 def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype, widen: bool) -> Output:
     """`widen` gives types that MLX lacks the format of more bits that holds them."""
     request, stored = tensor.request, tensor.stored
-    kind = checkpoint.kind(request.sources[0]) if isinstance(checkpoint, GGUFCheckpoint) else ""
+    kind, packs = checkpoint.kind(request.sources[0]), isinstance(checkpoint, GGUFCheckpoint)
     if isinstance(stored, Format):
         keep = asked is None or _as_good(stored, asked, any_group)
         target = stored if keep else _fitting(request, asked) or stored
-        return Output(request, stored, target, dtype, codes_of=kind if kind in lossy(dtype) else None)
+        again = kind in lossy(dtype) if packs else kind != format_text(stored) and stored.mode == "affine"
+        return Output(request, stored, target, dtype, kind, codes_of=kind if again else None)
     own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
-    asked = PACKINGS[kind].format if widen and kind in PACKINGS else asked
-    return Output(request, stored, _fitting(request, asked) or own, dtype, kind if kind[:1] in QUANTIZED else None)
+    asked = PACKINGS[kind].format if packs and widen and kind in PACKINGS else asked
+    return Output(request, stored, _fitting(request, asked) or own, dtype, kind, checkpoint.unpacked_from(request.sources[0]))
 
 
 def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
@@ -191,6 +197,8 @@ def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     notes += [f"{count} matrices of {how}" for how, count in codes.most_common()]
     if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):
         notes.insert(0, f"asking for {asked.bits} bits changed nothing: more bits than are stored would add size, but no precision")
+    unpacked = Counter(f"to {format_text(o.target)}: from {o.kind}" for o in outputs if o.action == "dequantized")
+    notes += [f"{count} matrices unpacked {how}" for how, count in unpacked.most_common()]
     if not asked:
         wider = Counter(f"{o.unpacked_from} are written as {format_text(o.target)}, as MLX has no groups of 16" for o in again)
         notes += [f"{count} matrices of {how}" for how, count in wider.most_common()]

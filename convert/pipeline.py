@@ -6,36 +6,46 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..errors import ConversionError
+from .._version import __version__
+from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
-from ..loading.formats import check_format, dtype_name, format_text, parse_dtype
+from ..loading.formats import check_format, dtype_name, parse_dtype
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
+from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from .allocation import Budget
 from .config import destination_config, differences_in_mlx_lm
-from .destination import check_destination, check_room, staged
-from .encoders import check_encoder
-from .importance import Importance, random_texts
+from .destination import Staging, check_destination, check_room, staged
+from .documents import write_documents
+from .encoded import Encodings
+from .encoders import Encoder, check_encoder
+from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
-from .mapper import QUANTIZED, ConversionPlan, Output, plan
-from .quality import LEAST_TOKENS, compare, tokens_to_measure
-from .quantizer import Quantizer
-from .reader import blocks
-from .report import Action, Report, TensorReport
+from .journal import Journal
+from .mapper import ConversionPlan
+from .mapper import plan as plan_formats
+from .preparation import Texts, default_tokens, encodings, name_of, weighed_alike
+from .quality import measure_loss, tokens_to_measure
+from .report import Report
+from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
+from .source_files import SourceFiles
+from .stream import BATCH
+from .tensors import Progress, write_tensors
+from .towers import tower_bytes, write_towers
 from .verifier import verify
 from .writer import SHARD_BYTES, Writer
-
-Progress = Callable[[int, int], None]
 
 _MOST_GROWTH = 1.5
 """How many times as large as its source a result may be without being asked for."""
@@ -54,6 +64,12 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     encoder: str | None = None,
     weighing: Progress | None = None,
+    max_memory: float | None = None,
+    estimated: Callable[[Estimate], None] | None = None,
+    calibration: Texts = None,
+    bpw: float | None = None,
+    target_kl: float | None = None,
+    plan: str | Path | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -63,9 +79,16 @@ def convert(
     written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
     `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
     error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
-    "minmax" rounds within the range of each group, as `mx.quantize` does. Everything that can be wrong is found before a weight is
-    read, except NaN, and the destination is complete or absent. Raises `MLXInferError`.
+    "gptq" lets columns answer for each other's errors too, for which it reads more: `calibration` is a text file, "samples" (the model's
+    own, the default), "random", or a `Calibration`; "minmax" rounds within the range of each group, as `mx.quantize` does. Instead of bits,
+    `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
+    expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
+    `max_memory` is the GB that may be resident, which changes how much is in memory at a time and nothing else; `estimated` is called with
+    what the conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
+    destination is complete or absent. Interrupted, it goes on when it is called again. Raises `MLXInferError`.
     """
+    budget = Budget.asked_for(bpw, target_kl, plan, bits, group_size, mode)
+    bits = 4 if budget else bits  # the plan replaces them
     if group_size is not None and bits is None and mode == "affine":
         raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
     asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
@@ -73,37 +96,91 @@ def convert(
     chosen = check_encoder(encoder)
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
-    checkpoint = open_checkpoint(resolve(src).path)
+    found = resolve(src)
+    checkpoint = open_checkpoint(found.path)
     try:
-        if isinstance(checkpoint, GGUFCheckpoint) and (asked or target_dtype is None):
-            checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
-        planned = plan(checkpoint, asked, group_size is None, target_dtype)
-        source_nbytes = sum(checkpoint.nbytes(name) for name in checkpoint.names())
-        if asked is None and target_dtype is None:
-            _check_growth(checkpoint, planned, source_nbytes)
-        check_room(destination, planned.nbytes)
+        files = SourceFiles(checkpoint.path)
+        planned = _plan(checkpoint, asked, group_size is None, target_dtype)
+        planned = budget.replay(planned) if budget else planned
+        check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
+        sizes = _pieces(checkpoint, planned, chosen, max_memory, estimated)
         tokenizer = load_tokenizer(checkpoint)
-        importance = _importance(checkpoint.path, planned, weighing) if chosen == "fit" else {}
-        report = Report(checkpoint.path, destination, skipped=planned.skipped)
+        report = Report(checkpoint.path, destination, skipped=planned.skipped, name=found.name)
         report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
-        report.source_nbytes = source_nbytes
-        with staged(destination) as directory:
-            _write_small_files(checkpoint, tokenizer, planned, directory, report)
-            writer = Writer(directory, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
-            _write_tensors(checkpoint, planned, importance, report, writer, progress)
-            verify(directory, planned)
+        report.source_nbytes = _bytes_of(checkpoint)
+        options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
+        report.settings = {**options, "encoder": chosen, "calibration": name_of(calibration), "budget": budget and budget.key()}
+        with staged(destination, _key(files, report.settings)) as staging:
+            if budget:
+                planned = budget.decide(checkpoint, planned, calibration, staging.journal, weighing)
+                budget.write(staging.files)
+            _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
+            importance = {} if chosen == "minmax" else weighed_alike(planned)
+            if chosen == "fit":
+                importance |= _importance(checkpoint.path, planned, staging.journal, weighing)
+            encoded = encodings(checkpoint, planned, calibration, staging.journal, weighing) if chosen == "gptq" else None
+            report.notes += encoded.notes if encoded else ()
+            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block, encoded)
+            report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
+            verify(staging.files, planned)
+            files.check(headers=True)
+            _describe(report, staging.files, tokenizer, measure, max_memory, budget)
+            report.notes += _notes_of(staging.journal)
     finally:
         checkpoint.close()
-    if any(tensor.error for tensor in report.tensors) and measure is not False:
-        _measure(report, tokenizer, required=measure is True)
     return report
+
+
+def _plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
+    """What will be written. Raises `MLXInferError`."""
+    if isinstance(checkpoint, GGUFCheckpoint) and (asked or dtype is None):
+        checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
+    planned = plan_formats(checkpoint, asked, any_group, dtype)
+    if asked is None and dtype is None:
+        _check_growth(checkpoint, planned, _bytes_of(checkpoint))
+    return planned
+
+
+def _bytes_of(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.nbytes(name) for name in checkpoint.names())
+
+
+def _pieces(
+    checkpoint: Checkpoint,
+    planned: ConversionPlan,
+    encoder: Encoder,
+    max_memory: float | None,
+    estimated: Callable[[Estimate], None] | None,
+) -> Pieces:
+    reads = encoder != "minmax" and needs_importance(planned)
+    tokens = 0 if not reads else TOKENS if encoder == "fit" else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs))
+    sizes = pieces(checkpoint, planned, tokens=tokens, batch=min(tokens, BATCH), max_memory=max_memory, factors=encoder == "gptq")
+    if estimated:
+        estimated(estimate(planned, encoder, tokens, sizes.peak))
+    return sizes
+
+
+def _key(files: SourceFiles, options: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the result depends on."""
+    kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
+    program = {"version of mlxinfer": __version__, "version of mlx": mx.__version__, "device": str(mx.default_device()), "kernels": kernels}  # type: ignore[attr-defined]
+    return {"options": options, "files": files.key(), **program}
+
+
+def _notes_of(journal: Journal) -> list[str]:
+    if journal.changed:
+        return [f"what an interrupted run has left was not used: {journal.changed}"]
+    return [f"continued what an interrupted run had begun: {journal.count} steps were done"] if journal.resumed else []
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
     """Raise `ConversionError` if formats that MLX does not have would make a much larger model without being asked for."""
-    if not isinstance(checkpoint, GGUFCheckpoint) or planned.nbytes <= _MOST_GROWTH * source_nbytes:
+    if planned.nbytes <= _MOST_GROWTH * source_nbytes:
         return
-    kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    if isinstance(checkpoint, GGUFCheckpoint):
+        kinds = sorted(kind for kind in checkpoint.kinds() - ALIKE.keys() if kind[:1] in QUANTIZED)
+    else:
+        kinds = sorted({output.unpacked_from for output in planned.outputs if output.unpacked_from})
     if kinds:
         raise ConversionError(
             f"{checkpoint.path.name} is quantized in formats that MLX does not have ({', '.join(kinds)}). In those that hold it, its "
@@ -127,49 +204,60 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _importance(path: Path, planned: ConversionPlan, progress: Progress | None) -> Importance:
+def _importance(path: Path, planned: ConversionPlan, journal: Journal, progress: Progress | None) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
-    rounded = [o for o in planned.outputs if o.action in ("quantized", "requantized") and isinstance(o.target, Format)]
-    if all(o.target.mode != "affine" for o in rounded if isinstance(o.target, Format)):
+    if not needs_importance(planned):
         return {}
+    if found := journal.load("importance"):
+        return found[0]
     checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
-        return measure_importance(checkpoint, random_texts(checkpoint.config), progress)
+        measured = measure_importance(checkpoint, random_texts(checkpoint.config), progress)
     finally:
         checkpoint.close()
+    journal.save("importance", measured)
+    return measured
 
 
 def _write_tensors(
-    checkpoint: Checkpoint, planned: ConversionPlan, importance: Importance, report: Report, writer: Writer, progress: Progress | None
+    checkpoint: Checkpoint,
+    planned: ConversionPlan,
+    importance: Importance,
+    report: Report,
+    staging: Staging,
+    files: SourceFiles,
+    progress: Progress | None,
+    shard_bytes: int,
+    block: int,
+    encoded: Encodings | None,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
     try:
-        for output in planned.outputs:
-            report.tensors.append(_write_tensor(checkpoint, output, importance.get(output.request.name), writer))
-            report.nbytes += report.tensors[-1].nbytes
-            mx.clear_cache()
-            if progress:
-                progress(report.nbytes, planned.nbytes)
+        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, block, encoded)
+        report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
         writer.finish(report.parameters)
     finally:
-        writer.abandon()
+        writer.close()
 
 
-def _write_tensor(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer) -> TensorReport:
-    quantizer, parts = Quantizer(output, importance), output.parts()
-    for block in blocks(checkpoint, output.request):
-        for part, array in zip(parts, quantizer(block), strict=True):
-            writer.append(part, array)
-    request, error = output.request, quantizer.error
-    action: Action = "cast" if output.action == "kept" and error else output.action
-    nbytes = sum(part.nbytes for part in parts)
-    return TensorReport(output.name, request.sources, request.shape, action, format_text(output.target), nbytes, error)
+def _describe(
+    report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None, budget: Budget | None
+) -> None:
+    """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
+    if any(tensor.error for tensor in report.tensors) and measure is not False:
+        _measure(report, written, tokenizer, memory_gb, required=measure is True)
+    report.notes += budget.notes(report) if budget else []
+    report.copied += write_documents(written, report)
 
 
-def _measure(report: Report, tokenizer: Tokenizer, *, required: bool) -> None:
-    count = tokens_to_measure(report.parameters) or (LEAST_TOKENS if required else 0)
+def _measure(report: Report, written: Path, tokenizer: Tokenizer, memory_gb: float | None, *, required: bool) -> None:
+    count = tokens_to_measure(report.parameters, required=required)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")
         return
-    report.quality = compare(report.source, report.destination, tokenizer, count)
+    try:
+        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=memory_gb)
+    except MLXInferError as error:
+        report.notes.append(f"not compared with the source on a text: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Action = Literal["kept", "cast", "made", "quantized", "requantized", "dequantized"]
 
@@ -28,6 +28,18 @@ class TensorReport:
     """Bytes written, scales included."""
     error: float
     """Relative: norm of the difference from the source over norm of the source."""
+    origin: str = ""
+    """How the source stores it, by the name that its tool has for it, such as "BF16", "Q4_K" or "GPTQ, 4 bits in groups of 128"."""
+
+    weighted_error: float | None = None
+    """`error` with each column weighed by the mean square of its inputs; None where these were not measured."""
+
+    @property
+    def loss(self) -> Literal["exact", "rounded", "quantized", "requantized"]:
+        """What became of the numbers: all of them the same, rounded to a dtype, or to codes, once or again. `error` says how much."""
+        if not self.error:
+            return "exact"
+        return "quantized" if self.action == "quantized" else "requantized" if self.action == "requantized" else "rounded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,18 @@ class Quality:
     """Share of positions where both have the same most likely token, 0 to 1."""
     tokens: int
     """Positions compared."""
+    kl_stderr: float | None = None
+    """Standard error of the mean KL divergence."""
+    kl_p99: float = 0.0
+    """99 % of the positions have a smaller KL divergence."""
+    top1_stderr: float | None = None
+    """Standard error of `top1`."""
+    perplexity_ratio: float = 1.0
+    """Perplexity over the source's."""
+    text: str = ""
+    """Name of the text."""
+    text_sha256: str = ""
+    """Hash of the token ids that were read, in hexadecimal."""
 
 
 @dataclass(slots=True)
@@ -66,6 +90,10 @@ class Report:
     """Messages for the user."""
     quality: Quality | None = None
     """None if the result was not compared with its source."""
+    name: str = ""
+    """What the source was asked for as, or a directory's name."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What was asked for: bits, encoder, calibration and so on; JSON values only."""
 
     @property
     def bits_per_weight(self) -> float:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".npz", ".tflite", ".ot"}
 _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"}
+_OF_OTHER_TOOLS = {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}
+"""What the source's quantization was, which would be read as the destination's."""
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
@@ -19,7 +21,7 @@ def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
             left[path.name] = reason
         elif path.is_dir():
             copied += sorted(path.glob("*.jinja"))
-        elif not (path.name in _WRITTEN or path.suffix == ".safetensors"):
+        elif not (path.name in _WRITTEN | _OF_OTHER_TOOLS or path.suffix == ".safetensors"):
             copied.append(path)
     return copied, left
 

@@ -6,6 +6,7 @@ never fails; `available()` says whether the operations can be called, and `statu
 
 from __future__ import annotations
 
+from .feedback import MOST_COLUMNS, can_feed_back, feed_back
 from .fit import can_fit, fit_affine
 from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
 from .operations import (
@@ -28,6 +29,7 @@ from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, p
 
 __all__ = [
     "ALIGNMENT",
+    "MOST_COLUMNS",
     "PRECISIONS",
     "AttentionPlan",
     "Block",
@@ -40,9 +42,11 @@ __all__ = [
     "attention_plan",
     "available",
     "blocks",
+    "can_feed_back",
     "can_fit",
     "can_mask",
     "default_precision",
+    "feed_back",
     "fit_affine",
     "gguf_types",
     "in_use",

@@ -86,6 +86,20 @@ class Native(Protocol):
         /,
     ) -> None: ...
 
+    def feed_back(
+        self,
+        plain: np.ndarray,
+        target: np.ndarray,
+        factor: np.ndarray,
+        scales: np.ndarray,
+        biases: np.ndarray,
+        group_of: np.ndarray,
+        bits: int,
+        codes: np.ndarray,
+        errors: np.ndarray,
+        /,
+    ) -> None: ...
+
     def reserve_weight_memory(self, nbytes: int, /) -> None: ...
 
     def release_weight_memory(self) -> None: ...

@@ -89,7 +89,7 @@ class EngineArgs:
     dtype: str | mx.Dtype | None = field(
         default=None, metadata=about("Compute in float32, bfloat16 or float16", automatic="what suits the device", metavar="DTYPE")
     )
-    kv: str = field(default="16", metadata=about("Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, or as k8v4", unit="bits"))
+    kv: str = field(default="16", metadata=about("Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, as k8v4, or auto", unit="bits"))
     kv_first16: bool = field(default=False, metadata=about("Keep the first page of each sequence at 16 bits, with kv"))
     bits: int | None = field(
         default=None, metadata=about("Quantize the weights while loading", unit="bits", automatic="as they are stored", least=1)

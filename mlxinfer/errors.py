@@ -78,6 +78,14 @@ class UnknownKeywordError(MLXInferError, TypeError):
     """A keyword that a class or method does not have. The message names the nearest one."""
 
 
+class TextError(MLXInferError):
+    """A text to read cannot be found, is of an unknown kind, or is too short."""
+
+
+class EvaluationError(MLXInferError):
+    """What was asked for cannot be measured: models of different vocabularies, no room for a teacher's probabilities."""
+
+
 class ConversionError(MLXInferError):
     """What was asked for cannot be converted."""
 

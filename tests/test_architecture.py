@@ -35,10 +35,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interpret": BELOW_MODELS | {"models"},
     "convert": BELOW_ENGINE,
     "engine": BELOW_ENGINE,
+    "evaluation": BELOW_ENGINE | {"engine"},
+    "convert": BELOW_ENGINE | {"engine", "evaluation"},
     "server": BELOW_ENGINE | {"engine"},
     "notebook": BELOW_ENGINE | {"engine"},
     "bench": BELOW_ENGINE | {"engine"},
-    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert"},
+    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation"},
 }
 ROOT_MODULES = {"__init__": {*PLAIN, "engine", "notebook"}, "__main__": {"cli"}}
 

@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   bind_masked(m);
   bind_threshold(m);
   bind_fit(m);
+  bind_feedback(m);
 }
 
 } // namespace mlxinfer::cpu

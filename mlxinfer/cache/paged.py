@@ -39,6 +39,7 @@ class PagedCache:
         kv_cache_tokens: int,
         chunk: int,
         kv: KVFormat | None = None,
+        layer_kv: Mapping[int, KVFormat] | None = None,
         backend: Callable[[LayerStore], AttentionBackend] = attention_backend,
         fingerprint: str = "",
         prefix_cache_tokens: int = 0,
@@ -46,14 +47,15 @@ class PagedCache:
         disk: DiskStorage | None = None,
     ) -> None:
         """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the most tokens of one sequence
-        in a step. `backend` chooses the attention backend of a layer; `fingerprint` identifies the weights. The prefix cache holds up to
-        `prefix_cache_tokens` tokens, and `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps
-        it across restarts."""
+        in a step. `layer_kv` are the formats of single layers where they differ from `kv`, for measurements. `backend` chooses the
+        attention backend of a layer; `fingerprint` identifies the weights. The prefix cache holds up to `prefix_cache_tokens` tokens, and
+        `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps it across restarts."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
         self._recurrent = {i: RecurrentStore(s) for i, s in enumerate(self.layers) if isinstance(s, RecurrentSpec)}
-        self._stores = {i: LayerStore(s, dtype, kv) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
+        formats = layer_kv or {}
+        self._stores = {i: LayerStore(s, dtype, formats.get(i, kv)) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
         self.pool = PagePool(
             [store.spec.window for store in self._stores.values()],
             kv_cache_tokens=kv_cache_tokens,

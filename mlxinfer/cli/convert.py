@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import byte_bar, human_bytes
+from .console import byte_bar, human_bytes, tell
 from .options import complete_model
 
 if TYPE_CHECKING:
     from ..convert.report import Report
+    from ..convert.resources import Estimate
 
 
 @click.command(short_help="Convert a checkpoint, and quantize it.")
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 @click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
 @click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
 @click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
-@click.option("--encoder", help="How to round: fit (to what each layer computes) or minmax (to its range, as mlx-lm).  [default: fit]")
+@click.option("--bpw", type=float, help="Instead of bits: bits per weight of all that is written, each matrix in the format that suits it.")
+@click.option("--target-kl", type=float, help="Instead of bits: the smallest model expected to differ so much from SRC (KL, in nats).")
+@click.option("--plan", type=click.Path(path_type=Path), help="Instead of bits: a quantization_plan.json, as --bpw writes it.")
+@click.option("--encoder", help="How to round: fit (to what each layer computes), gptq (slower, closer) or minmax.  [default: fit]")
+@click.option(
+    "--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time. It takes as long, and gives the same."
+)
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
 @click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:
@@ -34,8 +41,18 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
         byte_bar("weighing what each layer reads") as weighing,
         byte_bar(f"converting {source}", then="measuring what was lost") as progress,
     ):
-        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, **settings)
+        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, estimated=_say, **settings)
     click.echo("\n".join(_lines(report)))
+
+
+def _say(estimate: Estimate) -> None:
+    """What lies ahead, before it begins; nothing where it is over in a moment."""
+    if estimate.seconds >= 5:
+        minutes = f"{estimate.seconds / 60:.0f} minutes" if estimate.seconds >= 90 else f"{estimate.seconds:.0f} seconds"
+        size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
+        tell(
+            f"about {minutes}, {human_bytes(estimate.peak)} of memory; it will be {size}. Interrupted, it goes on when it is started again"
+        )
 
 
 def _lines(report: Report) -> list[str]:
@@ -47,7 +64,8 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"largest relative error {worst.error:.4f} ({worst.name})")
     if report.quality:
         kl, top1 = report.quality.kl, report.quality.top1
-        lines.append(f"against the source: KL {kl:.4f} nats, same likeliest token {top1:.1%}, on {report.quality.tokens} tokens")
+        stderr = "" if report.quality.kl_stderr is None else f" ± {report.quality.kl_stderr:.4f}"
+        lines.append(f"against the source: KL {kl:.4f}{stderr} nats, same likeliest token {top1:.1%}, at {report.quality.tokens} positions")
     if report.skipped:
         lines.append(f"{len(report.skipped)} tensors left out: {'; '.join(sorted(set(report.skipped.values())))}")
     return lines + [f"note: {note}" for note in report.notes]

@@ -21,6 +21,7 @@ from ..cache.paged import PagedCache
 from ..device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
 from ..errors import DraftError, MemoryPlanError
 from ..loading.catalog import local_models
+from ..loading.kv_choice import kv_format
 from ..loading.load import PreparedModel, meta_model
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.repack_cache import cache_usage, directory, limit_bytes
@@ -202,7 +203,7 @@ class ModelDiagnosis:
 
 def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None = None, draft: str | None = None) -> ModelDiagnosis:
     """Describe a model from the headers of its checkpoint. Raises `MLXInferError`."""
-    form = KVFormat.parse(kv, first16=first16)
+    form, _ = kv_format(kv, model, first16=first16)
     found = meta_model(model)
     name = str(found.dtype).rpartition(".")[2]
     if found.borrowed:

@@ -18,6 +18,7 @@ from ..config import EngineArgs, EngineConfig, default_params
 from ..device import DeviceMemory
 from ..errors import SettingError
 from ..loading.fingerprint import fingerprint
+from ..loading.kv_choice import kv_format
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory_budget import BUDGET, Reservation, shares
 from ..loading.memory_plan import MemoryPlan, plan_memory
@@ -132,7 +133,7 @@ class OpenModel:
             max_context=config.max_context,
             default_params=inputs.default_params,
             plan=reservation.plan,
-            notes=_notes(loaded, kv),
+            notes=(*_notes(loaded, kv), *filter(None, [kv_format(args.kv, args.path_or_id)[1]])),
         )
         return cls(args=args, loaded=loaded, config=config, reservation=reservation, kv=kv, drafter=drafter, inputs=inputs, info=info)
 
@@ -193,7 +194,7 @@ class Prepared:
 @contextmanager
 def prepared(args: EngineArgs) -> Iterator[Prepared]:
     """Read the headers of a model and its draft model. Raises `MLXInferError`s."""
-    kv, memory_gb = KVFormat.parse(args.kv, first16=args.kv_first16), args.memory_gb
+    (kv, _), memory_gb = kv_format(args.kv, args.path_or_id, first16=args.kv_first16), args.memory_gb
     with ExitStack() as opened:
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
         target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))

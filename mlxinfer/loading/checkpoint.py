@@ -35,7 +35,12 @@ class Checkpoint(Protocol):
         ...
 
     def kind(self, name: str) -> str:
-        """The type in the file by its own name: "Q4_K" or "BF16" in GGUF, "bfloat16" or "4-bit affine in groups of 64" in safetensors."""
+        """The type in the file by its own name: "Q4_K" or "BF16" in GGUF, "bfloat16", "4-bit affine in groups of 64" or
+        "GPTQ, 4 bits in groups of 128" in safetensors."""
+        ...
+
+    def unpacked_from(self, name: str) -> str | None:
+        """As `kind`, for a quantized type that no format of MLX holds, so that `read` unpacks it; None for all else."""
         ...
 
     def read(self, name: str) -> Matrix:

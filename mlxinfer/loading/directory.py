@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
 from .formats import QuantizationBlock, format_text
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
+if TYPE_CHECKING:
+    from .quantized import PackedMatrix, StoredTensors
+
 INDEX = "model.safetensors.index.json"
+_MODELOPT = "hf_quant_config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -26,29 +31,51 @@ class SafetensorsCheckpoint:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = read_config(self.path)
-        block = quantization_block(self.config, self.path)
+        foreign = foreign_quantization(self.config, self.path)
+        block = None if foreign else quantization_block(self.config, self.path)
         listed = _weight_files(self.path)
         self._files = [SafetensorsFile(self.path / name) for name in listed]
         self._where = _locate(self.path, self._files, listed)
-        self._formats = self._find_quantized(block)
-        self._names = [name for name in self._where if not self._is_part(name)]
+        self._packed = self._find_packed(*foreign) if foreign else {}
+        self._formats = self._find_quantized(block) if not foreign else {}
+        hidden = {part for matrix in self._packed.values() for part in matrix.parts}
+        self._names = [*(name for name in self._where if name not in hidden and not self._is_part(name)), *self._packed]
 
     def names(self) -> Collection[str]:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._packed:
+            return self._packed[name].shape
         shape = self._info(name).shape
         if name not in self._formats:
             return shape
         return (*shape[:-1], shape[-1] * 32 // self._formats[name].bits)
 
     def nbytes(self, name: str) -> int:
-        return sum(self._info(part).nbytes for part in self._parts(name))
+        return sum(self._info(part).nbytes for part in self.parts(name))
 
     def kind(self, name: str) -> str:
-        return format_text(self.stored(name))
+        return self._packed[name].kind if name in self._packed else format_text(self.stored(name))
+
+    def unpacked_from(self, name: str) -> str | None:
+        return self.kind(name) if name in self._packed and not isinstance(self.stored(name), Format) else None
+
+    @property
+    def tensors(self) -> StoredTensors:
+        """As the files have them."""
+        from .quantized import StoredTensors  # few models need them
+
+        return StoredTensors(self.path, self._where)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another tool has quantized it, so that tensors are not all stored as `read` gives them."""
+        return bool(self._packed)
 
     def stored(self, name: str) -> Format | mx.Dtype:
+        if name in self._packed:
+            return self._packed[name].stored
         if name in self._formats:
             return self._formats[name]
         info = self._info(name)
@@ -57,13 +84,17 @@ class SafetensorsCheckpoint:
         return DTYPES[info.dtype]
 
     def read(self, name: str) -> Matrix:
-        arrays = [self._where[part].read(part) for part in self._parts(name)]
-        return self._matrix(name, arrays)
+        if name in self._packed:
+            return self.read_rows(name, 0, self._packed[name].shape[0])
+        stored = [self._where[part].read(part) for part in self.parts(name)]
+        return self._matrix(name, stored)
 
     def read_rows(self, name: str, first: int, last: int) -> Matrix:
         """As `read`, of the rows `first .. last` of the first axis only."""
-        arrays = [self._where[part].read_rows(part, first, last) for part in self._parts(name)]
-        return self._matrix(name, arrays)
+        if name in self._packed:
+            return settled(self._packed[name].read(first, last))
+        stored = [self._where[part].read_rows(part, first, last) for part in self.parts(name)]
+        return self._matrix(name, stored)
 
     def lazy(self) -> dict[str, mx.array]:
         """Every stored tensor under its own name, packed ones in parts, to be read when it is evaluated."""
@@ -82,7 +113,10 @@ class SafetensorsCheckpoint:
     def _info(self, name: str) -> TensorInfo:
         return self._where[name].tensors[name]
 
-    def _parts(self, name: str) -> tuple[str, ...]:
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that make it up."""
+        if name in self._packed:
+            return self._packed[name].parts
         if name not in self._formats:
             return (name,)
         parts = (name, _base(name) + ".scales")
@@ -90,7 +124,12 @@ class SafetensorsCheckpoint:
 
     def _is_part(self, name: str) -> bool:
         base, _, last = name.rpartition(".")
-        return last in ("scales", "biases") and name in self._parts(f"{base}.weight")
+        return last in ("scales", "biases") and name in self.parts(f"{base}.weight")
+
+    def _find_packed(self, method: str, block: dict[str, Any]) -> dict[str, PackedMatrix]:
+        from .quantized import find_packed  # few models need them
+
+        return find_packed(method, block, self.tensors)
 
     def _find_quantized(self, block: QuantizationBlock | None) -> dict[str, Format]:
         formats = {}
@@ -111,6 +150,12 @@ class SafetensorsCheckpoint:
         return f
 
 
+def settled(matrix: Matrix) -> Matrix:
+    """Evaluated."""
+    mx.eval(*arrays(matrix))
+    return matrix
+
+
 def _base(name: str) -> str:
     return name.removesuffix(".weight")
 
@@ -129,26 +174,43 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def quantization_block(config: dict[str, Any], path: Path) -> QuantizationBlock | None:
-    """MLX's block of a config, if any. Raises `UnsupportedModelError` for checkpoints that other tools have quantized."""
+def _stated_quantization(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The block of a config that speaks of quantization, MLX's or another tool's; empty where there is none."""
     text = config.get("text_config")
     nested = text if isinstance(text, dict) else {}
-    block = config.get("quantization") or config.get("quantization_config") or nested.get("quantization_config")
-    if (path / "hf_quant_config.json").exists() and not config.get("quantization"):
-        block = {"quant_method": "modelopt"}
-    if config.get("compression_config"):
-        block = {"quant_method": "compressed-tensors"}
-    if not block:
-        return None
+    block = config.get("quantization") or config.get("quantization_config") or nested.get("quantization_config") or {}
     if not isinstance(block, dict):
         raise CheckpointError(f"{path}: the quantization block of config.json is not an object")
+    if config.get("quantization"):
+        return block
+    if isinstance(compression := config.get("compression_config"), dict):
+        return compression | {"quant_method": "compressed-tensors"}
+    if (path / _MODELOPT).exists() and block.get("quant_method", "modelopt") == "modelopt":
+        return read_json(path / _MODELOPT) | {"quant_method": "modelopt"}
+    return block
+
+
+def foreign_quantization(config: dict[str, Any], path: Path) -> tuple[str, dict[str, Any]] | None:
+    """The method, and what is said of it, where another tool than MLX has quantized the model. Raises `UnsupportedModelError` for methods
+    that are not supported."""
+    block = _stated_quantization(config, path)
     method = block.get("quant_method")
-    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+    if method is None or (method == "mxfp4" and config.get("model_type") == "gpt_oss"):
         return None
-    if method is not None or "bits" not in block:
+    from .quantized import check_method
+
+    check_method(str(method), path)
+    return str(method), block
+
+
+def quantization_block(config: dict[str, Any], path: Path) -> QuantizationBlock | None:
+    """MLX's block of a config, if any. Raises `UnsupportedModelError` where nobody says which tool has quantized it."""
+    block = _stated_quantization(config, path)
+    if not block or block.get("quant_method") == "mxfp4":
+        return None
+    if "bits" not in block:
         raise UnsupportedModelError(
-            f"{path} is quantized with {method or 'an unknown method'}, which is not supported: use the original, "
-            "a GGUF or an MLX version of the model"
+            f"{path} is quantized with an unknown method, which is not supported: use the original, a GGUF or an MLX version of the model"
         )
     return QuantizationBlock(block)
 

@@ -24,7 +24,7 @@ def fingerprint(path: Path, *settings: object) -> str:
     They change when a file of the model does, and with the version of what computes: keys and values then differ in their last bits.
     """
     try:
-        files = [file_stamp(part) for part in _parts(path)]
+        files = [file_stamp(part) for part in model_files(path)]
     except (OSError, ModelNotFoundError):
         # Removed while it runs: what is cached now must not be found again.
         files = [[os.urandom(16).hex()]]
@@ -34,7 +34,8 @@ def fingerprint(path: Path, *settings: object) -> str:
     return hashlib.blake2b(known.encode(), digest_size=16).hexdigest()
 
 
-def _parts(path: Path) -> list[Path]:
+def model_files(path: Path) -> list[Path]:
+    """The weights and JSON files of the model at a resolved path. Raises `ModelNotFoundError` for parts of a GGUF file that are missing."""
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES)
     return list(part_paths(path))

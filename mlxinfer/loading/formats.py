@@ -41,11 +41,13 @@ def format_text(stored: Format | mx.Dtype) -> str:
 
 
 def main_dtype(checkpoint: Checkpoint) -> mx.Dtype | None:
-    """The floating dtype that most bytes of the plain tensors have; None where there is none."""
+    """The floating dtype that most bytes of the plain tensors have; None where there is none. In GGUF, types that are unpacked count as
+    the float32 that they become."""
     sizes: Counter[mx.Dtype] = Counter()
     for name in checkpoint.names():
         stored = checkpoint.stored(name)
-        if isinstance(stored, mx.Dtype) and stored in _MANTISSA:
+        plain = isinstance(checkpoint, GGUFCheckpoint) or not checkpoint.unpacked_from(name)
+        if plain and isinstance(stored, mx.Dtype) and stored in _MANTISSA:
             sizes[stored] += checkpoint.nbytes(name)
     return max(sizes, key=lambda dtype: sizes[dtype], default=None)
 

@@ -23,6 +23,10 @@ class BorrowedModel:
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
         if not zoo.supports(checkpoint.config):
             raise UnsupportedModelError(f"architecture {checkpoint.config.get('model_type')!r} is supported neither here nor by mlx-lm")
+        if isinstance(checkpoint, SafetensorsCheckpoint) and checkpoint.is_foreign:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: its quantization can be read, but not by mlx-lm's graph of {checkpoint.config['model_type']}"
+            )
         self._checkpoint, self._dtype = checkpoint, dtype
         self._lazy = isinstance(checkpoint, SafetensorsCheckpoint)
         tensors = checkpoint.lazy() if isinstance(checkpoint, SafetensorsCheckpoint) else _outlines(checkpoint)

@@ -87,6 +87,18 @@ class SafetensorsFile:
         row = info.nbytes // info.shape[0]
         return self._read(info, info.start + first * row, (last - first, *info.shape[1:]))
 
+    def read_codes(self, name: str, first: int, last: int) -> np.ndarray[Any, Any]:
+        """As `read_rows`, as unsigned integers of the same size, whatever the bits stand for. A scalar has one row."""
+        info = self.tensors[name]
+        size, shape = _BITS[info.dtype] // 8, info.shape or (1,)
+        row = info.nbytes // max(shape[0], 1)
+        start, count = info.start + first * row, (last - first) * row
+        bytes_of_rows = np.frombuffer(self._map, dtype=np.uint8, count=count, offset=start)
+        codes = bytes_of_rows.copy().view(f"<u{size}").reshape(last - first, *shape[1:])
+        del bytes_of_rows
+        self._give_back(start, count)
+        return codes
+
     def close(self) -> None:
         self._map.close()
 

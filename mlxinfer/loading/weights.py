@@ -23,10 +23,19 @@ _LISTED = 12
 _MOST_BLOCK_SCALE = 4
 """Bytes that a group takes, at most, for its scale and offset where the CPU's products have packed the blocks of a GGUF file."""
 
+OF_TOWERS = "only the text model is used"
+"""Why vision and audio towers are not loaded."""
 _SKIPPED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
+    (
+        re.compile(r"\.(input_scale|input_global_scale|input_zero_point|output_scale|[qkv]_scale|kv_scale|input_scale_ub|prob_scale)$"),
+        "scale of activations, which are not quantized here",
+    ),
     (re.compile(r"(^|\.)mtp\."), "head that predicts several tokens, not used"),
-    (re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower)\."), "only the text model is used"),
+    (
+        re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|audio_model|embed_vision|embed_audio)\."),
+        OF_TOWERS,
+    ),
 )
 
 
@@ -98,7 +107,7 @@ class TensorIndex:
         """Raise `WeightsError` with every problem, and with every tensor that nobody has asked for."""
         for name in self.checkpoint.names():
             if name not in self._used:
-                reason = _reason_to_skip(name, self.checkpoint.config)
+                reason = _reason_to_skip(name, self.checkpoint.config) or self._reason_for_bias(name)
                 if reason is None:
                     self.add_problem(f"{name} is unexpected")
                 else:
@@ -107,6 +116,14 @@ class TensorIndex:
             more = len(self._problems) - _LISTED
             listed = "; ".join(self._problems[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
             raise WeightsError(f"{self.checkpoint.path}: {listed}")
+
+    def _reason_for_bias(self, name: str) -> str | None:
+        """AutoGPTQ writes a bias for every matrix, zeros where the model has none."""
+        checkpoint, matrix = self.checkpoint, name.removesuffix("bias") + "weight"
+        if not name.endswith(".bias") or matrix not in self._names or len(checkpoint.shape(name)) != 1:
+            return None
+        bias = checkpoint.read(name)
+        return "a bias of zeros" if isinstance(bias, Dense) and not mx.any(bias.weight).item() else None
 
     def _applies(self, recipe: Recipe) -> bool:
         return all(s in self._names and self.checkpoint.shape(s) == shape for s, shape in zip(recipe.sources, recipe.shapes, strict=True))

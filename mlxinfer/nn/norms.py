@@ -28,6 +28,10 @@ class RMSNorm:
         """Normalize `[..., n]`; the result is added to `onto`, if given."""
         return self._compute(x, self.weight, self.eps, onto)
 
+    def in_plain_operations(self) -> None:
+        """From now on compute with operations that can be differentiated, which kernels of the CPU cannot."""
+        self._compute = _plain
+
 
 def _computation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:
     return kernels_cpu.rms_norm if kernels_cpu.in_use() else _plain

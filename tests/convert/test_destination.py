@@ -10,8 +10,8 @@ from mlxinfer.errors import DestinationError
 
 
 def test_it_appears_whole(tmp_path: Path) -> None:
-    with staged(tmp_path / "out") as directory:
-        (directory / "x").write_text("1")
+    with staged(tmp_path / "out", {}) as staging:
+        (staging.files / "x").write_text("1")
         assert not (tmp_path / "out").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "x").read_text() == "1"
@@ -23,8 +23,8 @@ def test_it_appears_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_or_not_at_all(tmp_path: Path, error: type[BaseException]) -> None:
     def fail() -> None:
-        with staged(tmp_path / "out") as directory:
-            (directory / "x").write_text("1")
+        with staged(tmp_path / "out", {}) as staging:
+            (staging.files / "x").write_text("1")
             raise error
 
     with pytest.raises(error):
@@ -33,13 +33,13 @@ def test_or_not_at_all(tmp_path: Path, error: type[BaseException]) -> None:
 
 
 def test_a_disk_that_runs_full(tmp_path: Path) -> None:
-    with pytest.raises(DestinationError, match="No space left on device"), staged(tmp_path / "out"):
+    with pytest.raises(DestinationError, match="No space left on device"), staged(tmp_path / "out", {}):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_destination_that_appears_meanwhile(tmp_path: Path) -> None:
-    with pytest.raises(DestinationError, match="appeared"), staged(tmp_path / "out"):
+    with pytest.raises(DestinationError, match="appeared"), staged(tmp_path / "out", {}):
         (tmp_path / "out").mkdir()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert list((tmp_path / "out").iterdir()) == []

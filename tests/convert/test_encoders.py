@@ -14,7 +14,7 @@ from mlxinfer.convert.encoders import check_encoder, fit, pack_codes
 from mlxinfer.convert.mapper import Output
 from mlxinfer.convert.quantizer import Quantizer
 from mlxinfer.errors import ConversionError
-from mlxinfer.loading.weights import TensorRequest
+from mlxinfer.loading.weights import TensorRequest, quantize
 from mlxinfer.nn.weights import Dense, Format, Quantized
 
 BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
@@ -42,7 +42,7 @@ def test_less_is_lost_than_by_rounding_in_the_range(monkeypatch, way, bits, grou
     for dtype in (mx.bfloat16, mx.float16, mx.float32):
         weight, importance = matrix(bits, 5, 384, dtype)
         form = Format(bits, group_size)
-        found, plain = fit(weight, form, importance), encoders.quantize(weight, form)
+        found, plain = fit(weight, form, importance), quantize(weight, form)
         assert found.scales.dtype == found.biases.dtype == dtype
         assert loss(weight, found, importance) < (0.85 if bits < 8 else 0.98) * loss(weight, plain, importance)
         assert found.weight.dtype == mx.uint32
@@ -108,7 +108,7 @@ def test_codes_are_packed_as_mlx_reads_them(bits, rows, blocks, seed):
 def test_names():
     assert check_encoder(None) == check_encoder("fit") == "fit"
     assert check_encoder("minmax") == "minmax"
-    with pytest.raises(ConversionError, match=r"no encoder 'gtpq', only minmax, fit"):
+    with pytest.raises(ConversionError, match=r"no encoder 'gtpq', only minmax, fit, gptq"):
         check_encoder("gtpq")
 
 

@@ -11,7 +11,8 @@ from support.checkpoints import GOLDEN
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.convert.importance import _places, measure, random_texts
+from mlxinfer.convert.importance import measure, random_texts
+from mlxinfer.convert.stream import places_of
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights, MetaWeights
 from mlxinfer.models import build
@@ -87,7 +88,7 @@ def test_places_do_not_depend_on_how_matrices_are_stored():
     plain = build(checkpoint.config, MetaWeights(checkpoint))
     packed = build(checkpoint.config, CheckpointWeights(checkpoint, mx.float32), ready=partial(settle))
     for one, other in zip(plain.blocks, packed.blocks, strict=True):
-        assert [len(place) for place in _places(one)] == [len(place) for place in _places(other)]
+        assert [len(place) for place in places_of(one)] == [len(place) for place in places_of(other)]
 
 
 def test_a_config_need_not_name_what_its_family_has_always():

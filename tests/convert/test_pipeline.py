@@ -80,9 +80,10 @@ def test_files_are_copied_byte_for_byte_and_never_code(tmp_path: Path) -> None:
     (source / "additional_chat_templates" / "tools.jinja").write_text("x")
     out = tmp_path / "out"
     report = convert(source, out)
-    for name in ("tokenizer.json", "tokenizer_config.json", "README.md", "additional_chat_templates/tools.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "additional_chat_templates/tools.jinja"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
         assert name in report.copied
+    assert (out / "README.md").read_bytes().endswith(b"caf\xe9\r\n")
     assert not (out / "modeling.py").exists()
     assert not (out / "pytorch_model.bin").exists()
     assert "modeling.py is not copied: code is never copied" in report.notes
@@ -296,7 +297,7 @@ class TestRefusals:
 
         with pytest.raises(KeyboardInterrupt):
             convert(GOLDEN / "llama", tmp_path / "out", progress=interrupt)
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
 
     def test_a_disk_that_runs_full(self, tmp_path: Path) -> None:
         """A limit on the size of files gives the same error as a full disk, from the same write."""

@@ -72,7 +72,7 @@ def test_what_was_planned_must_come(tmp_path: Path) -> None:
         writer.finish(4)
     with pytest.raises(AssertionError, match="longer than planned"):
         writer.append(part("a", a), a[:2])
-    writer.abandon()
+    writer.close()
 
 
 ARRAYS = st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(sorted(NAMES, key=str)))

@@ -93,7 +93,7 @@ def test_custom_code_is_refused(tmp_path: Path, key: str) -> None:
     assert key in refused(tmp_path, UnsupportedModelError)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4", "bitnet", "quanto"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4", "bitnet", "quanto", "modelopt"])
 def test_foreign_quantization_is_refused_by_name(tmp_path: Path, method: str) -> None:
     write(tmp_path, {"a": mx.ones(2)}, {"model_type": "llama", "quantization_config": {"quant_method": method, "bits": 4}})
     assert method in refused(tmp_path, UnsupportedModelError)

@@ -23,5 +23,6 @@ void bind_argmax(nb::module_& m);
 void bind_masked(nb::module_& m);
 void bind_threshold(nb::module_& m);
 void bind_fit(nb::module_& m);
+void bind_feedback(nb::module_& m);
 
 } // namespace mlxinfer::cpu

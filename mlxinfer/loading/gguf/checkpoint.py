@@ -14,6 +14,7 @@ from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
 from .names import map_tensors
 from .transforms import MappedTensor
+from .types import QUANTIZED
 
 
 class GGUFCheckpoint:
@@ -80,6 +81,10 @@ class GGUFCheckpoint:
 
     def kind(self, name: str) -> str:
         return self._files.tensors[self._tensors[name].sources[0]].type.name
+
+    def unpacked_from(self, name: str) -> str | None:
+        kind = self.kind(name)
+        return kind if kind[:1] in QUANTIZED and not isinstance(self.stored(name), Format) else None
 
     def read(self, name: str) -> Matrix:
         tensor = self._tensors[name]

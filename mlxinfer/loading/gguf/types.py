@@ -22,6 +22,9 @@ class TensorType:
     """Bytes of a block."""
 
 
+QUANTIZED = ("Q", "I", "T")
+"""First letters of the quantized types (Q4_K, IQ4_XS, TQ1_0); floating types begin with F or B, and MX and NV formats are MLX's own."""
+
 _TABLE = (
     (0, "F32", 1, 4),
     (1, "F16", 1, 2),

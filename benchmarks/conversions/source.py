@@ -1,0 +1,63 @@
+"""The models that are converted, made once: plain numbers off any lattice, and samples of their own to calibrate with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlxinfer.convert import convert
+from mlxinfer.convert.calibration import own_samples
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.nn.weights import Quantized, numbers
+
+SAMPLES, LENGTH = 8192, 256
+"""Tokens of the model's own samples, and of each."""
+_SEED = 0
+
+
+def source(name: str, path: Path, folder: Path) -> Path:
+    """The model as a directory of float32 numbers.
+
+    A file that is quantized already lies on a lattice of its own, which some settings hit by chance: so uniform noise is added within its
+    cells first, which is what its quantization had removed. Rankings carry over to the original model; absolute figures need not. Gemma's
+    file, of 5 and 8 bits, lies on none that 4-bit groups could hit, and is taken as it is.
+    """
+    found = folder / name
+    if not (found / "config.json").exists():
+        made = folder / f"{name}.making"
+        convert(path, made, measure=False)
+        _unpack(made, noise=not name.startswith("gemma"))
+        made.rename(found)
+    return found
+
+
+def samples(model: Path) -> list[list[int]]:
+    """Texts that the source writes itself, the same for every method that calibrates."""
+    kept = model.with_name(f"{model.name}.samples.json")
+    if not kept.exists():
+        kept.write_text(json.dumps(own_samples(model, SAMPLES, length=LENGTH).texts), encoding="utf-8")
+    found: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
+    return found
+
+
+def _unpack(directory: Path, *, noise: bool) -> None:
+    """Make quantized matrices plain ones in float32."""
+    rng = np.random.default_rng(_SEED)
+    checkpoint = SafetensorsCheckpoint(directory)
+    tensors = {}
+    for name in checkpoint.names():
+        matrix = checkpoint.read(name)
+        plain = np.array(numbers(matrix))
+        if noise and isinstance(matrix, Quantized):
+            cells = np.repeat(np.abs(np.array(matrix.scales.astype(mx.float32))), matrix.format.group_size, axis=-1)
+            plain += cells * (rng.random(plain.shape, dtype=np.float32) - 0.5)
+        tensors[name] = mx.array(plain)
+    config = {key: value for key, value in checkpoint.config.items() if not key.startswith("quantization")}
+    checkpoint.close()
+    for file in directory.glob("*.safetensors*"):
+        file.unlink()
+    mx.save_safetensors(str(directory / "model.safetensors"), tensors, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")

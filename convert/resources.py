@@ -1,0 +1,150 @@
+"""What a conversion will need, before it begins: bytes, memory, time; and how large its pieces may be for a limit on memory."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..device import default_dtype
+from ..errors import ConversionError
+from ..loading.checkpoint import Checkpoint
+from ..nn.weights import Dense, Format
+from .encoders import Encoder
+from .mapper import ConversionPlan, Output
+from .quantizer import Quantizer
+from .reader import BLOCK, can_read_rows
+
+_BASE = 160_000_000
+"""Bytes that the program itself takes, libraries included."""
+_BYTES_PER_ELEMENT = 26
+"""Of a block that is quantized: as read, in float32, its codes and what is written."""
+_LEAST_BLOCK = 1 << 18
+_STATES = 20
+"""Bytes per token and inner dimension while a block of layers reads a batch: gate, up, their product, in float32, and one to spare."""
+_LEAST_BATCH = 512
+_FACTOR = 20
+"""Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_SAMPLE = 1 << 20
+_MATRIX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What is in memory at a time."""
+
+    block: int
+    """Elements of a tensor that are quantized at once."""
+    batch: int
+    """Tokens that go through a block of layers at once."""
+    peak: int
+    """Bytes that are computed to be resident at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a conversion is expected to take."""
+
+    seconds: float
+    """From rates that were measured on a small piece; reading and writing files is not in it."""
+    nbytes: int
+    """Bytes to be written."""
+    peak: int
+    """As `Pieces.peak`."""
+    bits_per_weight: float
+    """Bits to be written per parameter."""
+
+
+def pieces(
+    checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batch: int, max_memory: float | None = None, factors: bool = False
+) -> Pieces:
+    """The largest pieces with which a conversion stays below `max_memory` GB; the usual ones without a limit. `tokens` is what the model
+    reads for the encoder in all, 0 for none, `batch` how many of them at once; with `factors` it sums and factors `x x^T` of the inputs.
+    Raises `ConversionError` if it cannot stay below."""
+    whole = max((math.prod(o.request.shape) * 4 for o in planned.outputs if not can_read_rows(checkpoint, o.request)), default=0)
+    layers = _largest_layer(planned.outputs) if tokens else 0
+    layers += _widest_inputs(planned.outputs) ** 2 * _FACTOR if factors else 0
+    inner = _widest(planned.outputs)
+    states = tokens * min(_hidden(planned.outputs), inner) * default_dtype().size
+
+    def reading(count: int) -> int:
+        return _BASE + layers + 2 * states + count * inner * _STATES if tokens else 0
+
+    def quantizing(elements: int) -> int:
+        return _BASE + whole + elements * _BYTES_PER_ELEMENT
+
+    if max_memory is None:
+        return Pieces(BLOCK, batch, max(reading(batch), quantizing(BLOCK)))
+    limit = round(max_memory * 1e9)
+    block = min(BLOCK, max(_LEAST_BLOCK, (limit - quantizing(0)) // _BYTES_PER_ELEMENT))
+    batch = min(batch, max(_LEAST_BATCH, (limit - reading(0)) // max(inner * _STATES, 1))) if tokens else batch
+    peak = max(reading(batch), quantizing(block))
+    if peak > limit:
+        why = "a block of layers and what goes through it" if reading(batch) > quantizing(block) else "its largest tensor"
+        hint = ", or the encoder minmax, which reads no text" if reading(batch) > max(limit, quantizing(block)) else ""
+        raise ConversionError(f"{max_memory:g} GB are too little for {why}: give at least {peak / 1e9:.2f} GB{hint}")
+    return Pieces(block, batch, peak)
+
+
+def needs_importance(planned: ConversionPlan) -> bool:
+    """Whether any matrix is rounded, so that it matters what it is multiplied with."""
+    return any(output.is_rounded for output in planned.outputs)
+
+
+def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int) -> Estimate:
+    """How long it will take: the encoder and a product are timed on a small piece first, for about a tenth of a second each."""
+    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
+    seconds = 0.0
+    if encoded:
+        seconds += sum(math.prod(output.request.shape) for output in encoded) * _seconds_per_weight(encoded[0], encoder)
+    if tokens and encoder != "minmax":
+        inside = sum(math.prod(o.request.shape) for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name))
+        seconds += inside * tokens * _seconds_per_product() * (2 if encoder == "gptq" else 1)  # as many products again for `x x^T`
+    return Estimate(seconds, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1))
+
+
+def _seconds_per_weight(output: Output, encoder: Encoder) -> float:
+    assert isinstance(output.target, Format)
+    columns = 1024
+    sample = mx.random.normal((_SAMPLE // columns, columns), key=mx.random.key(0)).astype(output.dtype)
+    mx.eval(sample)
+    quantizer = Quantizer(output, None if encoder == "minmax" else mx.ones((columns,)))
+    begun = time.perf_counter()
+    quantizer(Dense(sample))
+    return (time.perf_counter() - begun) / _SAMPLE
+
+
+def _seconds_per_product() -> float:
+    """Of one weight with one number."""
+    x = mx.random.normal((_MATRIX, _MATRIX), key=mx.random.key(0)).astype(default_dtype())
+    mx.eval(x)
+    begun = time.perf_counter()
+    mx.eval(x @ x)
+    return (time.perf_counter() - begun) / _MATRIX**3
+
+
+def _largest_layer(outputs: tuple[Output, ...]) -> int:
+    """Bytes of a block of layers in memory: as it is read, and its largest tensor once more."""
+    sizes: dict[str, list[int]] = {}
+    for output in outputs:
+        if found := _LAYER.search(output.request.name):
+            sizes.setdefault(found[1], []).append(math.prod(output.request.shape) * default_dtype().size)
+    return max((sum(layer) + max(layer) for layer in sizes.values()), default=0)
+
+
+def _widest(outputs: tuple[Output, ...]) -> int:
+    """The largest number of rows or columns of a matrix of a layer, experts that are not chosen left out."""
+    return max((max(o.request.shape[-2:]) for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
+
+
+def _widest_inputs(outputs: tuple[Output, ...]) -> int:
+    return max((o.request.shape[-1] for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
+
+
+def _hidden(outputs: tuple[Output, ...]) -> int:
+    return min((o.request.shape[-1] for o in outputs if o.request.kind == "matrix"), default=0)

@@ -1,0 +1,362 @@
+"""Reads texts through a model, one block of layers in memory at a time, and shows what each of its matrices is multiplied with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache.base import Rotation, Segment
+from ..cache.paged import PagedCache
+from ..cache.step import CacheStep
+from ..device import default_dtype
+from ..kernels_cpu import Packed
+from ..loading.checkpoint import Checkpoint
+from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
+from ..models import architecture, build
+from ..models.block import Block
+from ..models.decoder import Architecture
+from ..models.vlm_text import TEXT_MODELS, text_config
+from ..nn.linear import Embedding, JoinedLinear, Linear
+from ..nn.moe import ExpertLinear
+from ..nn.norms import RMSNorm
+from ..nn.packing import objects, settle
+from ..nn.weights import Dense, Matrix, concat, map_rows, numbers
+from .reader import blocks
+
+BATCH = 4096
+"""Tokens that go through a block at once, or one text if it is longer."""
+
+
+class Place(Protocol):
+    """Somewhere in a model where a product, or several joined ones, read an input."""
+
+    def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
+        """Take note of the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the experts chosen for them `[tokens, k]`.
+        `held_out`: from texts that are kept aside."""
+        ...
+
+
+class Watcher(Protocol):
+    """What wants to know the inputs of matrices."""
+
+    def place(self, names: list[str]) -> Place | None:
+        """For the tensors that are multiplied with one input; None where it does not matter."""
+        ...
+
+    def done(self, places: list[tuple[list[str], Place]]) -> Mapping[str, Matrix]:
+        """All texts have been read by the part of the model that has these places. If tensors are returned, the part reads the texts once
+        more with these instead of its own, and the next part goes on from there."""
+        ...
+
+
+class Bookmarks(Protocol):
+    """Keeps the texts' states between two parts of a model, so that an interrupted reading goes on there."""
+
+    def load(self) -> tuple[int, list[mx.array]] | None:
+        """How many parts have been read, and the states after them `[tokens, hidden]`, batch by batch; None to begin."""
+        ...
+
+    def save(self, parts: int, states: list[mx.array]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts that are read together."""
+
+    texts: list[Sequence[int]]
+    """Token ids of each."""
+    held_out: bool = False
+    """Whether they are kept aside, to judge by."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of all texts, one after another."""
+        return [token for text in self.texts for token in text]
+
+
+def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0) -> list[Batch]:
+    """Texts in order in batches of about `BATCH` tokens, the last `held_out` of them apart."""
+    found: list[Batch] = []
+    for number, text in enumerate(texts):
+        aside = number >= len(texts) - held_out
+        if not found or found[-1].held_out != aside or len(found[-1].tokens) + len(text) > BATCH:
+            found.append(Batch([], aside))
+        found[-1].texts.append(text)
+    return found
+
+
+def read_through(
+    checkpoint: Checkpoint,
+    texts: Sequence[Batch],
+    watcher: Watcher,
+    progress: Progress | None = None,
+    bookmarks: Bookmarks | None = None,
+) -> None:
+    """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix.
+
+    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
+    all). Raises `MLXInferError` for a checkpoint that cannot be loaded.
+    """
+    names = names_of_inputs(checkpoint)
+    config = checkpoint.config
+    weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
+    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
+    build(config, weights, ready=reader.read)
+    weights.finish()
+
+
+def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
+    """One part of a model alone: the embedding (0), a block (from 1 on), or the list of the last norm and the head. The tensors of other
+    parts are not read."""
+    weights, parts, found = StreamedWeights(checkpoint, default_dtype(), progress=None), 0, None
+    weights.skipping = number != 0
+
+    def ready(part: object) -> None:
+        nonlocal parts, found
+        found = part if parts == number else found
+        parts += 1
+        weights.skipping = parts != number
+
+    build(checkpoint.config, weights, ready=ready)
+    return found, weights
+
+
+def plan_of(config: dict[str, Any]) -> Architecture:
+    """Of the text model."""
+    return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
+
+
+class StreamedWeights(CheckpointWeights):
+    """Without the largest matrices: of the embedding only the rows of a text are read, and what comes after the last layer need not be
+    computed."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
+        super().__init__(checkpoint, dtype, progress=progress)
+        self._embedding: TensorRequest | None = None
+        self.skipping = False
+        """Whether tensors are asked for that nobody will use."""
+
+    def _answer(self, request: TensorRequest) -> Matrix:
+        last = request.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if not last and not self.skipping:
+            return super()._answer(request)
+        self._embedding = self._embedding or (request if last else None)
+        self._count(request)
+        return Dense(mx.zeros(request.shape, self.dtype))  # never evaluated
+
+    def embedded(self, tokens: Sequence[int]) -> mx.array:
+        """Rows of the embedding `[tokens, hidden]`."""
+        assert self._embedding is not None
+        ids, wanted, first, found = np.array(tokens), np.unique(tokens), 0, []
+        for block in blocks(self.index.checkpoint, self._embedding):
+            here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
+            if here.size:
+                found.append(numbers(map_rows(block, lambda rows, here=here: rows[mx.array(here)])).astype(self.dtype))  # type: ignore[misc]
+                mx.eval(found[-1])
+            first += block.shape[0]
+        return mx.concatenate(found)[mx.array(np.searchsorted(wanted, ids))]
+
+
+class _Named(MetaWeights):
+    """Instead of its numbers, a matrix is filled with the position of its name in `names`: joined or split, it tells where its rows come
+    from."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.names: list[str] = []
+
+    def _answer(self, request: TensorRequest) -> Matrix:
+        super()._answer(request)
+        if request.kind == "vector":
+            return Dense(mx.zeros(request.shape, request.dtype or self.dtype))
+        self.names.append(request.name)
+        return Dense(mx.broadcast_to(mx.array(len(self.names) - 1, mx.uint8), request.shape))
+
+
+Names = list[list[list[str]]]
+"""Of the places of one part, of the products that read one input, the tensors whose rows each of them has, in their order."""
+
+
+def names_of_inputs(checkpoint: Checkpoint) -> list[Names]:
+    """For each part of a model, which tensors are multiplied with what."""
+    weights, parts = _Named(checkpoint), []
+
+    def name(part: object) -> None:
+        parts.append([[[weights.names[n] for n in _numbers_in(linear)] for linear in linears] for linears in places_of(part)])
+        weights.names.clear()
+
+    build(checkpoint.config, weights, ready=name)
+    return parts
+
+
+def _numbers_in(linear: Linear | Embedding) -> list[int]:
+    assert isinstance(linear.matrix, Dense)
+    rows = linear.matrix.weight[..., 0]
+    return list(dict.fromkeys(cast("list[int]", rows[0 if rows.ndim > 1 else slice(None)].flatten().tolist())))
+
+
+def places_of(part: object) -> Iterator[list[Linear | Embedding]]:
+    """The products of a part that read the same input, together: each place once, in an order that depends on the graph alone."""
+    seen: set[int] = set()
+    for node in objects(part):
+        if isinstance(node, JoinedLinear):
+            seen.update(map(id, node.linears))
+            yield list(node.linears)
+        elif isinstance(node, (Linear, Embedding)) and id(node) not in seen:
+            yield [node]
+
+
+class _Watched(Packed):
+    """A matrix that shows what it is multiplied with. Products hand everything to a packed matrix, so it passes for one."""
+
+    __slots__ = ("held_out", "matrix", "place")
+    matrix: Matrix | Packed
+    place: Place
+    held_out: bool
+
+    def __init__(self, matrix: Matrix | Packed, place: Place) -> None:
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "held_out", False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.matrix.shape
+
+    def can_gate(self, activation: str) -> bool:
+        return False
+
+    def multiply(
+        self,
+        x: mx.array,
+        *,
+        bias: mx.array | None = None,
+        residual: mx.array | None = None,
+        norm: mx.array | None = None,
+        eps: float = 0.0,
+        gate: str | None = None,
+        experts: mx.array | None = None,
+    ) -> mx.array:
+        assert gate is None
+        x = x if norm is None else RMSNorm(norm, eps)(x)
+        self.place.add(x, experts, self.shape[0], self.held_out)
+        if isinstance(self.matrix, Packed):
+            return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
+        if experts is None:
+            return Linear(self.matrix, bias)(x, onto=residual)
+        return ExpertLinear(self.matrix, bias)(x, experts).squeeze(-2)
+
+
+class _Reader:
+    """Takes the parts of a model as they are built: each reads the texts' states on, and is dropped."""
+
+    def __init__(
+        self,
+        plan: Architecture,
+        texts: Sequence[Batch],
+        names: list[Names],
+        weights: StreamedWeights,
+        watcher: Watcher,
+        bookmarks: Bookmarks | None,
+    ) -> None:
+        self._plan, self._names, self._texts = plan, names, texts
+        self._weights, self._watcher, self._bookmarks = weights, watcher, bookmarks
+        self._parts = 0
+        self._embedding: list[str] = []
+        kept = bookmarks.load() if bookmarks else None
+        self._done, self._states = kept or (0, [])
+
+    def read(self, part: object) -> None:
+        """Takes the next part."""
+        names = self._names[self._parts]
+        self._parts += 1
+        if isinstance(part, Embedding):
+            self._embedding = names[0][0]
+        if self._parts > self._done:
+            if isinstance(part, Embedding):
+                self._embed()
+            elif isinstance(part, Block):
+                self._read_block(part, names)
+            else:
+                self._read_head(cast("list[Any]", part), names)
+            if self._bookmarks:
+                self._bookmarks.save(self._parts, self._states)
+        self._weights.skipping = self._parts < self._done
+        mx.clear_cache()
+
+    def _embed(self) -> None:
+        rows = self._weights.embedded([token for batch in self._texts for token in batch.tokens])
+        if self._plan.embedding_scale != 1.0:
+            rows = rows * mx.array(self._plan.embedding_scale, rows.dtype)
+        ends = np.cumsum([len(batch.tokens) for batch in self._texts])[:-1]
+        self._states = [*mx.split(rows, ends.tolist())]
+        mx.eval(self._states)
+
+    def _read_block(self, block: Block, names: Names) -> None:
+        settle(block)
+        watched: list[_Watched] = []
+        places: list[tuple[list[str], Place]] = []
+        joined = list(places_of(block))
+        for parts, linears in zip(names, joined, strict=True):
+            tensors = [name for part in parts for name in part]
+            place = self._watcher.place(tensors)
+            if place is not None:
+                places.append((tensors, place))
+                watched.append(_Watched(linears[0].matrix, place))
+                linears[0].matrix = watched[-1]  # the others read the same
+        after = self._through(block, watched)
+        for matrix, linears in zip(watched, (linears for linears in joined if isinstance(linears[0].matrix, _Watched)), strict=True):
+            linears[0].matrix = matrix.matrix
+        changed = self._watcher.done(places)
+        if changed:
+            after.clear()
+            _replace(joined, names, changed)
+            settle(block)
+            after = self._through(block, [])
+        self._states = after
+        for linears in joined:
+            for linear in linears:
+                linear.matrix = Dense(mx.zeros((1, 1)))
+
+    def _through(self, block: Block, watched: list[_Watched]) -> list[mx.array]:
+        """All texts, from the states before the block to those after it."""
+        after = []
+        for batch, states in zip(self._texts, self._states, strict=True):
+            for matrix in watched:
+                object.__setattr__(matrix, "held_out", batch.held_out)
+            step = self._step(batch)
+            rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
+            after.append(block(states, step, rotations))
+            mx.eval(after[-1])
+        mx.clear_cache()
+        return after
+
+    def _step(self, batch: Batch) -> CacheStep:
+        """An empty cache, as a step over these texts sees it."""
+        lengths = [len(text) for text in batch.texts]
+        pages = sum(lengths) + 64 * len(lengths)
+        cache = PagedCache(self._plan.specs, dtype=self._weights.dtype, kv_cache_tokens=pages, chunk=max(lengths))
+        starts = np.cumsum([0, *lengths[:-1]]).tolist()
+        return cache.begin([Segment(cache.open(), start, count, 0, count) for start, count in zip(starts, lengths, strict=True)])
+
+    def _read_head(self, part: list[Any], names: Names) -> None:
+        norm, head = part
+        tensors = self._embedding if head is None else names[0][0]
+        place = self._watcher.place(tensors)
+        if place is None:
+            return
+        for batch, states in zip(self._texts, self._states, strict=True):
+            place.add(norm(states), None, 0, batch.held_out)
+        self._watcher.done([(tensors, place)])
+
+
+def _replace(joined: list[list[Linear | Embedding]], names: Names, changed: Mapping[str, Matrix]) -> None:
+    """Give products other matrices, where all tensors that they are made of are among `changed`."""
+    for parts, linears in zip(names, joined, strict=True):
+        for tensors, linear in zip(parts, linears, strict=True):
+            if all(name in changed for name in tensors):
+                linear.matrix = concat([changed[name] for name in tensors])

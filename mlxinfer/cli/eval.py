@@ -1,0 +1,271 @@
+"""Measure what a model loses: against another model, on a text, or with fewer bits in its cache."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .._version import __version__
+from .console import dumb_terminal, human_bytes, tell
+from .options import ABOVE_ZERO, complete_model
+
+if TYPE_CHECKING:
+    from ..evaluation.figures import Difference, Figures
+    from ..evaluation.kv import KVEvaluation, KVLoss
+    from ..evaluation.measure import Comparison, Reading
+    from ..evaluation.texts import Windows
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group(no_args_is_help=True, short_help="Measure what a model loses.")
+def eval() -> None:
+    """Measure what models lose: KL divergence, likeliest tokens and perplexity at 4,096 positions of a text, with standard errors.
+
+    Models are loaded one after another; what the first said waits in memory, or on disk if it is large.
+    """
+
+
+def _reading_options(length: int) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(_options(length)):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _options(length: int) -> list[Callable[[Any], Any]]:
+    return [
+        click.option("--text", metavar="FILE", help="A text, .jsonl or .parquet file, a folder, or a data set in the hub's cache.  "
+                     "[default: Python's documentation]"),
+        click.option("--positions", type=click.IntRange(64), default=4096, show_default=True, help="Positions to compare, at most."),
+        click.option("--window", type=click.IntRange(16), default=length, show_default=True, help="Tokens that are read together."),
+        click.option("--dtype", default="float32", show_default=True, help="Compute in float32, bfloat16 or float16."),
+        click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most this much for a model."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    ]  # fmt: skip
+
+
+_kv = click.option("--kv", default="16", show_default=True, help="Bits of cached keys and values of every model but the teacher.")
+_cache = click.option(
+    "--cache", type=click.Path(path_type=Path), metavar="FOLDER", help="Keep what the teacher said there, for later runs."
+)
+
+
+@eval.command()
+@click.argument("teacher", shell_complete=complete_model)
+@click.argument("student", shell_complete=complete_model)
+@_reading_options(256)
+@_kv
+@_cache
+def kl(teacher: str, student: str, as_json: bool, **options: Any) -> None:
+    """Compare STUDENT with TEACHER, which is the model it was made of: KL divergence in nats, and the share of equal likeliest tokens."""
+    found = _compared(teacher, [student], options)
+    if as_json:
+        click.echo(json.dumps(_plain({"teacher": found.teacher.model, **asdict(found.students[0]), **_about(found.text)})))
+        return
+    _heading(found)
+    click.echo("\n".join(_kl_lines(found.students[0])))
+
+
+@eval.command()
+@click.argument("model", shell_complete=complete_model)
+@_reading_options(256)
+def ppl(model: str, as_json: bool, **options: Any) -> None:
+    """Measure the perplexity of a text for MODEL. It says little about what a conversion lost: use kl for that."""
+    from ..evaluation.measure import perplexity
+
+    with _progress() as bar:
+        found, text, notes = perplexity(model, _reading(options), bar)
+    _tell(notes)
+    if as_json:
+        kept = {name: value for name, value in asdict(found).items() if not name.startswith(("kl_", "top1", "ppl_ratio"))}
+        click.echo(json.dumps(_plain({**kept, **_about(text)})))
+        return
+    click.echo(f"{found.model}: {_size(found)}\n{_what(text)}\nperplexity {_plus_minus(found.ppl, found.ppl_stderr, 3)}")
+
+
+@eval.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@click.option("--teacher", metavar="MODEL", shell_complete=complete_model, help="What all are compared with.  [default: the first]")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw KL divergence over bits per weight: .svg or .png.")
+@_reading_options(256)
+@_kv
+@_cache
+def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, as_json: bool, **options: Any) -> None:
+    """Compare models with the first of them, or with --teacher: a table, and the differences between neighbours with their errors."""
+    from ..evaluation.picture import check_picture, draw
+
+    if teacher is None and len(models) < 2:
+        raise click.UsageError("one model alone is compared with nothing: name another, or --teacher")
+    if picture is not None:
+        check_picture(picture)
+    found = _compared(teacher or models[0], list(models) if teacher else list(models[1:]), options)
+    if picture is not None:
+        draw(found.students, found.teacher.model, picture)
+    _show_comparison(found, as_json)
+
+
+@eval.command()
+@click.argument("model", shell_complete=complete_model)
+@click.option("--limit", type=ABOVE_ZERO, help="Mean KL divergence in nats that --kv auto may have.  [default: 0.005]")
+@click.option("--layers/--no-layers", default=True, show_default=True, help="Measure each layer's keys and values alone, too.")
+@_reading_options(512)
+def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: Any) -> None:
+    """Measure what fewer bits of cached keys and values lose in MODEL, against 16. What it finds is kept: --kv auto uses it."""
+    from ..evaluation.kv import evaluate_kv
+    from ..loading.kv_choice import LIMIT, save_choice
+    from ..loading.resolve import resolve
+
+    limit = LIMIT if limit is None else limit
+    with _progress() as bar:
+        found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=bar)
+    kept = {"formats": [asdict(each) for each in found.formats], **_about(text)}
+    save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _plain(kept))
+    if as_json:
+        click.echo(json.dumps(_plain({**asdict(found), "limit": limit, **_about(text)})))
+        return
+    click.echo(f"{found.model}: {found.positions} positions, {text.name}")
+    _kv_table(found)
+    click.echo(f"--kv auto: {found.auto}, the fewest bits with a mean KL divergence of at most {limit:g}")
+
+
+def _reading(options: dict[str, Any]) -> Reading:
+    from ..evaluation.measure import Reading
+
+    settings = {"dtype": options["dtype"], **({"memory_gb": options["memory_gb"]} if options["memory_gb"] else {})}
+    chosen = {"text": options["text"], "positions": options["positions"], "length": options["window"]}
+    return Reading(**chosen, settings=settings, students={"kv": options.get("kv", "16")}, cache=options.get("cache"))
+
+
+def _compared(teacher: str, students: list[str], options: dict[str, Any]) -> Comparison:
+    from ..evaluation.measure import compare
+
+    with _progress() as bar:
+        found = compare(teacher, students, _reading(options), bar)
+    _tell(found.notes)
+    return found
+
+
+def _tell(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        tell(f"note: {note}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on standard error that is removed at the end; None where that is no terminal."""
+    import sys
+
+    if not sys.stderr.isatty() or dumb_terminal():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[dim]{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda what, done, total: bar.update(task, completed=done, total=total, description=what)
+
+
+def _about(text: Windows) -> dict[str, Any]:
+    return {"text": {"name": text.name, "positions": text.positions, "sha256": text.digest}, "version": __version__}
+
+
+def _plain(found: dict[str, Any]) -> dict[str, Any]:
+    """Without numbers that JSON does not have."""
+    return json.loads(json.dumps(found), parse_constant=lambda _: None)  # type: ignore[no-any-return]
+
+
+def _what(text: Windows) -> str:
+    return f"{text.positions} positions in {len(text.windows)} windows: {text.name}"
+
+
+def _size(found: Figures) -> str:
+    return f"{human_bytes(found.nbytes)}, {found.bpw:.2f} bits per weight"
+
+
+def _plus_minus(value: float, stderr: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + ("" if stderr is None or math.isnan(stderr) else f" ± {stderr:.{digits}f}")
+
+
+def _kl(value: float | None, stderr: float | None) -> str:
+    """Four digits after the point, or two of all where it is small."""
+    value = value or 0.0
+    if value >= 0.005:
+        return _plus_minus(value, stderr, 4)
+    return f"{value:.2g}" + ("" if not stderr else f" ± {stderr:.1g}")
+
+
+def _show_comparison(found: Comparison, as_json: bool) -> None:
+    if as_json:
+        everything = {"teacher": asdict(found.teacher), "models": [asdict(each) for each in found.students]}
+        click.echo(json.dumps(_plain({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)})))
+        return
+    _heading(found)
+    _table(found.students)
+    click.echo("\n".join(_difference_line(each) for each in found.differences), nl=bool(found.differences))
+
+
+def _heading(found: Comparison) -> None:
+    teacher = found.teacher
+    click.echo(f"teacher {teacher.model}: {_size(teacher)}, perplexity {_plus_minus(teacher.ppl, teacher.ppl_stderr, 2)}")
+    click.echo(_what(found.text))
+
+
+def _kl_lines(found: Figures) -> list[str]:
+    return [
+        f"{found.model}: {_size(found)}",
+        f"KL divergence     {_kl(found.kl_mean, found.kl_stderr)} nats; 99 % below {found.kl_p99:.3g}",
+        f"same top token    {found.top1 or 0.0:.1%} ± {found.top1_stderr or 0.0:.1%}",
+        f"perplexity        {found.ppl:.2f}, x{_plus_minus(found.ppl_ratio or 0.0, found.ppl_ratio_stderr, 3)} the teacher's",
+    ]
+
+
+def _table(students: tuple[Figures, ...]) -> None:
+    rows: list[tuple[str, ...]] = [("", "bits/weight", "size", "KL", "99 % below", "same top", "perplexity")]
+    for each in students:
+        ratio = f"x{_plus_minus(each.ppl_ratio or 0.0, each.ppl_ratio_stderr, 3)}"
+        kl = _kl(each.kl_mean, each.kl_stderr)
+        rows.append((each.model, f"{each.bpw:.2f}", human_bytes(each.nbytes), kl, f"{each.kl_p99:.3g}", f"{each.top1:.1%}", ratio))
+    _echo_columns(rows)
+
+
+def _kv_table(found: KVEvaluation) -> None:
+    rows: list[tuple[str, ...]] = [("all layers", "KL", "99 % below", "same top")]
+    rows += [(f"kv {each.kv}", *_kv_cells(each)) for each in found.formats]
+    if found.layers:
+        rows.append(("one layer", "", "", ""))
+        rows += [(f"layer {each.layer}, {_kv_name(each.kv)}", *_kv_cells(each)) for each in found.layers]
+    _echo_columns(rows)
+
+
+def _kv_cells(each: KVLoss) -> tuple[str, str, str]:
+    return _kl(each.kl_mean, each.kl_stderr), f"{each.kl_p99:.2g}", f"{each.top1:.1%}"
+
+
+def _kv_name(kv: str) -> str:
+    keys, _, values = kv.removeprefix("k").partition("v")
+    return f"values in {values}" if keys == "16" else f"keys in {keys}"
+
+
+def _echo_columns(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _difference_line(each: Difference) -> str:
+    sign = "+" if each.kl_mean >= 0 else "-"
+    top1 = f"{each.top1:+.1%} ± {each.top1_stderr or 0.0:.1%}"
+    return f"{each.model} against {each.against}: KL {sign}{_kl(abs(each.kl_mean), each.kl_stderr)}, same top token {top1}"

@@ -1,0 +1,281 @@
+"""Reads windows of text with a model, and compares what it says with a teacher or with the text itself."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device import device_memory
+from ..engine.llm import LLM
+from ..errors import EvaluationError, MemoryPlanError, TokenizerError
+from ..loading.fingerprint import fingerprint
+from ..loading.formats import parse_dtype
+from ..loading.load import load_tokenizer, open_checkpoint
+from ..loading.resolve import cache_dir, resolve
+from ..tokenizer.no_tokenizer import NoTokenizer
+from .figures import Difference, Figures, Scores, difference, figures
+from .streamed import can_stream, streamed_logits
+from .teacher import Teacher
+from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
+
+POSITIONS, LENGTH = 4_096, 256
+"""Positions that are compared unless something else is asked for, and tokens of a window."""
+_IN_MEMORY = 0.1
+"""A teacher's log-probabilities stay in memory if they take at most this share of it."""
+_STREAMED = {"dtype", "kv", "memory_gb"}
+"""Settings that hold for models that are read in blocks, too."""
+_PIECE = 64
+"""Rows of probabilities that are compared at once."""
+
+Tell = Callable[[str, int, int], None]
+"""Is told (what is going on, positions done, positions in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is read, and how."""
+
+    text: str | Path | None = None
+    """A text file, folder or data set (`texts.read_texts`); None for the text that is shipped."""
+    positions: int = POSITIONS
+    """Positions to compare, at most."""
+    length: int = LENGTH
+    """Tokens of a window."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further keywords of `LLM` for every model, such as `dtype`; float32 unless it says otherwise."""
+    students: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `LLM` for students only, such as `kv`."""
+    cache: Path | None = None
+    """A folder that keeps a teacher's log-probabilities for later runs; None keeps them for this one only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Students compared with a teacher on one text."""
+
+    teacher: Figures
+    """The teacher's own figures."""
+    students: tuple[Figures, ...]
+    """In the order asked for."""
+    differences: tuple[Difference, ...]
+    """Each student but the first against the one before it."""
+    scores: tuple[Scores, ...]
+    """The students' scores, from which the figures are."""
+    text: Windows
+    """What was read."""
+    notes: tuple[str, ...]
+    """Messages for the user."""
+
+
+def compare(teacher: str | Path, students: Sequence[str | Path], reading: Reading, tell: Tell | None = None) -> Comparison:
+    """Compare each student with the teacher. The teacher's log-probabilities are kept in memory, or on disk if they are large, while one
+    model after another is loaded. Raises `MLXInferError`, `EvaluationError` for models of different vocabularies."""
+    sources = [Source.of(name) for name in (teacher, *students)]
+    windows, notes = windows_of(sources[0], reading)
+    for source in sources[1:]:
+        _check_vocabulary(sources[0], source, windows, reading)
+    with ExitStack() as stack:
+        record = _teacher(sources[0], windows, reading, stack, tell)
+        scores = [_score(source, windows, record, reading, tell) for source in sources[1:]]
+        first = figures(sources[0].name, sources[0].size(), record.scores)
+        found = [figures(s.name, s.size(), each, record.scores) for s, each in zip(sources[1:], scores, strict=True)]
+    pairs = zip(sources[1:], scores, sources[2:], scores[1:], strict=False)
+    differences = tuple(difference(after.name, later, before.name, earlier) for before, earlier, after, later in pairs)
+    return Comparison(first, tuple(found), differences, tuple(scores), windows, notes)
+
+
+def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
+    """How well a model predicts a text; with the text and messages for the user. Raises `MLXInferError`."""
+    source = Source.of(model)
+    windows, notes = windows_of(source, reading)
+    surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
+    for index, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+        surprise[first : first + len(ids)] = _surprise(logprobs, ids)
+        number[first : first + len(ids)] = index
+    return figures(source.name, source.size(), Scores(number, surprise)), windows, notes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model on this machine."""
+
+    path: Path
+    """Its directory or GGUF file."""
+    name: str
+    """What to call it."""
+
+    @classmethod
+    def of(cls, what: str | Path) -> Source:
+        """What a user names. Raises `ModelNotFoundError` and others."""
+        found = resolve(what)
+        return cls(found.path, found.name)
+
+    def size(self) -> tuple[int, int]:
+        """Bytes of its tensors on disk, and how many weights they hold."""
+        checkpoint = open_checkpoint(self.path)
+        try:
+            names = list(checkpoint.names())
+            return sum(map(checkpoint.nbytes, names)), sum(math.prod(checkpoint.shape(name)) for name in names)
+        finally:
+            checkpoint.close()
+
+    def windows(self, reading: Reading, texts: Sequence[str], name: str) -> Windows:
+        """The texts in its own tokens. Raises `TokenizerError` without a tokenizer, `TextError`."""
+        checkpoint = open_checkpoint(self.path)
+        try:
+            tokenizer = load_tokenizer(checkpoint)
+        finally:
+            checkpoint.close()
+        if isinstance(tokenizer, NoTokenizer):
+            raise TokenizerError(f"{self.name} has no tokenizer, so that no text can be read with it: copy the files of its source there")
+        return cut(tokenizer, texts, name, positions=reading.positions, length=reading.length)
+
+
+def _texts(reading: Reading) -> tuple[list[str], str]:
+    if reading.text is None:
+        return shipped(), SHIPPED_NAME
+    return read_texts(reading.text, reading.positions), str(reading.text)
+
+
+def windows_of(source: Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
+    """What is read of the text, and messages for the user. Raises `TextError`, `TokenizerError`."""
+    windows = source.windows(reading, *_texts(reading))
+    short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
+    note = f"{windows.name} gives {windows.positions} positions, not {reading.positions}: give a longer one for surer figures"
+    return windows, (note,) if short else ()
+
+
+def _check_vocabulary(teacher: Source, student: Source, windows: Windows, reading: Reading) -> None:
+    if student.windows(reading, *_texts(reading)).digest != windows.digest:
+        raise EvaluationError(
+            f"{student.name} splits text into other tokens than {teacher.name}, so that their probabilities cannot be compared: "
+            "compare models of one vocabulary, or each one's perplexity (mlxinfer eval ppl)"
+        )
+
+
+@contextmanager
+def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> Iterator[LLM]:
+    """The model, for windows of this length. Raises `MLXInferError`."""
+    plain = {"dtype": "float32", "prefix_cache": False, "speculate": False, "max_num_seqs": 1}
+    longest = max(len(window.ids) for window in windows.windows)
+    with LLM(source.path, **{**plain, "max_context": longest, **settings}) as llm:
+        yield llm
+
+
+Read = tuple[int, int, tuple[int, ...], mx.array]
+"""Number of a window, its first position, its token ids, and float32 log-probabilities `[positions, vocab]` after each."""
+
+
+def _read(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+    """What a model says of each window: loaded whole or, if that does not fit in memory, one block of layers at a time."""
+    try:
+        opened = ExitStack()
+        llm = opened.enter_context(open_model(source, windows, settings))
+    except MemoryPlanError:
+        if not set(settings) <= _STREAMED or settings.get("kv", "16") != "16" or not can_stream(source.path):
+            raise
+        yield from _read_in_blocks(source, windows, settings, done)
+        return
+    with opened:
+        for number, first, ids in _ranges(windows):
+            yield number, first, ids, logprobs_of(llm.logits(list(ids)))
+            done(first + len(ids), windows.positions)
+
+
+def _read_in_blocks(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+    rows = streamed_logits(source.path, windows, parse_dtype(settings.get("dtype") or "float32"))
+    for number, first, ids in _ranges(windows):
+        found, count = [], 0
+        while count < len(ids):
+            found.append(next(rows))
+            count += found[-1].shape[0]
+        yield number, first, ids, logprobs_of(mx.concatenate(found))
+        done(first + len(ids), windows.positions)
+
+
+def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Number, first position and token ids of each window."""
+    first = 0
+    for number, window in enumerate(windows.windows):
+        yield number, first, window.ids
+        first += len(window.ids)
+
+
+def logprobs_of(logits: mx.array) -> mx.array:
+    """Natural logarithms of the probabilities, evaluated: `[rows, vocab]` to the same."""
+    found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    mx.eval(found)
+    return found
+
+
+def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
+    """[positions], NaN for the last."""
+    rows = mx.arange(len(ids) - 1)
+    found = -np.array(logprobs[rows, mx.array(list(ids[1:]))], dtype=np.float64)
+    return np.append(found, np.nan)
+
+
+def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
+    """What the teacher says: from an earlier run if `reading.cache` has it."""
+    about = {"model": fingerprint(source.path, sorted(map(str, reading.settings.items()))), "text": windows.digest}
+    folder = None if reading.cache is None else reading.cache / f"{about['model'][:16]}-{windows.digest[:16]}"
+    found = Teacher.find(folder, about) if folder else None
+    if found is not None:
+        return found
+    record = None
+    for number, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+        if record is None:
+            vocab = logprobs.shape[-1]
+            record = Teacher(windows.positions, vocab, _place(folder, windows.positions * vocab * 2, reading, stack), about)
+        record.write(first, number, logprobs, _surprise(logprobs, ids))
+    assert record is not None
+    record.finish()
+    return record
+
+
+def _place(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack) -> Path | None:
+    """Where to keep so much: the folder asked for, memory (None), or a folder that is removed at the end."""
+    memory = min(reading.settings.get("memory_gb", math.inf) * 1e9, device_memory().usable)
+    if folder is not None or nbytes <= _IN_MEMORY * memory:
+        return folder
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache_dir(), prefix="teacher-")))
+    except OSError as error:
+        raise EvaluationError(f"cannot write {cache_dir()}: {error.strerror or error}") from None
+
+
+def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
+    kl, same, surprise = np.zeros(windows.positions), np.zeros(windows.positions, np.bool_), np.full(windows.positions, np.nan)
+    settings = reading.settings | reading.students
+    for _, first, ids, logprobs in _read(source, windows, settings, partial(_say, tell, f"comparing {source.name}")):
+        if logprobs.shape[-1] != teacher.vocab:
+            ids_of = f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}"
+            raise EvaluationError(f"{ids_of}: models of different vocabularies cannot be compared")
+        surprise[first : first + len(ids)] = _surprise(logprobs, ids)
+        for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
+            kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])
+    return Scores(teacher.window, surprise, kl, same)
+
+
+def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """KL divergence in nats, and whether the likeliest token is the same, [positions] each."""
+    known = teacher.read(begin, end)
+    probabilities = mx.exp(known)
+    kl = mx.where(probabilities > 0, probabilities * (known - logprobs), 0).sum(-1)
+    return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
+
+
+def _say(tell: Tell | None, what: str, done: int, total: int) -> None:
+    if tell:
+        tell(what, done, total)

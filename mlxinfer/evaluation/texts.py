@@ -1,0 +1,200 @@
+"""Texts to read: the one that is shipped, files, folders and data sets of the hub's cache; and windows of tokens cut from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TextError
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+SHIPPED = Path(__file__).parent / "text" / "python.txt"
+"""Pieces of Python's documentation and library, divided by form feeds; its licence (PSF) lies next to it."""
+SHIPPED_NAME = "Python's documentation and library (shipped)"
+_TEXT, _LINES, _TABLE = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson"), ".parquet"
+_FIELDS = ("text", "content")
+"""Fields of a record that hold its text, the first that is there."""
+_CHARACTERS = 24
+"""Characters read for each token that is wanted: several times as many as it takes, so that windows can be chosen from all over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens that are read from their beginning, as one sequence."""
+
+    ids: tuple[int, ...]
+    """Token ids, with the model's token of beginning if its tokenizer adds one."""
+    text: int
+    """Number of the text that it was cut from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What a model reads, and where it is from."""
+
+    windows: tuple[Window, ...]
+    """In order."""
+    name: str
+    """The text's name, for people."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens in all windows; after each, a prediction is compared."""
+        return sum(len(window.ids) for window in self.windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ids, in hexadecimal."""
+        text = json.dumps([window.ids for window in self.windows], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shipped() -> list[str]:
+    """The pieces of the text that is shipped, some 3000 characters each."""
+    return SHIPPED.read_text(encoding="utf-8").split("\f")
+
+
+def cut(tokenizer: Tokenizer, texts: Iterable[str], name: str, *, positions: int, length: int) -> Windows:
+    """Windows of `length` tokens with `positions` tokens in all, spread evenly over the texts: of each text its first window, then of each
+    its second, and so on. Fewer where the texts are short. Raises `TextError` where there are not even two tokens."""
+    rounds = [_windows(tokenizer.encode(text), tokenizer.bos_token_id, number, length) for number, text in enumerate(texts)]
+    ordered = chain.from_iterable(([each[turn] for each in rounds if turn < len(each)]) for turn in range(max(map(len, rounds), default=0)))
+    chosen: list[Window] = []
+    for window in ordered:
+        left = positions - sum(len(each.ids) for each in chosen)
+        if left < 2:
+            break
+        chosen.append(Window(window.ids[:left], window.text))
+    if not chosen:
+        raise TextError(f"{name} has no text: give a longer one")
+    return Windows(tuple(chosen), name)
+
+
+def _windows(ids: list[int], bos: int | None, text: int, length: int) -> list[Window]:
+    """Whole windows, and a last one that is at least half of one, or all there is."""
+    begin = ids[:1] if ids and ids[0] == bos else []
+    body, step = ids[len(begin) :], length - len(begin)
+    cuts = [(*begin, *body[first : first + step]) for first in range(0, len(body), step)]
+    return [Window(each, text) for number, each in enumerate(cuts) if len(each) > 1 and (number == 0 or len(each) * 2 >= length)]
+
+
+def read_texts(what: str | Path, tokens: int) -> list[str]:
+    """The texts of a file, of a folder's files, or of a data set in the hub's cache, as far as `tokens` tokens may need them.
+
+    A file is plain text (one text), JSON lines or Parquet (a text per record, in its field "text" or "content"). Raises `TextError`.
+    """
+    path, room = Path(what).expanduser(), tokens * _CHARACTERS
+    if not path.exists():
+        path = _cached_dataset(str(what))
+    files = sorted(each for each in path.rglob("*") if _reader(each)) if path.is_dir() else [path]
+    if not files:
+        raise TextError(f"{what} has no texts: give .txt, .md, .jsonl or .parquet files")
+    share, found = max(room // len(files), 1), []
+    for file in files:
+        reader = _reader(file)
+        if reader is None:
+            raise TextError(f"{file.name} is of no known kind: give plain text (.txt, .md), JSON lines (.jsonl) or Parquet (.parquet)")
+        try:
+            found += list(_until(reader(file), share))
+        except OSError as error:
+            raise TextError(f"cannot read {file}: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise TextError(f"{file} is not UTF-8 text (byte {error.start + 1}): convert it with iconv") from None
+    if not any(text.strip() for text in found):
+        raise TextError(f"{what} has no text in it")
+    return [text for text in found if text.strip()]
+
+
+def _until(texts: Iterable[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+Reader = Callable[[Path], Iterable[str]]
+
+
+def _reader(path: Path) -> Reader | None:
+    """What reads such a file; None if nothing does. Hidden files are no texts."""
+    if path.is_dir() or path.name.startswith("."):
+        return None
+    if path.suffix in _LINES:
+        return _records
+    if path.suffix == _TABLE:
+        return _table
+    return _plain if path.suffix in _TEXT or not path.suffix else None
+
+
+def _plain(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        text = file.read(1 << 26)
+    yield from text.split("\f")
+
+
+def _records(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                raise TextError(f"line {number} of {path} is not JSON") from None
+            yield _field(record, f"line {number} of {path}")
+
+
+def _field(record: Any, where: str) -> str:
+    text = (
+        record if isinstance(record, str) else next((record[name] for name in _FIELDS if isinstance(record, dict) and name in record), None)
+    )
+    if not isinstance(text, str):
+        raise TextError(f"{where} has no text: a record needs a field {' or '.join(map(repr, _FIELDS))}")
+    return text
+
+
+def _table(path: Path) -> Iterator[str]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise TextError(f"{path.name} is Parquet, which needs pyarrow: pip install pyarrow") from None
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(256):
+            yield from (_field(record, str(path)) for record in batch.to_pylist())
+
+
+def _cached_dataset(what: str) -> Path:
+    """The newest copy of a data set in the hub's cache; nothing is downloaded."""
+    if what.count("/") != 1 or what.startswith((".", "/", "~")):
+        raise TextError(f"there is no file or folder {what}")
+    from huggingface_hub import constants, errors, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except errors.CacheNotFound:
+        repos = frozenset()
+    found = [repo for repo in repos if repo.repo_type == "dataset" and repo.repo_id == what]
+    revisions = sorted(found[0].revisions, key=lambda revision: revision.last_modified) if found else []
+    if not revisions:
+        raise TextError(f"{what} is no file here, and no data set in the hub's cache: hf download --repo-type dataset {what}")
+    return revisions[-1].snapshot_path
+
+
+def shared_share(windows: Windows, others: Sequence[Sequence[int]], run: int = 24) -> float:
+    """The share of windows that have `run` tokens in a row in common with the other texts: 0 if they are disjoint."""
+    runs = partial(_runs, run=run)
+    known = set(chain.from_iterable(map(runs, others)))
+    return sum(not known.isdisjoint(runs(window.ids)) for window in windows.windows) / len(windows.windows)
+
+
+def _runs(ids: Sequence[int], run: int) -> Iterator[tuple[int, ...]]:
+    return (tuple(ids[first : first + run]) for first in range(len(ids) - run + 1))

@@ -1,0 +1,55 @@
+"""From integer codes with scales and zero points, `(code - zero) * scale`, to MLX's affine format, or to plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from ...nn.weights import Dense, Format, Matrix, Quantized
+from ..formats import AFFINE_GROUPS
+
+BITS = (2, 3, 4, 8)
+"""Bits per code that these formats have in common with MLX."""
+
+
+def group_in_mlx(columns: int, groups: int) -> int | None:
+    """The largest group size of MLX of which each of the `groups` in a row of `columns` is a multiple; None where there is none."""
+    size = columns // groups
+    return next((g for g in sorted(AFFINE_GROUPS, reverse=True) if size % g == 0), None) if size * groups == columns else None
+
+
+def affine(words: np.ndarray, scales: np.ndarray, zeros: np.ndarray, form: Format) -> Quantized:
+    """`words` uint32 `[out, in * bits / 32]` as MLX packs them; `scales` and `zeros` `[out, groups]`, of groups that are as large as those
+    of `form`, or several times. Scales and biases are float32: exact, as a 16-bit scale times an 8-bit zero point is."""
+    columns = words.shape[-1] * 32 // form.bits
+    scales = scales.astype(np.float32)
+    repeats = columns // form.group_size // scales.shape[-1]
+    scales, biases = (np.repeat(a, repeats, axis=-1) for a in (scales, -scales * zeros.astype(np.float32)))
+    return Quantized(mx.array(words), mx.array(scales), mx.array(biases), form)
+
+
+def dense(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group_of: np.ndarray) -> Matrix:
+    """The numbers, float32. `codes` `[out, in]`, `scales` and `zeros` `[out, groups]`, `group_of` the group of each column `[in]`."""
+    order, of_code = mx.array(group_of), mx.array(codes)
+    zero, scale = (mx.array(a.astype(np.float32)) for a in (zeros, scales))
+    return Dense((of_code.astype(mx.float32) - zero[:, order]) * scale[:, order])
+
+
+def unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Words uint32 `[..., n]` to their codes uint8 `[..., n * 32 / bits]`: a stream of bits, from the low ones up."""
+    words = np.ascontiguousarray(words)
+    if bits == 8:
+        return words.view(np.uint8)
+    if bits in (2, 4):
+        by_byte = words.view(np.uint8)[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)
+        return (by_byte & np.uint8(2**bits - 1)).reshape(*words.shape[:-1], -1)
+    three = words.reshape(*words.shape[:-1], -1, bits)
+    stream = np.unpackbits(three.view(np.uint8), axis=-1, bitorder="little").reshape(*words.shape[:-1], -1, bits)
+    return np.packbits(stream, axis=-1, bitorder="little")[..., 0]
+
+
+def in_pieces(rows: int, make: Callable[[int, int], Matrix], step: int) -> list[Matrix]:
+    """What `make` gives for consecutive ranges of at most `step` rows."""
+    return [make(first, min(first + step, rows)) for first in range(0, rows, step)]

@@ -1,0 +1,108 @@
+"""The comparison of conversions: what is measured, what is kept, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.tiny_directory import tiny_directory
+
+from benchmarks import ggml_quantizers
+from benchmarks.conversions import study as module
+from benchmarks.conversions.report import paired, table
+from benchmarks.conversions.source import _unpack
+from benchmarks.conversions.study import Study
+from benchmarks.conversions.ways import Way, ways
+from mlxinfer.convert import convert
+from mlxinfer.errors import ConversionError
+
+
+def _result(way: str, bpw: float, windows: list[float]) -> dict:
+    engine = way.partition(": ")[0]
+    figures = {"kl_mean": float(np.mean(windows)), "kl_stderr": 0.01, "kl_p99": 1.0, "top1": 0.8, "ppl_ratio": 1.1, "positions": 64}
+    return {"model": "m", "engine": engine, "way": way, "bpw": bpw, "kl_of_windows": windows, "seconds": 1.0, **figures}
+
+
+def test_the_table_pairs_results_of_one_size() -> None:
+    ours, theirs = _result("mlxinfer fit: 4 bits", 4.5, [0.1, 0.3, 0.2]), _result("llama.cpp, imatrix: Q4_K", 4.52, [0.2, 0.4, 0.3])
+    mean, stderr = paired(ours, theirs)
+    assert (mean, stderr) == (pytest.approx(-0.1), pytest.approx(0.0, abs=1e-9))
+    text = table([ours, theirs, _result("mx.quantize: 3 bits", 3.5, [1.0, 2.0, 3.0])])
+    assert "-0.1000 ± 0.0000 (Q4_K)" in text
+    assert text.index("3.50") < text.index("4.50") < text.index("4.52")
+
+
+def test_ways_have_names_of_their_own() -> None:
+    names = [way.key for way in ways()]
+    assert len(set(names)) == len(names)
+    assert {"mlxinfer fit: 4 bits", "mx.quantize: 4 bits", "llama.cpp, imatrix: Q4_K", "mlx-lm recipes: mixed_4_6"} <= set(names)
+
+
+def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(source: Path, target: Path) -> None:
+        made.append(target)
+        convert(source, target, bits=4, group_size=32, measure=False)
+
+    def refused(source: Path, target: Path) -> None:
+        raise ConversionError("no such encoder")
+
+    monkeypatch.setattr(module, "ways", lambda: [Way("a", "8 bits", make), Way("b", "none", refused)])
+    monkeypatch.setattr(module, "source", lambda name, path, room: path)
+    monkeypatch.setattr(module, "POSITIONS", 600)
+    model, told = tiny_directory(tmp_path / "model", "mistral"), []
+    for _ in range(2):
+        study = Study(tmp_path / "results.json", tmp_path / "room", told.append)
+        study.run({"m": model}, (), 1e9)
+    assert len(made) == 1
+    assert len(study.results) == 1
+    assert study.results == json.loads((tmp_path / "results.json").read_text())
+    assert any("left out, no such encoder" in line for line in told)
+    assert study.results[0]["kl_mean"] == pytest.approx(np.mean(study.results[0]["kl_of_windows"]), rel=0.05)
+    study.run({"other": model}, (), -1.0)
+    assert len(made) == 1
+
+
+def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:
+    source = tiny_directory(tmp_path / "source", "mistral")
+    for name in ("plain", "noisy"):
+        convert(source, tmp_path / name, bits=4, group_size=32, dtype="float32", measure=False)
+        _unpack(tmp_path / name, noise=name == "noisy")
+    plain, noisy = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("plain", "noisy"))
+    moved = [np.abs(np.array(noisy[name] - plain[name])).max() / np.abs(np.array(plain[name])).max() for name in plain]
+    assert max(moved) < 0.2
+    assert sum(each > 0 for each in moved) >= 3
+    again = tmp_path / "again"
+    convert(source, again, bits=4, group_size=32, dtype="float32", measure=False)
+    _unpack(again, noise=True)
+    assert all(mx.array_equal(noisy[name], array) for name, array in mx.load(str(again / "model.safetensors")).items())
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+def test_an_importance_matrix_moves_llama_cpps_error() -> None:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    rng = np.random.default_rng(0)
+    weight, importance = rng.normal(size=(16, 256)).astype(np.float32), rng.gamma(0.3, 1.0, 256).astype(np.float32)
+
+    def error(weights: np.ndarray | None) -> float:
+        blocks = ggml_quantizers.quantize(weight, "Q4_K", 256, weights)
+        found = dequantize(blocks, GGMLQuantizationType.Q4_K).reshape(weight.shape)
+        return float((importance * (found - weight) ** 2).sum())
+
+    assert error(importance) < 0.9 * error(None)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.long
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    from benchmarks.conversions.picture import draw
+
+    draw([_result("mlxinfer fit: 4 bits", 4.5, [0.1, 0.3]), _result("llama.cpp, imatrix: Q4_K", 4.5, [0.2, 0.4])], tmp_path / "a.svg")
+    assert "Q4_K" in (tmp_path / "a.svg").read_text() or (tmp_path / "a.svg").stat().st_size > 1000

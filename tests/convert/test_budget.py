@@ -1,0 +1,206 @@
+"""Plans of formats: what they cost, what they weigh, and the file they are in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.checkpoints import config_of, random_checkpoint
+
+from mlxinfer import LLM
+from mlxinfer.convert import convert
+from mlxinfer.convert.budget import FORMATS, Choice, Item, hull, items_of, make_plan
+from mlxinfer.convert.calibration import Calibration
+from mlxinfer.convert.mapper import plan
+from mlxinfer.convert.plain_step import PlainStep
+from mlxinfer.convert.quantization_plan import NAME, read_plan
+from mlxinfer.convert.sensitivity import _tap, sensitivities
+from mlxinfer.convert.stream import load_part, names_of_inputs, plan_of
+from mlxinfer.errors import ConversionError
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.loading.load import open_checkpoint
+from mlxinfer.nn.weights import Format
+
+TEXTS = tuple(tuple(row) for row in np.random.default_rng(0).integers(3, 96, (12, 48)).tolist())
+SETTINGS = {"calibration": Calibration(TEXTS, "some"), "measure": False}
+
+
+def source_of(tmp_path: Path, name: str = "llama", **changes: object) -> Path:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2} if name in ("llama", "qwen3") else {}
+    return random_checkpoint(tmp_path / "source", config_of(name, **{**sizes, **changes}))
+
+
+def kl(source: Path, other: Path) -> float:
+    ids = [list(text) for text in TEXTS]
+    exact, found = LLM(source, dtype="float32"), LLM(other, dtype="float32")
+    total = []
+    for text in ids:
+        p, q = (x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (exact.logits(text), found.logits(text)))
+        total.append(np.array((mx.exp(p) * (p - q)).sum(-1)))
+    return float(np.concatenate(total).mean())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "qwen3_moe"])
+def test_gradients_are_those_of_differences(tmp_path: Path, name: str) -> None:
+    """A block in plain operations, differentiated along a direction."""
+    checkpoint = open_checkpoint(source_of(tmp_path, name))
+    block, _ = load_part(checkpoint, 2)
+    architecture, rng = plan_of(checkpoint.config), np.random.default_rng(0)
+    _tap(block, names_of_inputs(checkpoint)[2])
+    step = PlainStep(architecture.specs, [7, 5])
+    rotations = {key: rope.at(step) for key, rope in architecture.ropes.items()}
+    x, along, weights = (mx.array(rng.standard_normal((12, architecture.sizes.hidden)).astype(np.float32)) for _ in range(3))
+    _, (gradient,) = mx.vjp(lambda x: block(x, step, rotations), [x], [weights])
+    little = 1e-2
+    ends = [np.array(block(x + sign * little * along, step, rotations), np.float64) for sign in (1, -1)]
+    slope = ((ends[0] - ends[1]) * np.array(weights)).sum() / (2 * little)
+    assert float(mx.sum(gradient * along).item()) == pytest.approx(slope, rel=0.03, abs=0.02)
+
+
+def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
+    """Costs are second-order estimates: within a factor of two, of the whole and of the head alone."""
+    source = source_of(tmp_path)
+    checkpoint = open_checkpoint(source)
+    planned = plan(checkpoint, Format(4, 64), True, None)
+    items = items_of(checkpoint, planned, sensitivities(checkpoint, checkpoint, TEXTS))
+    assert {output.name for item in items for output in item.outputs} == {o.name for o in planned.outputs if isinstance(o.target, Format)}
+    form = Format(4, 64)
+    expected = sum(next(c.cost for c in item.choices if c.form == form) for item in items)
+    convert(source, tmp_path / "out", bits=4, group_size=64, measure=False)
+    assert expected == pytest.approx(kl(source, tmp_path / "out"), rel=0.6)
+
+
+def test_the_budget_is_kept_and_pays(tmp_path: Path) -> None:
+    source = source_of(tmp_path, num_hidden_layers=4)
+    report = convert(source, tmp_path / "plan", bpw=4.6, **SETTINGS)
+    stored = SafetensorsCheckpoint(tmp_path / "plan")
+    assert sum(map(stored.nbytes, stored.names())) * 8 / report.parameters == pytest.approx(report.bits_per_weight)
+    assert 4.6 * 0.97 <= report.bits_per_weight <= 4.6
+    assert any("expected KL" in note for note in report.notes)
+    found = read_plan(tmp_path / "plan" / NAME)
+    assert found.bpw == pytest.approx(report.bits_per_weight, abs=1e-5)
+    again = convert(source, tmp_path / "again", plan=tmp_path / "plan" / NAME, **SETTINGS)
+    assert again.nbytes == report.nbytes
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "plan" / "model.safetensors").read_bytes()
+
+
+def test_what_is_joined_has_one_format(tmp_path: Path) -> None:
+    convert(source_of(tmp_path, "qwen3", num_hidden_layers=3), tmp_path / "out", bpw=4.5, **SETTINGS)
+    formats = read_plan(tmp_path / "out" / NAME).formats
+    for layer in range(3):
+        base = f"model.layers.{layer}"
+        assert len({formats[f"{base}.self_attn.{part}_proj.weight"] for part in "qkv"}) == 1
+        assert len({formats[f"{base}.mlp.{part}_proj.weight"] for part in ("gate", "up")}) == 1
+
+
+def test_a_target_is_reached_with_less_the_more_it_allows(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    sizes = []
+    for target in (0.3, 0.03, 0.003):
+        report = convert(source, tmp_path / str(target), target_kl=target, **SETTINGS)
+        assert read_plan(tmp_path / str(target) / NAME).kl <= target
+        sizes.append(report.nbytes)
+    assert sizes[0] < sizes[1] < sizes[2]
+    with pytest.raises(ConversionError, match="cannot be reached with 8 bits"):
+        convert(source, tmp_path / "none", target_kl=1e-9, **SETTINGS)
+    with pytest.raises(ConversionError, match=r"2.1 bits per weight cannot be reached: the least is 2\.[5-9]"):
+        convert(source, tmp_path / "none", bpw=2.1, **SETTINGS)
+
+
+def test_experts_and_gptq_can_be_planned_for(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "qwen3_moe")
+    report = convert(source, tmp_path / "out", bpw=5.2, encoder="gptq", **SETTINGS)
+    assert report.bits_per_weight <= 5.2
+    assert any("experts" in name or "switch" in name for name in read_plan(tmp_path / "out" / NAME).formats)
+
+
+PLAN = {"model.layers.0.mlp.up_proj": {"bits": 4, "group_size": 64}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model.layers.9.mlp.up_proj": {"bits": 4, "group_size": 64}},
+            r"names model\.layers\.9\.mlp\.up_proj\.weight, which the model does",
+        ),
+        ({"model.layers.1.mlp.down_proj": None}, r"says nothing about model\.layers\.1\.mlp\.down_proj\.weight: add bits"),
+        ({"model.layers.1.mlp.down_proj": {"bits": 7, "group_size": 64}}, r"down_proj a format that there is not: .* not 7"),
+        ({"model.layers.1.mlp.down_proj": {"bits": 4}}, r'down_proj \{"bits": 4\}, not'),
+        ({"model.layers.1.mlp.down_proj": {"bits": 4, "group_size": 64, "mode": "mxfp4"}}, "down_proj .* or false"),
+        ({"model.layers.1.self_attn.o_proj": {"bits": 4, "group_size": 128}}, "o_proj.* has rows of 64, which groups of 128 do not divide"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_plans_are_named(tmp_path: Path, change: dict, message: str) -> None:
+    source = source_of(tmp_path, num_attention_heads=4, head_dim=16)
+    convert(source, tmp_path / "good", bpw=5, **SETTINGS)
+    found = json.loads((tmp_path / "good" / NAME).read_text())
+    for name, entry in change.items():
+        found["tensors"][name] = entry
+        if entry is None:
+            del found["tensors"][name]
+    (tmp_path / "bad.json").write_text(json.dumps(found))
+    with pytest.raises(ConversionError, match=message):
+        convert(source, tmp_path / "out", plan=tmp_path / "bad.json", **SETTINGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_no_plans(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    for text, message in (("{", "cannot be read"), ("[]", 'has no "tensors"'), ('{"tensors": {}}', 'has no "tensors"')):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ConversionError, match=message):
+            convert(source, tmp_path / "out", plan=tmp_path / "bad.json", **SETTINGS)
+
+
+@pytest.mark.parametrize("settings", [{"bits": 4, "bpw": 4.5}, {"bpw": 4.5, "target_kl": 0.1}, {"group_size": 64, "target_kl": 0.1}])
+def test_contradictions(tmp_path: Path, settings: dict) -> None:
+    with pytest.raises(ConversionError, match="each say how matrices are quantized: give one of them"):
+        convert(tmp_path, tmp_path / "out", **settings)
+    with pytest.raises(ConversionError, match="--bpw -1 is no such number"):
+        convert(tmp_path, tmp_path / "out", bpw=-1)
+
+
+def test_a_layer_may_stay_plain(tmp_path: Path) -> None:
+    source = source_of(tmp_path)
+    convert(source, tmp_path / "good", bpw=5, **SETTINGS)
+    found = json.loads((tmp_path / "good" / NAME).read_text())
+    found["tensors"]["model.layers.0.mlp.down_proj"] = False
+    (tmp_path / "edited.json").write_text(json.dumps(found))
+    convert(source, tmp_path / "out", plan=tmp_path / "edited.json", **SETTINGS)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization"]["model.layers.0.mlp.down_proj"] is False
+
+
+def test_hulls_hold_what_is_best_for_some_price() -> None:
+    choices = [Choice(Format(4, 64), nbytes, cost) for nbytes, cost in ((1, 10.0), (2, 8.0), (3, 3.0), (4, 4.0), (5, 2.5), (6, 1.0))]
+    assert [(each.nbytes, each.cost) for each in hull(choices)] == [(1, 10.0), (3, 3.0), (6, 1.0)]
+
+
+def test_plans_are_as_good_as_trying_everything(tmp_path: Path) -> None:
+    """On convex costs, against all combinations: what is chosen is best for the bytes that it takes."""
+    planned = plan(open_checkpoint(source_of(tmp_path, num_hidden_layers=1)), Format(4, 64), True, None)
+    outputs = [output for output in planned.outputs if isinstance(output.target, Format)][:3]
+    rng = np.random.default_rng(0)
+    items = []
+    for output in outputs:
+        costs = np.sort(rng.random(4))[::-1] * np.array([8.0, 4, 2, 1])
+        items.append(
+            Item(
+                (output,), hull([Choice(form, 100 * (n + 1), float(c)) for n, (form, c) in enumerate(zip(FORMATS[:4], costs, strict=True))])
+            )
+        )
+    fixed = planned.nbytes - sum(part.nbytes for output in outputs for part in output.parts())
+    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    combinations = [(a, b, c) for a in items[0].choices for b in items[1].choices for c in items[2].choices]
+    for budget in (300, 500, 800, 1200):
+        found = make_plan(planned, items, bpw=(fixed + budget + 0.5) * 8 / parameters, target_kl=None)
+        taken = [next(c for c in item.choices if c.form == found.formats[item.outputs[0].name]) for item in items]
+        size = sum(choice.nbytes for choice in taken)
+        assert size <= budget
+        assert found.kl == pytest.approx(min(sum(c.cost for c in some) for some in combinations if sum(c.nbytes for c in some) <= size))

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from support.checkpoints import config_of, random_checkpoint
+from support.peak_rss import peak_rss
+
+from mlxinfer.cli.convert import _say
+from mlxinfer.convert import convert, quantizer, reader
+from mlxinfer.convert.mapper import plan
+from mlxinfer.convert.resources import Estimate, pieces
+from mlxinfer.errors import ConversionError
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.nn.weights import Format
+
+WIDE: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "head_dim": 64}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("resources") / "source", config_of("llama", **WIDE), dtype=mx.bfloat16)
+
+
+def test_an_estimate_comes_before_a_weight_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Estimate] = []
+
+    def note(estimate: Estimate) -> None:
+        assert list(tmp_path.iterdir()) == []
+        said.append(estimate)
+
+    report = convert(source, tmp_path / "out", bits=4, measure=False, estimated=note)
+    (estimate,) = said
+    assert estimate.nbytes == report.nbytes
+    assert estimate.bits_per_weight == pytest.approx(report.bits_per_weight)
+    assert 0 < estimate.seconds < 600
+    assert estimate.peak > 100e6
+    said.clear()
+    convert(source, tmp_path / "plain", estimated=lambda found: said.append(found))
+    assert said[0].seconds == 0
+
+
+def test_less_memory_means_smaller_pieces_and_the_same_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest: list[int] = []
+    original = quantizer.Quantizer.__call__
+
+    def call(self: quantizer.Quantizer, block: Any) -> Any:
+        largest.append(int(mx.array(block.shape).prod().item()))
+        return original(self, block)
+
+    monkeypatch.setattr(quantizer.Quantizer, "__call__", call)
+    convert(source, tmp_path / "all", bits=4, measure=False, encoder="minmax")
+    whole, largest = max(largest), []
+    checkpoint = SafetensorsCheckpoint(source)
+    planned = plan(checkpoint, Format(4, 64), True, None)
+    sizes = pieces(checkpoint, planned, tokens=0, batch=0, max_memory=0.17)
+    assert sizes.block < whole < reader.BLOCK
+    largest.clear()
+    monkeypatch.setattr(quantizer.Quantizer, "__call__", call)
+    convert(source, tmp_path / "less", bits=4, measure=False, encoder="minmax", max_memory=0.17)
+    assert (tmp_path / "all" / "model.safetensors").read_bytes() == (tmp_path / "less" / "model.safetensors").read_bytes()
+
+
+def test_too_little_memory_is_refused_with_what_would_do(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"0\.1 GB are too little for .*: give at least 0\.\d\d GB"):
+        convert(source, tmp_path / "out", bits=4, max_memory=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("mlxinfer.cli.convert.tell", said.append)
+    _say(Estimate(seconds=2, nbytes=10**9, peak=10**9, bits_per_weight=4.5))
+    assert said == []
+    _say(Estimate(seconds=600, nbytes=10**9, peak=2 * 10**9, bits_per_weight=4.5))
+    assert "about 10 minutes" in said[0]
+    assert "4.50 bits per weight" in said[0]
+
+
+@pytest.mark.long
+def test_the_peak_that_is_computed_holds(tmp_path: Path) -> None:
+    """A matrix of 134 MB and a limit of 0.25 GB."""
+    wide = config_of("llama", **WIDE | {"vocab_size": 131072, "tie_word_embeddings": True})
+    source = random_checkpoint(tmp_path / "source", wide, dtype=mx.bfloat16)
+    script = (
+        "from mlxinfer.convert import convert\nconvert(sys.argv[1], sys.argv[2], bits=4, measure=False, max_memory=0.25, encoder='minmax')"
+    )
+    peak, _ = peak_rss(script, str(source), str(tmp_path / "out"))
+    assert peak < 0.25e9

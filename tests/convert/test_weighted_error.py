@@ -1,0 +1,29 @@
+"""The error of a matrix, weighed with its inputs."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxinfer.convert.mapper import Output
+from mlxinfer.convert.quantizer import Quantizer
+from mlxinfer.loading.weights import TensorRequest
+from mlxinfer.nn.weights import Dense, Format
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+def test_it_is_that_of_the_definition(experts: int) -> None:
+    mx.random.seed(0)
+    rows, form = 8, Format(4, 32)
+    shape = (rows, 64) if experts == 1 else (experts, rows, 64)
+    weight, importance = mx.random.normal((experts * rows, 64)), mx.random.uniform(0.01, 4.0, (experts, 64))
+    output = Output(TensorRequest("w.weight", shape, "matrix", True, None, ("w.weight",), None), mx.float32, form, mx.float32)
+    quantizer, plain = Quantizer(output, importance[0] if experts == 1 else importance), Quantizer(output)
+    found = [mx.concatenate(parts) for parts in zip(quantizer(Dense(weight[:5])), quantizer(Dense(weight[5:])), strict=True)]
+    decoded = mx.dequantize(*found, group_size=32, bits=4)
+    w, d, i = (np.array(each, np.float64) for each in (weight, decoded, mx.repeat(importance, rows, axis=0)))
+    assert quantizer.weighted_error == pytest.approx(np.sqrt((i * (w - d) ** 2).sum() / (i * w**2).sum()), rel=1e-4)
+    assert quantizer.error == pytest.approx(np.sqrt(((w - d) ** 2).sum() / (w**2).sum()), rel=1e-4)
+    plain(Dense(weight))
+    assert plain.weighted_error is None
