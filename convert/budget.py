@@ -23,7 +23,7 @@ from .sensitivity import Sensitivities, Sensitivity
 
 FORMATS = tuple(
     Format(bits, group)
-    for bits, groups in ((2, (64, 32)), (3, (128, 64, 32)), (4, (128, 64, 32)), (5, (128, 64, 32)), (6, (64,)), (8, (64,)))
+    for bits, groups in ((2, (64, 32)), (3, (128, 64, 32)), (4, (128, 64, 32)), (5, (128, 64, 32)), (6, (128, 64)), (8, (64,)))
     for group in groups
 )
 """What a plan chooses from."""
@@ -94,8 +94,8 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
         members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
         if members:
             forms = _forms(members)
-            costs = [sum(_cost(checkpoint, s, members, form) for s in place) for form in forms]
-            items.append(_item(members, forms, costs))
+            costs = sum((_costs(checkpoint, sensitivity, members, forms) for sensitivity in place), np.zeros(len(forms)))
+            items.append(_item(members, forms, costs.tolist()))
     if found.final.name in outputs:
         head = outputs.pop(found.final.name)
         forms = _forms([head])
@@ -141,9 +141,9 @@ def _slope(before: Choice, after: Choice) -> float:
     return (before.cost - after.cost) / max(after.nbytes - before.nbytes, 1)
 
 
-def _cost(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[Output], form: Format) -> float:
-    """Of rounding these tensors to a format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
-    total, first = 0.0, 0
+def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[Output], forms: Sequence[Format]) -> np.ndarray:
+    """Of rounding these tensors to each format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
+    total, first = np.zeros(len(forms)), 0
     by_name = {output.request.name: output for output in members}
     for name in sensitivity.names:
         output = by_name.get(name)
@@ -154,9 +154,10 @@ def _cost(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[Ou
         first += rows
         for weight, picked, share in _samples(checkpoint, output):
             plain = weight.astype(output.dtype)
-            error = to_numpy(fit(plain, form, sensitivity.importance).dequantize(mx.float32)) - to_numpy(plain)
-            costs = ((error @ sensitivity.curvature) * error).sum(-1)
-            total += float((weights[picked] * costs).sum()) * share / 2
+            for number, form in enumerate(forms):
+                error = to_numpy(fit(plain, form, sensitivity.importance).dequantize(mx.float32)) - to_numpy(plain)
+                costs = ((error @ sensitivity.curvature) * error).sum(-1)
+                total[number] += float((weights[picked] * costs).sum()) * share / 2
     return total
 
 

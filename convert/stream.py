@@ -138,11 +138,11 @@ class StreamedWeights(CheckpointWeights):
         super().__init__(checkpoint, dtype, progress=progress)
         self._embedding: TensorRequest | None = None
         self.skipping = False
-        """Whether tensors are asked for that nobody will use."""
+        """Whether matrices are asked for that nobody will use."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
         last = request.name.endswith(("embed_tokens.weight", "lm_head.weight"))
-        if not last and not self.skipping:
+        if not last and not (self.skipping and request.kind == "matrix"):
             return super()._answer(request)
         self._embedding = self._embedding or (request if last else None)
         self._count(request)

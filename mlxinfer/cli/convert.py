@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--bpw", type=float, help="Instead of bits: bits per weight of all that is written, each matrix in the format that suits it.")
 @click.option("--target-kl", type=float, help="Instead of bits: the smallest model expected to differ so much from SRC (KL, in nats).")
 @click.option("--plan", type=click.Path(path_type=Path), help="Instead of bits: a quantization_plan.json, as --bpw writes it.")
+@click.option("--calibration", help="What gptq and --bpw read: samples (the model's own), random, or a text file.  [default: samples]")
 @click.option("--encoder", help="How to round: fit (to what each layer computes), gptq (slower, closer) or minmax.  [default: fit]")
 @click.option(
     "--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time. It takes as long, and gives the same."

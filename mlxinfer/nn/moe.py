@@ -168,4 +168,4 @@ def top_then_softmax(count: int) -> Route:
 def _top(scores: mx.array, count: int) -> mx.array:
     if count >= scores.shape[-1]:
         return mx.broadcast_to(mx.arange(scores.shape[-1], dtype=mx.uint32), scores.shape)
-    return mx.argpartition(scores, kth=-count, axis=-1)[..., -count:]
+    return mx.stop_gradient(mx.argpartition(scores, kth=-count, axis=-1)[..., -count:])  # a choice has no gradient
