@@ -14,6 +14,7 @@ from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
+from ..records import dataclass
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
@@ -32,6 +33,38 @@ class Kernel(Protocol):
         threadgroup: tuple[int, int, int],
         template: Template = (),
     ) -> list[mx.array]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all that its launch needs besides inputs: worked out once for arrays of the same shapes, as steps launch the same
+    hundreds of kernels again and again."""
+
+    file: str
+    """Its Metal file."""
+    name: str
+    """Its name in the file."""
+    template: Template
+    """Template arguments."""
+    shapes: Sequence[Sequence[int]]
+    """Shapes of its outputs."""
+    dtypes: Sequence[mx.Dtype]
+    """Their dtypes."""
+    grid: tuple[int, int, int]
+    """Threads in all."""
+    threadgroup: tuple[int, int, int]
+    """Threads of a threadgroup."""
+
+    def run(self, inputs: Sequence[mx.array]) -> list[mx.array]:
+        """Launch it, and return its outputs."""
+        return get_kernel(self.file, self.name)(
+            inputs=inputs,
+            template=self.template,
+            output_shapes=self.shapes,
+            output_dtypes=self.dtypes,
+            grid=self.grid,
+            threadgroup=self.threadgroup,
+        )
 
 
 Maker = Callable[..., Kernel]

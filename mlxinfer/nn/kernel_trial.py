@@ -39,6 +39,8 @@ class KernelTrial:
         """`what` it computes, for messages. `run(*kind)` computes a small case both ways: it returns what is wrong, or None. RuntimeError
         and ValueError count as failures."""
         self.what = what
+        self.age = 0
+        """Changes when kernels are given up."""
         self._run = run
         self._obstacles: dict[Kind, str | None] = {}
         TRIALS.append(self)
@@ -63,11 +65,13 @@ class KernelTrial:
         used = [kind for kind, obstacle in self._obstacles.items() if obstacle is None]
         used = [kind for kind in used if self._tried(kind)] if guilty else used
         self._obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in used)
+        self.age += 1
         return bool(used)
 
     def forget(self) -> None:
         """Begin anew, as if nothing had been tried."""
         self._obstacles.clear()
+        self.age += 1
 
     def _tried(self, kind: Kind) -> str | None:
         try:
