@@ -111,7 +111,7 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     slices."""
     rows, weight, form = x.size // x.shape[-1], matrix.weight, matrix.format
     flat = x.reshape(rows, -1)
-    if rows <= _MOST_BLOCK_ROWS and _variants(form, x.dtype) and is_gpu():
+    if rows <= _MOST_BLOCK_ROWS and multiplies_blocks(form, x.dtype):
         from ..kernels_metal.quantized_matmul.launcher import block_matmul
 
         y = block_matmul(flat, weight, form.mode)
@@ -122,10 +122,15 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     return y.reshape(*x.shape[:-1], -1)
 
 
+def multiplies_blocks(form: Format, dtype: mx.Dtype) -> bool:
+    """Whether a kernel multiplies blocks of this type in this dtype."""
+    return bool(_variants(form, dtype)) and is_gpu()
+
+
 def block_rows(rows: mx.array, form: Format, dtype: mx.Dtype) -> mx.array:
     """Rows of blocks, `[..., bytes of a row]`, as numbers `[..., columns]`."""
     matrix = Blocks(rows, form)
-    if not _variants(form, dtype) or not is_gpu():
+    if not multiplies_blocks(form, dtype):
         return matrix.dequantize(dtype)
     from ..kernels_metal.quantized_matmul.launcher import block_dequantize
 
@@ -223,12 +228,6 @@ def _described(choice: Choice) -> str:
     return f"this project's kernels; next to MLX's products {speeds} rows"
 
 
-def _cost(form: Format) -> str:
-    """What it costs to do without the kernel. Blocks are not turned into codes of MLX's formats meanwhile: those are larger by a ninth
-    (Q4_K) to a third (Q6_K), and what the weights leave has been given to the cache. At the next load they are codes, or blocks again."""
-    return "" if form.mode in ("affine", "mxfp4") else "; its matrices are unpacked for every product until the model is loaded again"
-
-
 class _Products:
     """`Trial` of all formats."""
 
@@ -246,7 +245,7 @@ class _Products:
     def lost(self) -> list[str]:
         """Formats whose kernels do not work; slow ones are no loss."""
         with _lock:
-            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}{_cost(key[0])}" for key, c in _choices.items() if c.failed)
+            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
 
 
 TRIAL = _Products()

@@ -115,15 +115,15 @@ class MetalStep:
         key = layer.kind, id(heads.rotation), store.sizes, id(append)
         launch = self._launches.get(key) or self._launch(key, layer, append, store, rows, heads)
         old = store.recent.arrays
-        if isinstance(launch, AppendLaunch):
-            y, recent = launch.run(layer.inputs(rows), old, *pools, layer.logits)
-        else:
+        if isinstance(launch, DecodePlan):
             q_norm, k_norm = layer.norms
             waves = None if heads.rotation is None else heads.rotation.waves
             q, recent = append_rows(layer.parts(rows), old, append, layer.shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
             scale, softcap, sinks = params.scale, params.softcap, params.sinks
             y = paged_attention_decode(q, *pools, launch, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
             y = y.reshape(y.shape[0], -1)
+        else:
+            y, recent = launch.run(layer.inputs(rows), old, *pools, layer.logits)
         store.recent = RecentRows(append.new, tuple(recent))
         return y, self._filled(store) if self._filling else {}
 
