@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..cache.attention.select import SWITCH
-from ..device import is_gpu
+from ..cache.attention.select import SWITCH, has_gpu_kernels
 from ..errors import UnsupportedShapeError, one_line
 
 Kind = tuple[Any, ...]
@@ -85,11 +84,7 @@ class KernelTrial:
 
 def kernels_in_use() -> bool:
     """Whether MLX computes on a GPU that runs the kernels, and they are not switched off."""
-    if not is_gpu() or os.environ.get(SWITCH) == "0":
-        return False
-    from ..kernels_metal import executors
-
-    return executors.available()
+    return has_gpu_kernels() and os.environ.get(SWITCH) != "0"
 
 
 def give_up(error: BaseException, *, guilty: bool) -> bool:

@@ -9,7 +9,6 @@ import mlx.core as mx
 from .. import kernels_cpu
 from .weights import Weights
 
-
 Sum = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 """A part's result and the residual stream, `[T, n]` each, to their sum and the normed sum."""
 

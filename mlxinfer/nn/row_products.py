@@ -65,8 +65,8 @@ _age = 0
 
 
 def quantized_product(x: mx.array, matrix: Quantized) -> mx.array:
-    """x `[..., in]` times a matrix `[..., out, in]`, transposed, in the dtype of x. How that is done is worked out once per matrix, and anew
-    after a trial."""
+    """x `[..., in]` times a matrix `[..., out, in]`, transposed, in the dtype of x. How that is done is worked out once per matrix, and
+    anew after a trial."""
     known, key = matrix.products, (x.shape, x.dtype, _age)
     product = known.get(key)
     if product is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, Union
+from typing import Protocol, Union
 
 import mlx.core as mx
 import numpy as np

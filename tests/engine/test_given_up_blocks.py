@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """As on a Mac that multiplies blocks."""
     found = Kernel()
     pretend_gpu(monkeypatch, ("Q4_K", "Q6_K"))
@@ -52,7 +51,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     monkeypatch.setattr(packing, "try_format", lambda *_: None)
     monkeypatch.setattr(launcher, "block_matmul", found.multiply)
     monkeypatch.setattr(launcher, "block_dequantize", found.unpack)
-    yield found
+    return found
 
 
 @pytest.fixture
@@ -118,4 +117,3 @@ def test_the_cache_makes_room_as_far_as_it_can(file: Path, kernel: Kernel, caplo
         assert (f"holds {now} tokens instead of" in caplog.text) == bool(share)
         grown = sum(m.weight.nbytes * (1 - 4.5 / 32) for m in dense)
         assert grown <= (engine.config.max_context + more - now) * token * 1.1
-

@@ -57,7 +57,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     found = Kernels()
     monkeypatch.delenv(select.SWITCH, raising=False)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(select, "_has_gpu_kernels", lambda: True)
+    monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(metal, "paged_attention_decode", found)
     monkeypatch.setattr(metal, "append_rows", appended)
 

@@ -34,7 +34,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
     """Kernels as on a GPU, in the emulator; how often each was launched, and how often a norm was computed by MLX."""
     found: LAUNCHES = Counter()
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     norm = RMSNorm.__call__
     monkeypatch.setattr(RMSNorm, "__call__", lambda self, *args, **named: (found.update(["norm"]), norm(self, *args, **named))[1])
 
@@ -72,7 +72,7 @@ def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.Monk
     launches.clear()
     got = logits_of(joined)
     assert launches["add_norm"] > 0
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: False)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: False)
     plain = model_of(name)
     assert not plain.joined
     np.testing.assert_allclose(got, logits_of(plain), rtol=1e-4, atol=1e-4)
@@ -103,7 +103,7 @@ def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pyte
 
         return call
 
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.delenv(SWITCH, raising=False)
     residual.TRIAL.forget()
     with run_with(broken):

@@ -38,6 +38,11 @@ class DecodeLayer:
     kind: int
     """Equal for layers that differ in nothing but their arrays."""
 
+    def fits(self, widths: list[int], heads: HeadSteps, params: AttentionParams) -> bool:
+        """Whether it was worked out for arguments like these."""
+        norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm
+        return norms and self.params is params and self.widths == widths
+
     def parts(self, rows: Sequence[mx.array]) -> tuple[Part, Part, Part]:
         """Queries, keys and values in the arrays of a step."""
         q, k, v = (Part(rows[i], at) for i, at in self.places)
@@ -58,9 +63,8 @@ class DecodeLayer:
 def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
     """What there is to know about a layer; `rows` and the rest are arguments of `Step.attend_rows`."""
     known, widths = store.kernels, [piece.shape[1] for piece in rows]
-    if isinstance(known, DecodeLayer) and known.params is params and known.widths == widths:
-        if known.q_norm is heads.q_norm and known.k_norm is heads.k_norm:
-            return known
+    if isinstance(known, DecodeLayer) and known.fits(widths, heads, params):
+        return known
     made = store.kernels = _described(store, widths, heads, params)
     return made
 

@@ -139,7 +139,15 @@ class MetalStep:
             check_pages(store.sealed, store.first, store.kept, params.sinks, plan)
             check_rows(parts, store.recent.arrays, append, layer.shape, (q_norm, k_norm), waves)
             way = append_launch(
-                parts, append, plan, scale=params.scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=params.softcap, sinks=params.sinks
+                parts,
+                append,
+                plan,
+                scale=params.scale,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                waves=waves,
+                softcap=params.softcap,
+                sinks=params.sinks,
             )
         self._launches[key] = way
         return way
