@@ -74,7 +74,7 @@ def matrices(llm: LLM) -> tuple[int, int]:
 
 
 def opened(file: Path, **options: Any) -> LLM:
-    return LLM(file, dtype="float32", max_context=512, prefix_cache=False, **options)
+    return LLM(file, dtype="float32", max_context=128, prefix_cache=False, **options)
 
 
 def test_blocks_are_unpacked_once(file: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,13 +108,13 @@ class MetalStep:
 
     def _decoded(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         """Append the rows of segments with a few, and attend with them: `[T, Hq * Dv]`."""
-        dtype, pools = store.dtype, (store.sealed, store.first, store.kept)
+        dtype = store.dtype
         if any(piece.dtype != dtype for piece in rows):
             rows = [piece.astype(dtype) for piece in rows]
         layer, append = decode_layer(store, rows, heads, params), self._append_plan(store)
         key = layer.kind, id(heads.rotation), store.sizes, id(append)
         launch = self._launches.get(key) or self._launch(key, layer, append, store, rows, heads)
-        old = store.recent.arrays
+        old, pools = store.recent.arrays, (store.sealed, store.first, store.kept)
         if isinstance(launch, DecodePlan):
             q_norm, k_norm = layer.norms
             waves = None if heads.rotation is None else heads.rotation.waves
