@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import field
 from functools import cache
 from typing import Any, Protocol, Union, cast
 
@@ -35,7 +36,11 @@ class Kernel(Protocol):
     ) -> list[mx.array]: ...
 
 
-@dataclass(frozen=True, slots=True)
+Maker = Callable[..., Kernel]
+_maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
+
+
+@dataclass(slots=True)
 class Launch:
     """A kernel with all that its launch needs besides inputs: worked out once for arrays of the same shapes, as steps launch the same
     hundreds of kernels again and again."""
@@ -54,10 +59,15 @@ class Launch:
     """Threads in all."""
     threadgroup: tuple[int, int, int]
     """Threads of a threadgroup."""
+    _made: tuple[Maker | None, Kernel] | None = field(default=None, init=False, repr=False, compare=False)
+    """What made the kernel, as `run_with` had it, and the kernel."""
 
     def run(self, inputs: Sequence[mx.array]) -> list[mx.array]:
-        """Launch it, and return its outputs."""
-        return get_kernel(self.file, self.name)(
+        """Launch it, and return its outputs. Raises RuntimeError where kernels cannot run."""
+        maker, made = _maker.get(), self._made
+        if made is None or made[0] is not maker:
+            made = self._made = maker, get_kernel(self.file, self.name)
+        return made[1](
             inputs=inputs,
             template=self.template,
             output_shapes=self.shapes,
@@ -65,10 +75,6 @@ class Launch:
             grid=self.grid,
             threadgroup=self.threadgroup,
         )
-
-
-Maker = Callable[..., Kernel]
-_maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
 
 
 @contextlib.contextmanager

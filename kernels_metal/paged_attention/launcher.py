@@ -220,7 +220,9 @@ def _inputs(
         sealed[keys + 1] if shape.v_bits != 16 else nothing(scales),
         *(first or [nothing(shape.dtype)] * 2),
     ]
-    return [a if a.size else nothing(a.dtype) for a in pools] + [*open_pages, *(recent or [nothing(shape.dtype)] * 2)]
+    if not plan.pools.pages or (first and not plan.pools.first_pages):
+        pools = [a if a.size else nothing(a.dtype) for a in pools]
+    return [*pools, *open_pages, *(recent or [nothing(shape.dtype)] * 2)]
 
 
 def check_pages(

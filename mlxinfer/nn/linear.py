@@ -54,6 +54,10 @@ class Linear:
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         """`[..., in]` to `[..., out]`. `norm` is applied to x first; the result is added to `onto`, if given."""
         matrix, bias = self.matrix, self.bias
+        if isinstance(matrix, Quantized):
+            y = quantized_product(x if norm is None else norm(x), matrix)
+            y = y if bias is None else y + bias
+            return y if onto is None else onto + y
         if isinstance(matrix, Packed):
             if norm is None:
                 return matrix.multiply(x, bias=bias, residual=onto)
@@ -112,10 +116,15 @@ class JoinedLinear:
     def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
         """`gate(first projection, second projection)`; a packed matrix computes it within its product."""
         linear = self.linears[0]
-        if len(self.linears) == 1 and isinstance(gate, Activated) and linear.can_gate(gate.activation):
-            return linear.gated(gate.activation, x, *chosen, norm=norm)
-        first, second = self(x, *chosen, norm=norm)
-        return gate(first, second)
+        if len(self.linears) > 1:
+            first, second = self(x, *chosen, norm=norm)
+            return gate(first, second)
+        if isinstance(gate, Activated):
+            if linear.can_gate(gate.activation):
+                return linear.gated(gate.activation, x, *chosen, norm=norm)
+            gate = gate.compute
+        y = linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)
+        return gate(*_parts(y, self.splits[0]))
 
 
 def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:
