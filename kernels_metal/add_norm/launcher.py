@@ -7,7 +7,7 @@ from functools import cache
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
-from ..executors import Launch
+from ..executors import Launch, Template
 from .reference import Norm
 
 MOST_CHANNELS = 16384
@@ -27,7 +27,7 @@ def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: No
     """How `add_norm` is launched for arrays like these; raises what that does. To be kept by who adds and norms again and again."""
     rows, dim = _check(result, stream, after, before)
     simdgroups, dtype = min(_SIMDGROUPS, -(-dim // 128)), stream.dtype
-    template = [("T", dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)]
+    template: Template = [("T", dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)]
     threads = 32 * simdgroups
     return Launch("add_norm/add_norm.metal", "add_norm", template, [(rows, dim)] * 2, [dtype] * 2, (threads, rows, 1), (threads, 1, 1))
 

@@ -36,7 +36,8 @@ class Unpacking:
 
 def unpacking(models: Iterable[object], dtype: mx.Dtype, room: float = math.inf) -> Unpacking:
     """What can be unpacked of the matrices whose kernel was given up, if they grow by at most `room` bytes together."""
-    chosen, total, nbytes = [], 0, 0
+    chosen: list[Linear | Embedding] = []
+    total = nbytes = 0
     for model in models:
         for holder in holders(model):
             matrix = holder.matrix
