@@ -101,6 +101,8 @@ def _kernel_product(x: mx.array, matrix: Quantized) -> Product | None:
         return None
     f, arrays = matrix.format, (matrix.weight, matrix.scales, matrix.biases)
     launch, parts = launch_of(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode), parts_of(*arrays)
+    if parts[1] is not matrix.scales:
+        mx.eval(parts)  # made here and kept, maybe for another thread
     if x.ndim == 2:
         return lambda x: launch.run([x, *parts])[0]
     return lambda x: launch.run([x.reshape(rows, -1), *parts])[0].reshape(*x.shape[:-1], -1)
