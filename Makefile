@@ -27,8 +27,8 @@ smoke_tests := $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
 quick_tests := not model and not torch and not long
 # Kernels in the emulator need a compiler, and minutes.
 quickest    := $(quick_tests) and not emulator
-# What the CPU kernels compute otherwise, what is stored and named, and the Metal kernels.
-mac_tests   := $(addprefix tests/,cache nn models engine loading convert server cli kernels_metal bench benchmarks)
+# A Mac has no CPU kernels.
+mac_tests   := $(filter-out tests/kernels_cpu/ tests/support/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
 # As many processes as there are processors, four at most: each may load a model. ARGS="-n 0" runs tests in one, for a debugger.
 processors  := len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 parallel     = -n $(shell $(PYTHON) -c 'import os; print(min($(processors), 4))') --dist worksteal

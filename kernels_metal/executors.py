@@ -9,11 +9,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import field
 from functools import cache
 from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
+from ..records import dataclass
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
@@ -36,6 +38,43 @@ class Kernel(Protocol):
 
 Maker = Callable[..., Kernel]
 _maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
+
+
+@dataclass(slots=True)
+class Launch:
+    """A kernel with all that its launch needs besides inputs: worked out once for arrays of the same shapes, as steps launch the same
+    hundreds of kernels again and again."""
+
+    file: str
+    """Its Metal file."""
+    name: str
+    """Its name in the file."""
+    template: Template
+    """Template arguments."""
+    shapes: Sequence[Sequence[int]]
+    """Shapes of its outputs."""
+    dtypes: Sequence[mx.Dtype]
+    """Their dtypes."""
+    grid: tuple[int, int, int]
+    """Threads in all."""
+    threadgroup: tuple[int, int, int]
+    """Threads of a threadgroup."""
+    _made: tuple[Maker | None, Kernel] | None = field(default=None, init=False, repr=False, compare=False)
+    """What made the kernel, as `run_with` had it, and the kernel."""
+
+    def run(self, inputs: Sequence[mx.array]) -> list[mx.array]:
+        """Launch it, and return its outputs. Raises RuntimeError where kernels cannot run."""
+        maker, made = _maker.get(), self._made
+        if made is None or made[0] is not maker:
+            made = self._made = maker, get_kernel(self.file, self.name)
+        return made[1](
+            inputs=inputs,
+            template=self.template,
+            output_shapes=self.shapes,
+            output_dtypes=self.dtypes,
+            grid=self.grid,
+            threadgroup=self.threadgroup,
+        )
 
 
 @contextlib.contextmanager

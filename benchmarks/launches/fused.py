@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .graph import Node
 from .kernels import work_of
 from .layout import Laid
-from .phantom import Node
 from .primitives import Architecture, Launch, Outcome, after, made, ready
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from . import fused, primitives, products
+from .graph import Graph
 from .layout import Laid, rows
-from .phantom import Graph
 from .primitives import Architecture, Launch, Rule
 
 M4 = Architecture(16, "g")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from time import thread_time
 from types import TracebackType
 from typing import Any, cast
@@ -18,46 +17,11 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
+from . import calls
+from .graph import Graph, Marked, Node
+
 _FIRST_TAG = 1_500_000_000
 """Marked nodes carry an int32 from here on, which no model contains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """What a marked node stands for."""
-
-    name: str
-    """"RMSNorm", "LayerNorm", "RoPE", "SDPA", "Compiled", or "CustomKernel"."""
-    details: dict[str, Any] = field(default_factory=dict)
-    """What the cost depends on besides shapes: of a custom kernel its name, its inputs' names and the arrays."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One primitive of a submitted graph."""
-
-    name: str
-    """MLX's name of the primitive, or that of a marked node."""
-    arguments: list[Any]
-    """Its state, as `mx.export_function` reports it."""
-    inputs: list[str]
-    """Names of arrays within the graph."""
-    outputs: list[str]
-    """The same."""
-    details: dict[str, Any]
-    """Those of a marked node; empty for others."""
-
-
-@dataclass(slots=True)
-class Graph:
-    """One submission: its nodes in an order in which they can run."""
-
-    nodes: list[Node] = field(default_factory=list)
-    """Primitives, with those that are only views."""
-    shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = field(default_factory=dict)
-    """Of every array by its name."""
-    results: list[str] = field(default_factory=list)
-    """The arrays that were asked for."""
 
 
 class PhantomGPU:
@@ -74,14 +38,15 @@ class PhantomGPU:
         self.exposed = 0.0
         """Processor time of the program between a drain and its next submission: the GPU waits for it."""
         self.seconds = 0.0
-        """Processor time spent on recording, which is not the program's own."""
+        """Processor time spent on recording, which is not the program's own, less what MLX's calls would have taken instead."""
         self.recording = True
         """Off while a program only comes to the point that is of interest."""
         self.kept: Callable[[], Iterator[mx.array]] = lambda: iter(())
         """Names arrays that survive a submission without being asked for, such as a cache."""
         self._marks: dict[int, Marked] = {}
         self._bases: dict[tuple[tuple[int, ...], str], mx.array] = {}
-        self._compiled: dict[tuple[Any, ...], tuple[int, tuple[int, ...], mx.Dtype] | None] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[int, tuple[int, ...], mx.Dtype, float] | None] = {}
+        self._operation = calls.operation()
         self._tracing = False
         self._born: dict[int, tuple[mx.array, int]] = {}
         self._submitted = self._awaited = 0
@@ -208,6 +173,23 @@ class PhantomGPU:
     # -- what a GPU fuses
 
     def _mark(
+        self,
+        mark: Marked,
+        inputs: Sequence[mx.array],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[mx.Dtype],
+        *,
+        start: float | None = None,
+        cost: float | None = None,
+    ) -> list[mx.array]:
+        """One node. `start` is when the call began for which it stands, `cost` the seconds that MLX's call takes, otherwise those of an
+        operation."""
+        start = thread_time() if start is None else start
+        node = self._node(mark, inputs, shapes, dtypes)
+        self.seconds += thread_time() - start - (self._operation if cost is None else cost)
+        return node
+
+    def _node(
         self, mark: Marked, inputs: Sequence[mx.array], shapes: Sequence[Sequence[int]], dtypes: Sequence[mx.Dtype]
     ) -> list[mx.array]:
         number = _FIRST_TAG + len(self._marks)
@@ -263,15 +245,20 @@ class PhantomGPU:
     def _metal_kernel(self, name: str, input_names: Sequence[str], output_names: Sequence[str], *_: Any, **options: Any) -> Any:
         """`mx.fast.metal_kernel`: the kernel's launch is one node, with all that its bytes depend on."""
         ensures = bool(options.get("ensure_row_contiguous", True))
+        definition = {"name": name, "input_names": input_names, "output_names": output_names, **options}
+        costs: dict[int, float] = {}
 
-        def launch(
-            *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, grid: Any, threadgroup: Any, template: Any = (), **_: Any
-        ) -> Any:
+        def launch(*, inputs: Sequence[Any], grid: Any, threadgroup: Any, template: Any = (), **outputs: Any) -> Any:
+            start = thread_time()
             arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
+            if len(template) not in costs:
+                call = {"grid": grid, "threadgroup": threadgroup, "template": template, **outputs}
+                costs[len(template)] = calls.kernel(definition, [self._base(tuple(a.shape), a.dtype) for a in arrays], call)
             groups = [-(-whole // part) for whole, part in zip(grid, threadgroup, strict=True)]
             details: dict[str, Any] = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ())}
-            details |= {"groups": groups, "ensures": ensures}
-            return self._mark(Marked("CustomKernel", details), arrays, output_shapes, output_dtypes)
+            mark = Marked("CustomKernel", details | {"groups": groups, "ensures": ensures})
+            shapes, dtypes = outputs["output_shapes"], outputs["output_dtypes"]
+            return self._mark(mark, arrays, shapes, dtypes, start=start, cost=costs[len(template)])
 
         return launch
 
@@ -286,27 +273,28 @@ class PhantomGPU:
         def call(*arguments: Any, **keywords: Any) -> Any:
             if self._tracing or keywords or not arguments or not all(isinstance(a, mx.array) for a in arguments):
                 return function(*arguments, **keywords)
+            start = thread_time()
             found = self._fused(compiled, arguments)
             if found is None:
                 return function(*arguments)
-            kernels, shape, dtype = found
-            return self._mark(Marked("Compiled", {"kernels": kernels}), arguments, [shape], [dtype])[0]
+            kernels, shape, dtype, cost = found
+            return self._mark(Marked("Compiled", {"kernels": kernels}), arguments, [shape], [dtype], start=start, cost=cost)[0]
 
         return call
 
-    def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[int, tuple[int, ...], mx.Dtype] | None:
-        """How many kernels MLX makes of the function, with the result's shape and dtype; None if there is more in it than it fuses. Long
-        chains of operations become several kernels."""
+    def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[int, tuple[int, ...], mx.Dtype, float] | None:
+        """How many kernels MLX makes of the function, with the result's shape and dtype, and seconds of a call; None if there is more in it
+        than it fuses. Long chains of operations become several kernels."""
         key = (id(compiled), *((tuple(a.shape), str(a.dtype)) for a in arguments))
         if key not in self._compiled:
-            self._tracing = True
+            self._tracing, bases = True, [self._base(tuple(a.shape), a.dtype) for a in arguments]
             try:
-                result = compiled(*(self._base(tuple(a.shape), a.dtype) for a in arguments))
+                result, cost = compiled(*bases), calls.compiled(compiled, bases)
             finally:
                 self._tracing = False
             names = _primitives(result) if isinstance(result, mx.array) else []
             fuses = bool(names) and all(name.startswith("Compiled") for name in names)
-            self._compiled[key] = (len(names), tuple(result.shape), result.dtype) if fuses else None
+            self._compiled[key] = (len(names), tuple(result.shape), result.dtype, cost) if fuses else None
         return self._compiled[key]
 
 

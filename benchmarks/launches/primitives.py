@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from . import layout
+from .graph import Node
 from .layout import Laid
-from .phantom import Node
 
 VIEWS = {
     "AsStrided", "Broadcast", "BroadcastAxes", "Copy", "CustomTransforms", "Depends", "ExpandDims", "NumberOfElements", "Slice", "Split",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .graph import Node
 from .layout import Laid
-from .phantom import Node
 from .primitives import Architecture, Launch, Outcome, after, made, ready
 
 _TILE = 32

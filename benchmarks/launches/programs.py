@@ -21,8 +21,9 @@ from mlxinfer.models import Model, build
 from mlxinfer.nn.packing import arrays
 from mlxinfer.types import SamplingParams
 
+from .graph import Graph
 from .models import EmptyWeights, Subject
-from .phantom import Graph, PhantomGPU
+from .phantom import PhantomGPU
 from .trust import trusted_kernels
 
 STEPS = 64

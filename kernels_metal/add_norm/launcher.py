@@ -7,7 +7,7 @@ from functools import cache
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
-from ..executors import get_kernel
+from ..executors import Launch, Template
 from .reference import Norm
 
 MOST_CHANNELS = 16384
@@ -19,17 +19,22 @@ _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 def add_norm(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float = 1.0) -> tuple[mx.array, mx.array]:
     """See `reference.add_norm`: `[T, n]` to sums and normed sums, all of one dtype, n at most 16384. Raises ValueError for shapes that do
     not agree, and `UnsupportedShapeError`."""
-    rows, dim = _check(result, stream, after, before)
-    simdgroups = min(_SIMDGROUPS, -(-dim // 128))
-    sums, normed = get_kernel("add_norm/add_norm.metal", "add_norm")(
-        inputs=[result, stream, (after or before)[0], before[0], _settings(after[1] if after else 0.0, before[1], scale)],
-        template=[("T", stream.dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)],
-        output_shapes=[(rows, dim), (rows, dim)],
-        output_dtypes=[stream.dtype, stream.dtype],
-        grid=(32 * simdgroups, rows, 1),
-        threadgroup=(32 * simdgroups, 1, 1),
-    )
+    sums, normed = launch_of(result, stream, after, before).run(inputs_of(result, stream, after, before, scale))
     return sums, normed
+
+
+def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> Launch:
+    """How `add_norm` is launched for arrays like these; raises what that does. To be kept by who adds and norms again and again."""
+    rows, dim = _check(result, stream, after, before)
+    simdgroups, dtype = min(_SIMDGROUPS, -(-dim // 128)), stream.dtype
+    template: Template = [("T", dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)]
+    threads = 32 * simdgroups
+    return Launch("add_norm/add_norm.metal", "add_norm", template, [(rows, dim)] * 2, [dtype] * 2, (threads, rows, 1), (threads, 1, 1))
+
+
+def inputs_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float) -> list[mx.array]:
+    """The arrays that the kernel takes."""
+    return [result, stream, (after or before)[0], before[0], _settings(after[1] if after else 0.0, before[1], scale)]
 
 
 @cache

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..formats import v_group
 from .tiles import PAGE, Shape
 
+_PADDED = 8
 Expected = list[tuple[tuple[int, ...], mx.Dtype]]
 
 
@@ -60,7 +61,9 @@ def _names(arrays: Expected) -> str:
 def integers(rows: Sequence[object]) -> mx.array:
     """The numbers as int32, padded to at least 8: Metal passes smaller arrays in another address space."""
     flat: npt.NDArray[np.int32] = np.array(rows, np.int32).reshape(-1)
-    return mx.array(np.pad(flat, (0, max(0, 8 - flat.size))))
+    if flat.size < _PADDED:
+        flat = np.concatenate([flat, np.zeros(_PADDED - flat.size, np.int32)])
+    return mx.array(flat)
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import mlx.core as mx
 
 from ..append_rows.launcher import Norm, Part, check_rows
 from ..append_rows.plan import AppendPlan
-from ..executors import Template, get_kernel
+from ..executors import Launch, Template
 from ..formats import v_group
 from .arrays import expect, expect_floats, first_arrays, integers, nothing, sealed_arrays, settings, sink_logits
 from .plan import DecodePlan
@@ -38,13 +39,16 @@ def paged_attention_decode(
     """
     shape, lacking = plan.shape, nothing(plan.shape.dtype)
     expect("queries", [q], [((plan.query_rows, shape.heads, shape.key_dim), shape.dtype)])
-    _check(sealed, first, open_pages, sinks, plan)
+    check_pages(sealed, first, open_pages, sinks, plan)
     if recent or plan.pools.entries:
         _check_recent(recent, plan, plan.pools.entries, plan.pools.recent)
     numbers = _numbers(0, shape.heads * shape.key_dim, 0, 0, 0, 0, 0, 0, plan.pools.recent, 0, 0, 0)
-    rows = [q, *[lacking] * 4, nothing(mx.float32)]
+    chosen, logits = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None), sink_logits(sinks, shape.dtype)
     pages = [*_inputs(sealed, first, open_pages, recent, plan), _no_entries()]
-    return _attend(rows, pages, numbers, plan, settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None), sinks, (0, 0))[0]
+    result = (plan.rows, shape.heads, shape.value_dim)
+    inputs = [q, *[lacking] * 4, nothing(mx.float32), *pages, plan.table, plan.work, numbers, chosen, logits]
+    answers, parts, *_ = _decode(plan, result, (0, 0)).run(inputs)
+    return answers if plan.parts is None else _combine(plan, result).run([parts, plan.parts, chosen, logits])[0]
 
 
 def paged_attention_append(
@@ -66,46 +70,78 @@ def paged_attention_append(
     """`append_rows` and `paged_attention_decode` in one launch, for plans that `append`: the answers `[plan.rows, Hq, Dv]`, and the recent
     keys and values after the step. `old` are those before it, `parts` where the step's queries, keys and values lie. Raises ValueError if
     arrays do not fit the plans, or the plan does not append."""
+    check_pages(sealed, first, open_pages, sinks, plan)
+    check_rows(parts, old, append, plan.shape, (q_norm, k_norm), waves)
+    launch = append_launch(parts, append, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks)
+    weights = [nothing(plan.shape.dtype) if norm is None else norm.weight for norm in (q_norm, k_norm)]
+    rows = [*(part.rows for part in parts), *weights]
+    answers, recent = launch.run(rows, old, sealed, first, open_pages, sink_logits(sinks, plan.shape.dtype))
+    return answers.reshape(plan.rows, plan.shape.heads, plan.shape.value_dim), recent
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLaunch:
+    """`paged_attention_append` for all layers of a step that differ in their arrays only. Nothing is checked any more."""
+
+    plan: DecodePlan
+    """What it computes."""
+    decode: Launch
+    """The kernel."""
+    combine: Launch | None
+    """What joins parts of answers; None if no sequence is divided."""
+    waves: mx.array
+    """Cosines and sines of the step's rows, or a stand-in."""
+    fixed: list[mx.array]
+    """Inputs that all layers share, from `entries` on: the kernel's last but the sinks."""
+
+    def run(
+        self,
+        rows: Sequence[mx.array],
+        old: Sequence[mx.array],
+        sealed: Sequence[mx.array],
+        first: Sequence[mx.array],
+        open_pages: Sequence[mx.array],
+        logits: mx.array,
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Answers `[plan.rows, Hq * Dv]`, and the recent keys and values after the step. `rows` are the arrays of queries, keys and values,
+        and the norms' weights or stand-ins; `logits` as `sink_logits` has them."""
+        pages = _inputs(sealed, first, open_pages, old, self.plan)
+        answers, parts, *recent = self.decode.run([*rows, self.waves, *pages, *self.fixed, logits])
+        if self.combine is not None:
+            assert self.plan.parts is not None
+            answers = self.combine.run([parts, self.plan.parts, self.fixed[-1], logits])[0]
+        return answers, recent
+
+
+def append_launch(
+    parts: tuple[Part, Part, Part],
+    append: AppendPlan,
+    plan: DecodePlan,
+    *,
+    scale: float,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    waves: mx.array | None,
+    softcap: float | None,
+    sinks: mx.array | None,
+) -> AppendLaunch:
+    """How `paged_attention_append` is launched for layers like this one. Raises ValueError if the plan does not append."""
     shape, pools = plan.shape, plan.pools
-    _check(sealed, first, open_pages, sinks, plan)
-    check_rows(parts, old, append, shape, (q_norm, k_norm), waves)
     if not plan.appends or (pools.entries, pools.recent) != (len(append.new), append.length) or plan.query_rows != append.rows:
         raise ValueError(f"{append.rows} rows for {len(append.new)} entries are not what this plan of {plan.query_rows} rows appends")
-    (q, q_at), (k, k_at), (v, v_at) = ((part.rows, part.at) for part in parts)
-    pairs = 0 if waves is None else waves.shape[2]
+    places = [number for part in parts for number in (part.rows.shape[1], part.at)]
     lengths = append.old_length, append.length, len(append.new), len(plan.sequences)
-    numbers = _numbers(1, q.shape[1], q_at, k.shape[1], k_at, v.shape[1], v_at, pairs, *lengths)
-    weights = [nothing(shape.dtype) if norm is None else norm.weight for norm in (q_norm, k_norm)]
+    numbers = _numbers(1, *places, 0 if waves is None else waves.shape[2], *lengths)
     eps = [-1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)]
-    rows = [q, k, v, *weights, nothing(mx.float32) if waves is None else waves]
     chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps)
-    pages = [*_inputs(sealed, first, open_pages, old, plan), append.entries]
-    answers, *recent = _attend(rows, pages, numbers, plan, chosen, sinks, (pools.entries, pools.recent))
-    return answers, recent
-
-
-def _attend(
-    rows: list[mx.array],
-    pages: list[mx.array],
-    numbers: mx.array,
-    plan: DecodePlan,
-    chosen: mx.array,
-    sinks: mx.array | None,
-    recent: tuple[int, int],
-) -> list[mx.array]:
-    """Answers, and the recent keys and values that the launch has made: `recent` are their entries and rows."""
-    shape, logits = plan.shape, sink_logits(sinks, plan.shape.dtype)
-    answers, parts, *made = _decode([*rows, *pages, plan.table, plan.work, numbers, chosen, logits], plan, recent)
-    if plan.parts is not None:
-        answers = get_kernel(*COMBINE)(
-            inputs=[parts, plan.parts, chosen, logits],
-            template=combine_template(shape),
-            output_shapes=[(plan.rows, shape.heads, shape.value_dim)],
-            output_dtypes=[shape.dtype],
-            grid=(32, shape.heads, plan.rows),
-            threadgroup=(32, 1, 1),
-        )[0]
-    return [answers, *made]
+    wide = (plan.rows, shape.heads * shape.value_dim)
+    return AppendLaunch(
+        plan,
+        _decode(plan, wide, (pools.entries, pools.recent)),
+        _combine(plan, wide) if plan.parts is not None else None,
+        nothing(mx.float32) if waves is None else waves,
+        [append.entries, plan.table, plan.work, numbers, chosen],
+    )
 
 
 @lru_cache(256)
@@ -144,21 +180,26 @@ def combine_template(shape: Shape) -> Template:
     return (("T", shape.dtype), ("VALUE_DIM", shape.value_dim))
 
 
-def _decode(inputs: list[mx.array], plan: DecodePlan, recent: tuple[int, int]) -> list[mx.array]:
-    """Answers, parts of answers with their logarithms, recent keys and values: what is not wanted has one element."""
+def _decode(plan: DecodePlan, result: tuple[int, ...], recent: tuple[int, int]) -> Launch:
+    """Launched, it returns answers of the shape `result`, parts of answers with their logarithms, and recent keys and values, of so many
+    entries and rows: what is not wanted has one element."""
     shape, threads = plan.shape, 32 * plan.tile.simdgroups
-    answers = (plan.rows, shape.heads, shape.value_dim), (1, 1, 1)
-    parts = (1, 1, 1), (plan.part_rows, shape.heads, shape.value_dim + 1)
+    parts = plan.part_rows, shape.heads, shape.value_dim + 1
     entries, length = recent
     made = [(entries, shape.kv_heads, length, dim) if entries else (1, 1, 1, 1) for dim in (shape.key_dim, shape.value_dim)]
-    return get_kernel(*DECODE)(
-        inputs=inputs,
-        template=decode_template(shape, plan.tile),
-        output_shapes=[*(each[plan.parts is not None] for each in (answers, parts)), *made],
-        output_dtypes=[shape.dtype, mx.float32, shape.dtype, shape.dtype],
-        grid=(threads, shape.kv_heads, plan.items),
-        threadgroup=(threads, 1, 1),
+    return Launch(
+        *DECODE,
+        decode_template(shape, plan.tile),
+        [result if plan.parts is None else (1, 1, 1), (1, 1, 1) if plan.parts is None else parts, *made],
+        [shape.dtype, mx.float32, shape.dtype, shape.dtype],
+        (threads, shape.kv_heads, plan.items),
+        (threads, 1, 1),
     )
+
+
+def _combine(plan: DecodePlan, result: tuple[int, ...]) -> Launch:
+    shape = plan.shape
+    return Launch(*COMBINE, combine_template(shape), [result], [shape.dtype], (32, shape.heads, plan.rows), (32, 1, 1))
 
 
 def _inputs(
@@ -179,16 +220,19 @@ def _inputs(
         sealed[keys + 1] if shape.v_bits != 16 else nothing(scales),
         *(first or [nothing(shape.dtype)] * 2),
     ]
-    return [a if a.size else nothing(a.dtype) for a in pools] + [*open_pages, *(recent or [nothing(shape.dtype)] * 2)]
+    if not plan.pools.pages or (first and not plan.pools.first_pages):
+        pools = [a if a.size else nothing(a.dtype) for a in pools]
+    return [*pools, *open_pages, *(recent or [nothing(shape.dtype)] * 2)]
 
 
-def _check(
+def check_pages(
     sealed: Sequence[mx.array],
     first: Sequence[mx.array],
     open_pages: Sequence[mx.array],
     sinks: mx.array | None,
     plan: DecodePlan,
 ) -> None:
+    """Raise ValueError unless these are the arrays of a layer that was planned for."""
     s, pools = plan.shape, plan.pools
     expect("sealed pages", sealed, sealed_arrays(s, pools.pages))
     if first or pools.first_pages:

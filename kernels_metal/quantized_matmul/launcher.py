@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
-from ..executors import get_kernel
+from ..executors import Launch
 from .block_formats import BLOCKS
 
 ROWS = (1, 2, 4, 8, 16)
@@ -50,7 +48,7 @@ def quantized_matmul(
     None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
     `UnsupportedShapeError` for a format without a kernel.
     """
-    return launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode).run([x, *parts_of(weight, scales, biases)])
+    return launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode).run([x, *parts_of(weight, scales, biases)])[0]
 
 
 def launch_of(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str) -> Launch:
@@ -84,44 +82,13 @@ def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
     `weight` is uint8 `[N, bytes of a row]`, as in the file; `kind` is a name in `BLOCKS`. The matrix is read once per 16 rows; its numbers
     are not rounded, sums are float32. Raises ValueError and `UnsupportedShapeError`.
     """
-    return _of_blocks(x.shape, x.dtype, weight.shape, weight.dtype, kind).run([x, weight])
+    return _of_blocks(x.shape, x.dtype, weight.shape, weight.dtype, kind).run([x, weight])[0]
 
 
 def block_dequantize(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
     """A matrix of GGUF blocks, uint8 `[N, bytes of a row]`, as numbers `[N, K]`, each rounded once. Raises ValueError and
     `UnsupportedShapeError`."""
-    return _of_unpacking(weight.shape, weight.dtype, kind, dtype).run([weight])
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel with all that its launch needs besides inputs."""
-
-    file: str
-    """Its Metal file."""
-    name: str
-    """Its name in the file."""
-    template: list[tuple[str, int | mx.Dtype]]
-    """Template arguments."""
-    shape: tuple[int, int]
-    """The shape of its output."""
-    dtype: mx.Dtype
-    """The dtype of its output."""
-    grid: tuple[int, int, int]
-    """Threads in all."""
-    threads: int
-    """Threads of a threadgroup."""
-
-    def run(self, inputs: Sequence[mx.array]) -> mx.array:
-        """Launch it, and return its output."""
-        return get_kernel(self.file, self.name)(
-            inputs=inputs,
-            template=self.template,
-            output_shapes=[self.shape],
-            output_dtypes=[self.dtype],
-            grid=self.grid,
-            threadgroup=(self.threads, 1, 1),
-        )[0]
+    return _of_unpacking(weight.shape, weight.dtype, kind, dtype).run([weight])[0]
 
 
 @lru_cache(_KNOWN_SHAPES)
@@ -155,13 +122,13 @@ def _of_unpacking(weight: Shape, stored: mx.Dtype, kind: str, dtype: mx.Dtype) -
     n, k = _numbers_of(weight, stored, kind)
     threads = -(-n * k // _PIECE // _THREADS) * _THREADS
     template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("TYPE", BLOCKS[kind].id)]
-    return Launch(_BLOCKS_FILE, "block_dequantize", template, (n, k), dtype, (threads, 1, 1), _THREADS)
+    return Launch(_BLOCKS_FILE, "block_dequantize", template, [(n, k)], [dtype], (threads, 1, 1), (_THREADS, 1, 1))
 
 
 def _product(file: str, name: str, template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
     threads = 32 * simdgroups_of(n, k)
     grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
-    return Launch(file, name, template, (rows, n), dtype, grid, threads)
+    return Launch(file, name, template, [(rows, n)], [dtype], grid, (threads, 1, 1))
 
 
 def simdgroups_of(n: int, k: int) -> int:

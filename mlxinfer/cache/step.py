@@ -51,7 +51,8 @@ class CacheStep:
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
         self._replaced.add(layer)
-        return self._keep(layer, *attention.rows(store, rows, heads, params))
+        y, full = attention.rows(store, rows, heads, params)
+        return self._keep(layer, y, full) if full else y
 
     @property
     def runs_blocks(self) -> bool:

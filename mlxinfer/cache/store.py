@@ -61,6 +61,10 @@ class LayerStore:
         self.recent = RecentRows()
         self.kept = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
         """The open pages without the rows in `recent`."""
+        self.sizes = 0, 0, 0
+        """Pages in `sealed` and in `first`, and open pages."""
+        self.kernels: object = None
+        """What the backend of the layer keeps about it from step to step."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -84,7 +88,7 @@ class LayerStore:
     @property
     def slots(self) -> int:
         """Number of open pages."""
-        return self.kept[0].shape[0]
+        return self.sizes[2]
 
     @staticmethod
     def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
@@ -95,6 +99,7 @@ class LayerStore:
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
         """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
         twice meanwhile. The first pages of all need no copy, and nobody waits for them."""
+        self.sizes = max(self.sizes[0], pages), max(self.sizes[1], first if self.first else 0), max(self.sizes[2], slots)
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
             self.kept = [_padded(a, 0, slots) for a in self.kept]
             return

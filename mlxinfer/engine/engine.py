@@ -6,20 +6,22 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from time import perf_counter
+from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.attention.select import fallback_lines, give_up_kernels, may_be_kernels
+from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
 from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
-from ..nn.kernel_trial import give_up, lost_lines
+from ..nn.kernel_trial import lost_lines
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks
 from .events import Ended, Event, Logits
+from .given_up import TakeMemory, give_up_guilty, unpack_once
 from .kv_cache_manager import KVCacheManager
 from .model_runner import ModelRunner, PendingStep, SequenceOutput
 from .prefill_budget import PrefillBudget
@@ -57,16 +59,18 @@ class Engine:
         fingerprint: str = "",
         drafter: Drafter | None = None,
         disk: DiskStorage | None = None,
+        take_memory: TakeMemory = lambda wanted: 0,
     ) -> None:
         """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
         cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process; no
-        other engine may use it."""
+        other engine may use it. `take_memory` is asked where weights become larger than planned."""
         self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
         self.fingerprint = fingerprint
         self._disk = disk
+        self._take_memory = take_memory
         self._dtype = dtype
         self._ended = EngineStats()
         self._steps = 0
@@ -316,16 +320,15 @@ class Engine:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
     def _does_without_kernels(self, error: BaseException) -> bool:
-        """Whether GPU kernels may be to blame: those that fail their trial now, else those of attention, else all others. Plain MLX is used
-        instead from now on, and the engine begins anew with the same sequences, which compute again what is known of them, as after a
-        preemption."""
+        """Whether GPU kernels may be to blame. Plain MLX is used instead from now on, and the engine begins anew with the same sequences,
+        which compute again what is known of them, as after a preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not may_be_kernels(error):
+        if not give_up_guilty(error, layers):
             return False
-        if not (give_up(error, guilty=True) or give_up_kernels(layers, error) or give_up(error, guilty=False)):
-            return False
-        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines()]
+        models = [self.model] + ([self.drafter.model] if self.drafter else [])
+        unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *cost]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):
@@ -335,6 +338,9 @@ class Engine:
             sequence.preempt()
         self._start()
         self.scheduler.inherit(before)
+        del before, layers, drafts
+        clear_frames(error.__traceback__)  # they hold the old cache
+        unpacking.run()
         return True
 
     def _cancel_all(self) -> None:

@@ -145,7 +145,16 @@ class OpenModel:
         """A new engine, with an empty cache."""
         loaded, args = self.loaded, self.args
         name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact)
-        return Engine(loaded.model, self.config, dtype=loaded.dtype, kv=self.kv, fingerprint=name, disk=self._disk(), drafter=self.drafter)
+        return Engine(
+            loaded.model,
+            self.config,
+            dtype=loaded.dtype,
+            kv=self.kv,
+            fingerprint=name,
+            disk=self._disk(),
+            drafter=self.drafter,
+            take_memory=self.reservation.take,
+        )
 
     def _disk(self) -> DiskStorage | None:
         args = self.args

@@ -26,6 +26,10 @@ class Reservation:
         """What the memory is used for."""
         self._budget = budget
 
+    def take(self, wanted: int) -> int:
+        """Let the weights grow by `wanted` bytes, or by as many of them as the plan has left and nobody else uses. Returns how many."""
+        return self._budget.take(self, wanted)
+
     def release(self) -> None:
         """Let others have the memory. Harmless if that was done."""
         self._budget.release(self)
@@ -67,6 +71,16 @@ class MemoryBudget:
             self._held.add(held)
             self._limit()
         return held
+
+    def take(self, held: Reservation, wanted: int) -> int:
+        """See `Reservation.take`."""
+        with self._lock:
+            if held not in self._held:
+                return 0
+            taken = max(min(wanted, held.plan.left, self._memory().usable - self.reserved), 0)
+            held.plan = replace(held.plan, weights=held.plan.weights + taken)
+            self._limit()
+            return taken
 
     def release(self, held: Reservation) -> None:
         """See `Reservation.release`."""

@@ -8,6 +8,7 @@ from typing import cast
 
 import mlx.core as mx
 
+from ..device import is_gpu
 from ..errors import UnsupportedModelError
 from ..records import dataclass
 
@@ -17,7 +18,7 @@ Elementwise = Callable[..., mx.array]
 def fused(function: Elementwise, *, shapeless: bool = True) -> Elementwise:
     """`mx.compile` on a GPU; without `shapeless`, once for each shape. On the CPU it would need a C++ compiler, which not every machine
     has."""
-    if mx.default_device().type != mx.gpu:
+    if not is_gpu():
         return function
     return cast(Elementwise, mx.compile(function, shapeless=shapeless))
 

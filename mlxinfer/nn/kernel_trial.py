@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..cache.attention.select import SWITCH
-from ..device import is_gpu
+from ..cache.attention.select import SWITCH, has_gpu_kernels
 from ..errors import UnsupportedShapeError, one_line
 
 Kind = tuple[Any, ...]
@@ -39,6 +38,8 @@ class KernelTrial:
         """`what` it computes, for messages. `run(*kind)` computes a small case both ways: it returns what is wrong, or None. RuntimeError
         and ValueError count as failures."""
         self.what = what
+        self.age = 0
+        """Changes when kernels are given up."""
         self._run = run
         self._obstacles: dict[Kind, str | None] = {}
         TRIALS.append(self)
@@ -63,11 +64,13 @@ class KernelTrial:
         used = [kind for kind, obstacle in self._obstacles.items() if obstacle is None]
         used = [kind for kind in used if self._tried(kind)] if guilty else used
         self._obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in used)
+        self.age += 1
         return bool(used)
 
     def forget(self) -> None:
         """Begin anew, as if nothing had been tried."""
         self._obstacles.clear()
+        self.age += 1
 
     def _tried(self, kind: Kind) -> str | None:
         try:
@@ -81,11 +84,7 @@ class KernelTrial:
 
 def kernels_in_use() -> bool:
     """Whether MLX computes on a GPU that runs the kernels, and they are not switched off."""
-    if not is_gpu() or os.environ.get(SWITCH) == "0":
-        return False
-    from ..kernels_metal import executors
-
-    return executors.available()
+    return has_gpu_kernels() and os.environ.get(SWITCH) != "0"
 
 
 def give_up(error: BaseException, *, guilty: bool) -> bool:

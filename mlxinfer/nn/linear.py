@@ -10,31 +10,22 @@ import mlx.core as mx
 
 from ..kernels_cpu import Packed
 from .activations import Activated, Gate
-from .half_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
 from .row_products import block_product, block_rows, quantized_product
-from .weights import Blocks, Dense, Format, Matrix, RawBlocks, Recipe, Weights, concat, map_rows
+from .weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe, Weights, concat, map_rows
 
 
 def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
     """`x @ matrix.T`, `[..., in]` to `[..., out]`."""
+    if isinstance(matrix, Quantized):
+        return quantized_product(x, matrix)
     if isinstance(matrix, Packed):
         return matrix.multiply(x)
     if isinstance(matrix, Dense):
         return x @ matrix.weight.T
     if isinstance(matrix, RawBlocks):
         return x @ matrix.dequantize(x.dtype).T
-    if isinstance(matrix, Blocks):
-        return block_product(x, matrix)
-    if is_mixed(x, matrix):
-        return restored(multiply(narrowed(x), matrix))
-    y = quantized_product(x, matrix)
-    if y is not None:
-        return y
-    f = matrix.format
-    return mx.quantized_matmul(
-        x, matrix.weight, matrix.scales, matrix.biases, transpose=True, group_size=f.group_size, bits=f.bits, mode=f.mode
-    )
+    return block_product(x, matrix)
 
 
 class Linear:
@@ -62,20 +53,21 @@ class Linear:
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         """`[..., in]` to `[..., out]`. `norm` is applied to x first; the result is added to `onto`, if given."""
-        matrix = self.matrix
+        matrix, bias = self.matrix, self.bias
+        if isinstance(matrix, Quantized):
+            y = quantized_product(x if norm is None else norm(x), matrix)
+            y = y if bias is None else y + bias
+            return y if onto is None else onto + y
         if isinstance(matrix, Packed):
             if norm is None:
-                return matrix.multiply(x, bias=self.bias, residual=onto)
-            return matrix.multiply(x, bias=self.bias, residual=onto, norm=norm.weight, eps=norm.eps)
-        y = self._plain(x if norm is None else norm(x), matrix)
+                return matrix.multiply(x, bias=bias, residual=onto)
+            return matrix.multiply(x, bias=bias, residual=onto, norm=norm.weight, eps=norm.eps)
+        x = x if norm is None else norm(x)
+        if bias is None:
+            y = multiply(x, matrix)
+        else:
+            y = mx.addmm(bias, x, matrix.weight.T) if isinstance(matrix, Dense) else multiply(x, matrix) + bias
         return y if onto is None else onto + y
-
-    def _plain(self, x: mx.array, matrix: Matrix) -> mx.array:
-        if self.bias is None:
-            return multiply(x, matrix)
-        if isinstance(matrix, Dense):
-            return mx.addmm(self.bias, x, matrix.weight.T)
-        return multiply(x, matrix) + self.bias
 
     def can_gate(self, activation: str) -> bool:
         """Whether `gated` can be called."""
@@ -115,20 +107,24 @@ class JoinedLinear:
 
     def runs(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         """The products before splitting: each holds the outputs of one run's projections, concatenated."""
-        if norm is None:
-            return [linear(x, *chosen) for linear in self.linears]
         if len(self.linears) == 1:
-            return [self.linears[0](x, *chosen, norm=norm)]
-        x = norm(x)
+            linear = self.linears[0]
+            return [linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)]
+        x = x if norm is None else norm(x)
         return [linear(x, *chosen) for linear in self.linears]
 
     def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
         """`gate(first projection, second projection)`; a packed matrix computes it within its product."""
         linear = self.linears[0]
-        if len(self.linears) == 1 and isinstance(gate, Activated) and linear.can_gate(gate.activation):
-            return linear.gated(gate.activation, x, *chosen, norm=norm)
-        first, second = self(x, *chosen, norm=norm)
-        return gate(first, second)
+        if len(self.linears) > 1:
+            first, second = self(x, *chosen, norm=norm)
+            return gate(first, second)
+        if isinstance(gate, Activated):
+            if linear.can_gate(gate.activation):
+                return linear.gated(gate.activation, x, *chosen, norm=norm)
+            gate = gate.compute
+        y = linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)
+        return gate(*_parts(y, self.splits[0]))
 
 
 def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from ..device import is_gpu
 from ..kernels_cpu import Packed
 from ..records import dataclass
 from .activations import Gate
@@ -79,7 +80,7 @@ def _gather_packed(x: mx.array, matrix: Quantized, experts: mx.array | None, is_
 
 
 def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is_sorted: bool) -> mx.array:
-    if mx.default_device().type == mx.cpu and x.dtype != mx.float32:
+    if not is_gpu() and x.dtype != mx.float32:
         # MLX's CPU kernel supports only float32.
         return _gather_product(x.astype(mx.float32), weights.astype(mx.float32), experts, is_sorted).astype(x.dtype)
     return mx.gather_mm(x, weights, rhs_indices=experts, sorted_indices=is_sorted)

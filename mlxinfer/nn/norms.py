@@ -9,6 +9,9 @@ import mlx.core as mx
 from .. import kernels_cpu
 from .weights import Weights
 
+Sum = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+"""A part's result and the residual stream, `[T, n]` each, to their sum and the normed sum."""
+
 
 class RMSNorm:
     """`x / rms(x) * weight` along the last axis. `centred` norms (Gemma) are stored as weight minus one."""
@@ -16,6 +19,8 @@ class RMSNorm:
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
         self.eps = eps
+        self.sums: dict[tuple[object, ...], Sum] = {}
+        """How `residual.Stream` adds up what this norms, by kind of rows."""
         self._compute = _computation()
 
     @classmethod

@@ -100,7 +100,7 @@ def settle(
     come into memory, and formats that are new are tried: `dtype` is that of the activations, `measured` the file that remembers speeds.
     """
     if is_gpu():
-        for holder in _holders(part):
+        for holder in holders(part):
             if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
                 holder.matrix = in_memory(holder.matrix)
             matrix = holder.matrix
@@ -108,7 +108,7 @@ def settle(
                 computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
                 try_format(matrix.format, computed, measured)
     elif kernels_cpu.available():
-        for holder in _holders(part):
+        for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
                 holder.matrix = _packed(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
@@ -132,7 +132,8 @@ def in_memory(matrix: RawBlocks) -> Blocks:
     return Blocks(weight, matrix.format)
 
 
-def _holders(part: object) -> Iterator[Linear | Embedding]:
+def holders(part: object) -> Iterator[Linear | Embedding]:
+    """Everything in a part of a model that has a matrix."""
     return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
 
 

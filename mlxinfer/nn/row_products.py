@@ -7,7 +7,7 @@ matrix of it is loaded: every variant on a small case, and its speed, which is r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import mlx.core as mx
 from ..device import is_gpu
 from ..errors import one_line
 from ..records import dataclass
+from .half_scales import is_mixed, narrowed, restored
 from .kernel_trial import TRIALS, kernels_in_use
 from .product_speeds import remember, remembered
 from .weights import Blocks, Format, Quantized
@@ -34,8 +35,13 @@ _SECONDS = 0.2
 """How long the speed of a format is measured, once on a machine."""
 _USUAL, _LONG_SECONDS = Format(4, 64), 2.0
 """What `mlxinfer doctor` measures, and for how long: some kernels slow down only after a while."""
+_KNOWN_PRODUCTS = 64
+"""Shapes of rows for which a matrix keeps how they are multiplied."""
 _WORTH = 0.8
 """Blocks stay blocks if one row is not slower than this against the larger affine codes, which also lose a little."""
+
+
+Product = Callable[[mx.array], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,35 @@ class Choice:
 
 _lock = threading.Lock()
 _choices: dict[tuple[Format, mx.Dtype], Choice] = {}
+_age = 0
+"""Changes with `_choices`."""
 
 
-def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
-    """x `[..., in]` times a matrix `[out, in]`, transposed; None where MLX's own product is used."""
+def quantized_product(x: mx.array, matrix: Quantized) -> mx.array:
+    """x `[..., in]` times a matrix `[..., out, in]`, transposed, in the dtype of x. How that is done is worked out once per matrix, and
+    anew after a trial."""
+    known, key = matrix.products, (x.shape, x.dtype, _age)
+    product = known.get(key)
+    if product is None:
+        if len(known) >= _KNOWN_PRODUCTS:
+            known.clear()
+        product = known[key] = _product(x, matrix)
+    return product(x)
+
+
+def _product(x: mx.array, matrix: Quantized) -> Product:
+    if is_mixed(x, matrix):
+        product = _product(narrowed(x), matrix)
+        return lambda x: restored(product(narrowed(x)))
+    kernel = _kernel_product(x, matrix)
+    if kernel is not None:
+        return kernel
+    weight, scales, biases, f = matrix.weight, matrix.scales, matrix.biases, matrix.format
+    return lambda x: mx.quantized_matmul(x, weight, scales, biases, True, f.group_size, f.bits, f.mode)
+
+
+def _kernel_product(x: mx.array, matrix: Quantized) -> Product | None:
+    """The product by our kernel; None where MLX's own is used."""
     choice = _choices.get((matrix.format, x.dtype)) if _choices else None
     if not choice or not choice.variants or matrix.weight.ndim != 2 or not is_gpu():
         return None
@@ -68,13 +99,13 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array | None:
 
     if rows_of_variant(rows) not in choice.variants:
         return None
-    flat = x if x.ndim == 2 else x.reshape(rows, -1)
-    arrays, launch = (matrix.weight, matrix.scales, matrix.biases), matrix.launches.get((rows, x.dtype))
-    if launch is None:
-        f = matrix.format
-        launch = matrix.launches[rows, x.dtype] = launch_of(flat, *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode)
-    y: mx.array = launch.run([flat, *parts_of(*arrays)])
-    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], -1)
+    f, arrays = matrix.format, (matrix.weight, matrix.scales, matrix.biases)
+    launch, parts = launch_of(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode), parts_of(*arrays)
+    if parts[1] is not matrix.scales:
+        mx.eval(parts)  # made here and kept, maybe for another thread
+    if x.ndim == 2:
+        return lambda x: launch.run([x, *parts])[0]
+    return lambda x: launch.run([x.reshape(rows, -1), *parts])[0].reshape(*x.shape[:-1], -1)
 
 
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:
@@ -82,7 +113,7 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     slices."""
     rows, weight, form = x.size // x.shape[-1], matrix.weight, matrix.format
     flat = x.reshape(rows, -1)
-    if rows <= _MOST_BLOCK_ROWS and _variants(form, x.dtype) and is_gpu():
+    if rows <= _MOST_BLOCK_ROWS and multiplies_blocks(form, x.dtype):
         from ..kernels_metal.quantized_matmul.launcher import block_matmul
 
         y = block_matmul(flat, weight, form.mode)
@@ -93,10 +124,15 @@ def block_product(x: mx.array, matrix: Blocks) -> mx.array:
     return y.reshape(*x.shape[:-1], -1)
 
 
+def multiplies_blocks(form: Format, dtype: mx.Dtype) -> bool:
+    """Whether a kernel multiplies blocks of this type in this dtype."""
+    return bool(_variants(form, dtype)) and is_gpu()
+
+
 def block_rows(rows: mx.array, form: Format, dtype: mx.Dtype) -> mx.array:
     """Rows of blocks, `[..., bytes of a row]`, as numbers `[..., columns]`."""
     matrix = Blocks(rows, form)
-    if not _variants(form, dtype) or not is_gpu():
+    if not multiplies_blocks(form, dtype):
         return matrix.dequantize(dtype)
     from ..kernels_metal.quantized_matmul.launcher import block_dequantize
 
@@ -128,9 +164,11 @@ def try_format(
     there are no kernels."""
     if not in_use():
         return None
+    global _age
     with _lock:
         if again or (form, dtype) not in _choices:
             _choices[form, dtype] = _choice(form, dtype, measured, seconds, again)
+            _age += 1
         return _choices[form, dtype]
 
 
@@ -192,28 +230,24 @@ def _described(choice: Choice) -> str:
     return f"this project's kernels; next to MLX's products {speeds} rows"
 
 
-def _cost(form: Format) -> str:
-    """What it costs to do without the kernel. Blocks are not turned into codes of MLX's formats meanwhile: those are larger by a ninth
-    (Q4_K) to a third (Q6_K), and what the weights leave has been given to the cache. At the next load they are codes, or blocks again."""
-    return "" if form.mode in ("affine", "mxfp4") else "; its matrices are unpacked for every product until the model is loaded again"
-
-
 class _Products:
     """`Trial` of all formats."""
 
     def give_up(self, error: BaseException, *, guilty: bool) -> bool:
         from ..kernels_metal.quantized_matmul.trial import why_untrusted
 
+        global _age
         with _lock:
             used = [key for key, choice in _choices.items() if choice.variants]
             used = [key for key in used if why_untrusted(_subject(*key))] if guilty else used
             _choices.update((key, Choice(instead=f"a Metal kernel failed: {one_line(error)}", failed=True)) for key in used)
+            _age += 1
         return bool(used)
 
     def lost(self) -> list[str]:
         """Formats whose kernels do not work; slow ones are no loss."""
         with _lock:
-            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}{_cost(key[0])}" for key, c in _choices.items() if c.failed)
+            return sorted(f"products of few rows, {_name(*key)}: {_described(c)}" for key, c in _choices.items() if c.failed)
 
 
 TRIAL = _Products()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, Union
+from typing import Protocol, Union
 
 import mlx.core as mx
 import numpy as np
@@ -58,8 +58,8 @@ class Quantized:
     """The same shape; None except in mode "affine"."""
     format: Format
     """How the codes are to be read."""
-    launches: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """How its products are launched, by rows and dtype, as `row_products` has worked it out."""
+    products: dict[tuple[object, ...], Callable[[mx.array], mx.array]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """How rows are multiplied with it, by their shape and dtype, as `row_products` has worked it out."""
 
     @property
     def shape(self) -> tuple[int, ...]:

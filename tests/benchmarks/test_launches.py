@@ -14,9 +14,9 @@ import pytest
 from benchmarks.launches import chips, cost, layout, products
 from benchmarks.launches.command import counted as count
 from benchmarks.launches.count import lowered
+from benchmarks.launches.graph import Node
 from benchmarks.launches.layout import Laid
 from benchmarks.launches.ledger import Ledger
-from benchmarks.launches.phantom import Node
 from benchmarks.launches.primitives import Architecture, Launch
 
 ROOT = Path(__file__).parents[2]

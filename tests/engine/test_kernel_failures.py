@@ -20,6 +20,7 @@ from mlxinfer.cache.attention.metal import MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.engine import engine_thread
 from mlxinfer.errors import EngineError
+from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
 from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
@@ -56,16 +57,24 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     found = Kernels()
     monkeypatch.delenv(select.SWITCH, raising=False)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(select, "_has_gpu_kernels", lambda: True)
+    monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(metal, "paged_attention_decode", found)
     monkeypatch.setattr(metal, "append_rows", appended)
 
-    def both(parts: Any, old: Any, append: Any, *pages: Any, **options: Any) -> tuple[mx.array, list[mx.array]]:
-        steps = {name: options.pop(name) for name in ("q_norm", "k_norm", "waves")}
-        q, recent = appended(parts, old, append, pages[3].shape, **steps)
-        return found(q, *pages, recent=recent, **options), recent
+    class Both:
+        def __init__(self, parts: Any, append: Any, plan: DecodePlan, **options: Any) -> None:
+            self.places, self.append, self.plan = [part.at for part in parts], append, plan
+            self.norms, self.waves = [options.pop(name) for name in ("q_norm", "k_norm")], options.pop("waves")
+            self.options = options
 
-    monkeypatch.setattr(metal, "paged_attention_append", both)
+        def run(self, rows: Any, old: Any, *pages: Any) -> tuple[mx.array, list[mx.array]]:
+            parts = [Part(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
+            q_norm, k_norm = (norm and Norm(weight, norm.eps) for norm, weight in zip(self.norms, rows[3:], strict=True))
+            q, recent = appended(parts, old, self.append, self.plan.shape, q_norm=q_norm, k_norm=k_norm, waves=self.waves)
+            y = found(q, *pages[:3], self.plan, recent=recent, **self.options)
+            return y.reshape(len(y), -1), recent
+
+    monkeypatch.setattr(metal, "append_launch", Both)
     trial.forget()
     yield found
     trial.forget()

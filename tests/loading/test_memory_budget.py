@@ -122,3 +122,19 @@ def test_what_one_model_cannot_use_goes_to_the_other() -> None:
 def test_models_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(MemoryPlanError, match="a share of the physical memory for 2 models"):
         shares([90 * MB, 100 * MB], [plan(90 * MB), plan(100 * MB)], MEMORY)
+
+
+def test_weights_that_grow_take_what_the_plan_has_left(limits: Limits) -> None:
+    both = budget()
+    first = both.reserve(plan(max_context=256, max_num_seqs=1))
+    left, weights = first.plan.left, first.plan.weights
+    assert left > 10 * MB
+    assert first.take(MB) == MB
+    assert (first.plan.weights, first.plan.left, both.reserved) == (weights + MB, left - MB, first.plan.used)
+    second = both.reserve(plan(100 * MB))  # takes all that the first did not reserve
+    free = MEMORY.usable - first.plan.used - second.plan.used
+    assert 0 <= free < left
+    assert first.take(50 * MB) == free
+    assert both.reserved == MEMORY.usable
+    first.release()
+    assert first.take(MB) == 0

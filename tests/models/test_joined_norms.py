@@ -19,7 +19,7 @@ from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.kernels_metal import emulator
-from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal.executors import Launch, run_with
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn import kernel_trial, residual
@@ -34,7 +34,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
     """Kernels as on a GPU, in the emulator; how often each was launched, and how often a norm was computed by MLX."""
     found: LAUNCHES = Counter()
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     norm = RMSNorm.__call__
     monkeypatch.setattr(RMSNorm, "__call__", lambda self, *args, **named: (found.update(["norm"]), norm(self, *args, **named))[1])
 
@@ -72,7 +72,7 @@ def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.Monk
     launches.clear()
     got = logits_of(joined)
     assert launches["add_norm"] > 0
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: False)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: False)
     plain = model_of(name)
     assert not plain.joined
     np.testing.assert_allclose(got, logits_of(plain), rtol=1e-4, atol=1e-4)
@@ -103,7 +103,7 @@ def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pyte
 
         return call
 
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.delenv(SWITCH, raising=False)
     residual.TRIAL.forget()
     with run_with(broken):
@@ -127,14 +127,14 @@ def test_a_kernel_that_fails_later_is_given_up(launches: LAUNCHES, monkeypatch: 
     engine = Engine(model_of("llama"), EngineConfig(max_context=256, kv_cache_tokens=2048, max_num_batched_tokens=64), dtype=mx.float32)
     prompt = [(5 * i + 3) % 96 for i in range(20)]
     whole = run(engine, [request(prompt, 12)])
-    working, launch = dict(launches), residual.launcher.add_norm
+    working, launch = dict(launches), Launch.run
 
-    def failing(*arguments: Any) -> Any:
-        if launches["add_norm"] > working["add_norm"] + 9:
+    def failing(self: Launch, inputs: Any) -> Any:
+        if self.name == "add_norm" and launches["add_norm"] > working["add_norm"] + 9:
             raise RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error")
-        return launch(*arguments)
+        return launch(self, inputs)
 
-    monkeypatch.setattr(residual.launcher, "add_norm", failing)
+    monkeypatch.setattr(Launch, "run", failing)
     assert run(engine, [request(prompt, 12)]) == whole
     assert [line.split(":")[0] for line in kernel_trial.lost_lines()] == ["sums with norms"]
     assert "GPU Timeout" in kernel_trial.lost_lines()[0]

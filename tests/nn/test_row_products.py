@@ -40,8 +40,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
         return call
 
-    for module in (row_products, kernel_trial):
-        monkeypatch.setattr(module, "is_gpu", lambda: True)
+    monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(packing, "is_gpu", lambda: True)
     monkeypatch.setattr(row_products, "_choices", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
@@ -121,8 +121,8 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         return call
 
     for maker, reason in ((zeros, "products of 2 rows differ"), (broken, "Unable to build metal library")):
-        for module in (row_products, kernel_trial):
-            monkeypatch.setattr(module, "is_gpu", lambda: True)
+        monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+        monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
         monkeypatch.setattr(row_products, "_choices", {})
         with executors.run_with(maker):
             choice = row_products.try_format(FORM, F32)

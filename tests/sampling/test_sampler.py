@@ -190,7 +190,7 @@ def on_a_gpu(monkeypatch):
     """The choice of kernels as it is made there; they run in the emulator."""
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(cuts.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     cuts.TRIAL.forget()
     yield
     cuts.TRIAL.forget()

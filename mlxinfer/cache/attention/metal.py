@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from ...kernels_metal.append_rows.launcher import Norm, Part, append_rows
+from ...kernels_metal.append_rows.launcher import append_rows, check_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
-from ...kernels_metal.paged_attention.launcher import paged_attention_append, paged_attention_decode
+from ...kernels_metal.paged_attention.launcher import AppendLaunch, append_launch, check_pages, paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
-from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
+from ..base import PAGE, AttentionParams, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..recent import RecentRows, Spans
 from ..store import Filled, LayerStore
+from .decode_layer import DecodeLayer, decode_layer, shape_of
 from .native import Full, StepAttention
 from .prefill_way import may_unseal, most_unsealed_bytes, unsealed_bytes
 from .reference import PlainStep, separate
 from .unsealed import attend_unsealed
 
+Alike = tuple[int, int, tuple[int, int, int], int]
+"""What layers have in common whose decode kernels are launched alike in a step: `DecodeLayer.kind`, the rotation, the sizes of pools, the
+plan of the rows that are appended."""
 _UNSEALED_AT_ONCE = 2
 """Layers whose past is unpacked at once: the one that attends, and the next."""
 
@@ -45,7 +48,7 @@ class MetalAttention:
         return not form.quantized
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
-        shape = _shape(store, store.spec.query_heads or store.spec.kv_heads)
+        shape = shape_of(store, store.spec.query_heads or store.spec.kv_heads)
         if not store.format.quantized or not may_unseal(shape, 0, rows, softcap=None):
             return 0
         most = most_unsealed_bytes()
@@ -69,6 +72,9 @@ class MetalStep:
         self._order = _order(segments, [*few, *self._many])
         self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
         self._few = _renumbered(few)
+        self._filling = [s for s in self._few if s.filled]
+        self._last: tuple[Spans | None, AppendPlan | None] = None, None
+        self._launches: dict[Alike, AppendLaunch | DecodePlan] = {}
         self._appends: dict[Spans, AppendPlan | None] = {}
         self._decode: dict[tuple[Shape, Pools, Spans], DecodePlan] = {}
         self._prefill: dict[tuple[Shape, Pools, tuple[Segment, ...]], PrefillPlan] = {}
@@ -76,10 +82,9 @@ class MetalStep:
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         if self._many:
             y, full = self.heads(store, separate(rows, store.spec, heads), params)
-        else:
-            count, parts = _located([piece.astype(store.dtype) for piece in rows], store.spec)
-            y, full = self._decoded(store, count, parts, heads, params)
-        return y.reshape(y.shape[0], -1).astype(rows[0].dtype), full
+            return y.reshape(y.shape[0], -1).astype(rows[0].dtype), full
+        y, full = self._decoded(store, rows, heads, params)
+        return y.astype(rows[0].dtype), full
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         kind = qkv[0].dtype
@@ -89,9 +94,8 @@ class MetalStep:
         before = list(store.open) if self._many else []
         if self._few:
             own = [x if self._few_rows is None else x[self._few_rows] for x in (q, k, v)]
-            queries, keys, values = (Part(x.reshape(x.shape[0], -1), 0) for x in own)
-            y, full = self._decoded(store, q.shape[1], (queries, keys, values), HeadSteps(), params)
-            answers.append(y)
+            y, full = self._decoded(store, [x.reshape(x.shape[0], -1) for x in own], HeadSteps(), params)
+            answers.append(y.reshape(y.shape[0], q.shape[1], -1))
         if self._many and not METAL.joins_past(store.format):
             tails = self._append_many(store, k, v, full)
             answers.append(self._attend_many(store, (q, k, v), before, tails, full, params))
@@ -102,30 +106,58 @@ class MetalStep:
         y = answers[0] if len(answers) == 1 else mx.concatenate(answers)
         return (y if self._order is None else y[self._order]).astype(kind), full
 
-    def _decoded(
-        self, store: LayerStore, count: int, parts: tuple[Part, Part, Part], heads: HeadSteps, params: AttentionParams
-    ) -> tuple[mx.array, Full]:
-        """Append the rows of segments with a few, and attend with their `count` query heads: `[T, Hq, Dv]`."""
-        shape = _shape(store, count)
-        append = self._append_plan(store)
-        plan = self._decode_plan(store, shape, append)
-        q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (heads.q_norm, heads.k_norm))
-        waves = None if heads.rotation is None else heads.rotation.waves
-        scale, softcap, sinks = params.scale, params.softcap, params.sinks
+    def _decoded(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
+        """Append the rows of segments with a few, and attend with them: `[T, Hq * Dv]`."""
+        dtype = store.dtype
+        if any(piece.dtype != dtype for piece in rows):
+            rows = [piece.astype(dtype) for piece in rows]
+        layer, append = decode_layer(store, rows, heads, params), self._append_plan(store)
+        key = layer.kind, id(heads.rotation), store.sizes, id(append)
+        launch = self._launches.get(key) or self._launch(key, layer, append, store, rows, heads)
         old, pools = store.recent.arrays, (store.sealed, store.first, store.kept)
-        if plan.appends:
-            y, recent = paged_attention_append(
-                parts, old, append, *pools, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks
-            )
+        if isinstance(launch, DecodePlan):
+            q_norm, k_norm = layer.norms
+            waves = None if heads.rotation is None else heads.rotation.waves
+            q, recent = append_rows(layer.parts(rows), old, append, layer.shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
+            scale, softcap, sinks = params.scale, params.softcap, params.sinks
+            y = paged_attention_decode(q, *pools, launch, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
+            y = y.reshape(y.shape[0], -1)
         else:
-            q, recent = append_rows(parts, old, append, shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
-            y = paged_attention_decode(q, *pools, plan, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
+            y, recent = launch.run(layer.inputs(rows), old, *pools, layer.logits)
         store.recent = RecentRows(append.new, tuple(recent))
-        return y, self._filled(store)
+        return y, self._filled(store) if self._filling else {}
+
+    def _launch(
+        self, key: Alike, layer: DecodeLayer, append: AppendPlan, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps
+    ) -> AppendLaunch | DecodePlan:
+        """How layers like this one are computed in this step: one launch, or where the plan does not append two of them."""
+        plan = self._decode_plan(store, layer.shape, append)
+        way: AppendLaunch | DecodePlan = plan
+        if plan.appends:
+            (q_norm, k_norm), params, parts = layer.norms, layer.params, layer.parts(rows)
+            waves = None if heads.rotation is None else heads.rotation.waves
+            check_pages(store.sealed, store.first, store.kept, params.sinks, plan)
+            check_rows(parts, store.recent.arrays, append, layer.shape, (q_norm, k_norm), waves)
+            way = append_launch(
+                parts,
+                append,
+                plan,
+                scale=params.scale,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                waves=waves,
+                softcap=params.softcap,
+                sinks=params.sinks,
+            )
+        self._launches[key] = way
+        return way
 
     def _append_plan(self, store: LayerStore) -> AppendPlan:
         """How this step's rows join the layer's recent ones; if these are too many, they are written into the pages first."""
-        plan = self._planned(store.recent.spans)
+        spans = store.recent.spans
+        if spans is not self._last[0]:  # nearly all layers have those of the layer before
+            self._last = spans, self._planned(spans)
+        plan = self._last[1]
         if plan is None:
             store.write_recent()
             plan = self._planned(())
@@ -149,10 +181,9 @@ class MetalStep:
     def _filled(self, store: LayerStore) -> Full:
         """The pages that few rows have filled."""
         full: Full = {}
-        for s in self._few:
-            if s.filled:
-                pages = [a[s.slot][:, None] for a in store.open]
-                full[s.slot] = store.filled(pages, starts=s.past < PAGE, sealing=_SEALING)
+        for s in self._filling:
+            pages = [a[s.slot][:, None] for a in store.open]
+            full[s.slot] = store.filled(pages, starts=s.past < PAGE, sealing=_SEALING)
         return full
 
     def _append_many(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> list[list[mx.array]]:
@@ -176,7 +207,7 @@ class MetalStep:
         params: AttentionParams,
     ) -> mx.array:
         """Runs of segments by the kernel, and one by one those whose past is unpacked for MLX's own attention."""
-        shape, answers = _shape(store, qkv[0].shape[1]), []
+        shape, answers = shape_of(store, qkv[0].shape[1]), []
         ways = [may_unseal(shape, s.past + s.count, s.count, softcap=params.softcap) for s in self._many]
         for unsealed, run in groupby(zip(self._many, tails, ways, strict=True), key=lambda each: each[2]):
             chosen = list(run)
@@ -197,7 +228,7 @@ class MetalStep:
         full: Full,
         params: AttentionParams,
     ) -> mx.array:
-        shape = _shape(store, qkv[0].shape[1])
+        shape = shape_of(store, qkv[0].shape[1])
         key = shape, _pools(store), segments
         if key not in self._prefill:
             rows, first16 = [self._rows(s) for s in segments], bool(store.first)
@@ -221,36 +252,9 @@ class MetalStep:
         return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first)
 
 
-def _located(rows: Sequence[mx.array], spec: AttentionSpec) -> tuple[int, tuple[Part, Part, Part]]:
-    """The number of query heads in the arguments of `Step.attend_rows`, and where queries, keys and values lie."""
-    keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
-    queries = sum(piece.shape[1] for piece in rows) - keys - values
-    parts: list[Part] = []
-    left = [queries, keys, values]
-    for piece in rows:
-        at = 0
-        while at < piece.shape[1]:
-            parts.append(Part(piece, at))
-            at += left.pop(0)
-    q, k, v = parts
-    return queries // spec.key_dim, (q, k, v)
-
-
-def _shape(store: LayerStore, heads: int) -> Shape:
-    shape = _shapes.get(store)
-    if shape is None or shape.heads != heads:
-        spec, form = store.spec, store.format
-        shape = _shapes[store] = Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
-    return shape
-
-
-_shapes: WeakKeyDictionary[LayerStore, Shape] = WeakKeyDictionary()
-"""Those of layers that are in use: every step asks for them."""
-
-
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
     entries, length = (len(append.new), append.length) if append else (0, 0)
-    return Pools(store.sealed[0].shape[1], store.first[0].shape[1] if store.first else 0, store.slots, entries, length)
+    return Pools(*store.sizes, entries, length)
 
 
 def _renumbered(segments: Sequence[Segment]) -> list[Segment]:

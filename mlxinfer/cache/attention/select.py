@@ -11,6 +11,7 @@ import mlx.core as mx
 from ... import kernels_cpu
 from ...device import default_dtype, is_gpu
 from ...errors import MLXInferError, UnsupportedShapeError
+from ...kernels_metal import executors
 from ..base import AttentionSpec, LayerSpec
 from ..kv_format import KVFormat, by_layers
 from ..store import LayerStore
@@ -25,7 +26,7 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
     """The backend for a layer. Layers with equal backends are prepared together in each step."""
     if kernels_cpu.in_use():
         return _NATIVE
-    if not _has_gpu_kernels():
+    if not has_gpu_kernels():
         return _PLAIN
     from .metal import METAL
 
@@ -43,7 +44,7 @@ def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -
 
 def gpu_status() -> str:
     """Whether the GPU kernels work on this machine; empty where there is no GPU."""
-    if not _has_gpu_kernels():
+    if not has_gpu_kernels():
         return ""
 
     usual = AttentionSpec(8, 128, 128, query_heads=32)
@@ -62,13 +63,9 @@ def _ways(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> Iterato
             yield index, attention_backend(LayerStore(spec, dtype, kv))
 
 
-def _has_gpu_kernels() -> bool:
-    """Imported only where there is a GPU: a process on the CPU starts faster."""
-    if not is_gpu():
-        return False
-    from ...kernels_metal import executors
-
-    return executors.available()
+def has_gpu_kernels() -> bool:
+    """Whether MLX computes on a GPU that runs the kernels, be they switched off or not."""
+    return is_gpu() and executors.available()
 
 
 SWITCH = "MLXINFER_METAL_KERNELS"

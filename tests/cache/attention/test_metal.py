@@ -118,10 +118,10 @@ def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch
         answers, recent = real(*arguments, **options)
         return answers * 1.5, recent
 
-    from mlxinfer.cache.attention import metal
+    from mlxinfer.kernels_metal.paged_attention.launcher import AppendLaunch
 
-    real = metal.paged_attention_append
-    monkeypatch.setattr(metal, "paged_attention_append", broken)
+    real = AppendLaunch.run
+    monkeypatch.setattr(AppendLaunch, "run", broken)
     chosen = attention_backend(LayerStore(SPECS[0], mx.float32, KVFormat(4, 4)))
     assert isinstance(chosen, PlainAttention)
     lines = fallback_lines(SPECS[:1], KVFormat(4, 4), mx.float32)

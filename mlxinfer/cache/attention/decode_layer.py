@@ -1,0 +1,109 @@
+"""What the decode kernels have to know about a layer, worked out once: from step to step only its arrays change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import mlx.core as mx
+
+from ...kernels_metal.append_rows.launcher import Norm, Part
+from ...kernels_metal.paged_attention.arrays import nothing, sink_logits
+from ...kernels_metal.paged_attention.tiles import Shape
+from ...records import dataclass
+from ..base import AttentionParams, AttentionSpec, HeadNorm, HeadSteps
+from ..store import LayerStore
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLayer:
+    """A layer with the arguments that its model calls `Step.attend_rows` with."""
+
+    params: AttentionParams
+    """The constants of its attention."""
+    q_norm: HeadNorm | None
+    """Norm of its query heads."""
+    k_norm: HeadNorm | None
+    """Norm of its key heads."""
+    widths: list[int]
+    """Columns of each array of rows."""
+    shape: Shape
+    """Heads, head sizes and formats."""
+    places: tuple[tuple[int, int], ...]
+    """Where queries, keys and values are: which array of rows, and from which column on."""
+    weights: list[mx.array]
+    """Weights of both norms, as the kernel takes them."""
+    logits: mx.array
+    """Sinks, as the kernel takes them."""
+    kind: int
+    """Equal for layers that differ in nothing but their arrays."""
+
+    def fits(self, widths: list[int], heads: HeadSteps, params: AttentionParams) -> bool:
+        """Whether it was worked out for arguments like these."""
+        norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm
+        return norms and self.params is params and self.widths == widths
+
+    def parts(self, rows: Sequence[mx.array]) -> tuple[Part, Part, Part]:
+        """Queries, keys and values in the arrays of a step."""
+        q, k, v = (Part(rows[i], at) for i, at in self.places)
+        return q, k, v
+
+    def inputs(self, rows: Sequence[mx.array]) -> list[mx.array]:
+        """The same as the kernel takes them, with the norms' weights."""
+        (q, _), (k, _), (v, _) = self.places
+        return [rows[q], rows[k], rows[v], *self.weights]
+
+    @property
+    def norms(self) -> tuple[Norm | None, Norm | None]:
+        """The norms, as launchers take them."""
+        q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (self.q_norm, self.k_norm))
+        return q_norm, k_norm
+
+
+def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
+    """What there is to know about a layer; `rows` and the rest are arguments of `Step.attend_rows`."""
+    known, widths = store.kernels, [piece.shape[1] for piece in rows]
+    if isinstance(known, DecodeLayer) and known.fits(widths, heads, params):
+        return known
+    made = store.kernels = _described(store, widths, heads, params)
+    return made
+
+
+def shape_of(store: LayerStore, heads: int) -> Shape:
+    """The shape of a layer with so many query heads."""
+    spec, form = store.spec, store.format
+    return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
+
+
+def _described(store: LayerStore, widths: list[int], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
+    count, places = _located(widths, store.spec)
+    shape = shape_of(store, count)
+    norms = (heads.q_norm, heads.k_norm)
+    weights = [nothing(store.dtype) if norm is None else norm.weight for norm in norms]
+    logits = sink_logits(params.sinks, store.dtype)
+    mx.eval(logits)  # it is kept for threads to come
+    alike = [None if norm is None else (norm.eps, tuple(norm.weight.shape), norm.weight.dtype) for norm in norms]
+    sinks = None if params.sinks is None else (tuple(params.sinks.shape), params.sinks.dtype)
+    kind = (shape, places, tuple(widths), *alike, params.scale, params.softcap, sinks)
+    number = _kinds.get(kind)
+    if number is None:
+        number = _kinds.setdefault(kind, next(_numbers))
+    return DecodeLayer(params, heads.q_norm, heads.k_norm, widths, shape, places, weights, logits, number)
+
+
+_kinds: dict[tuple[object, ...], int] = {}
+_numbers = count()
+
+
+def _located(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """The number of query heads in arrays of so many columns, and where queries, keys and values begin."""
+    keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
+    queries = sum(widths) - keys - values
+    places: list[tuple[int, int]] = []
+    left = [queries, keys, values]
+    for i, width in enumerate(widths):
+        at = 0
+        while at < width:
+            places.append((i, at))
+            at += left.pop(0)
+    return queries // spec.key_dim, tuple(places)
