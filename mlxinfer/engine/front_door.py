@@ -179,7 +179,8 @@ def check_unbroken(sequences: Iterable[Sequence]) -> None:
     """Raise `EngineError` if one of these ended with an error."""
     for sequence in sequences:
         if sequence.finish_reason == "error":
-            raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")
+            ours = "" if sequence.error.startswith("structure:") else ", which is a fault of the engine"
+            raise EngineError(f"the answer was ended{ours}: {sequence.error}")
 
 
 def prompt_logprobs(chunks: list[Chunk], timeout_s: float | None) -> list[TokenLogprob]:

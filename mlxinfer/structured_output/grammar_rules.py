@@ -7,17 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .gbnf import quoted
 from .grammar import WHITESPACE
 
 _ID = "{id}"
 """Stands in a format's literal for a number or an id, which means nothing."""
 _MOST_IN_ANY_ORDER = 60
 """A parametric rule counts in 64 bits."""
-
-
-def quoted(text: str) -> str:
-    """A string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
@@ -38,8 +34,7 @@ class GrammarRules:
 
     def grammar(self, start: str) -> str:
         """The whole of it."""
-        # "::=" would make it GBNF.
-        return "\n".join([f"start: {start}", *self._lines]).replace("::=", "::\\u003d")
+        return "\n".join([f"start: {start}", *self._lines])
 
     def rule(self, body: str, *, lazy: bool = False) -> str:
         """A rule; the same one for the same body."""

@@ -20,6 +20,19 @@ _MOST_TO_COMPLETE = 3
 class _Phased(ABC):
     """A constraint that knows the row of its present state only: drafts are tried on a copy."""
 
+    _draft_fault = ""
+    """What went wrong after a draft."""
+
+    @property
+    def fault(self) -> str:
+        """See `Constraint`."""
+        held = self._held()
+        return self._draft_fault or ("" if held is None else held.fault)
+
+    @abstractmethod
+    def _held(self) -> Constraint | None:
+        """What the answer is held to at present."""
+
     @abstractmethod
     def advance(self, token: int) -> str:
         """See `Constraint`."""
@@ -50,6 +63,7 @@ class _Phased(ABC):
                 found += [None] * (len(drafts) - number)  # not reached: drafts are allowed
                 break
             found.append(state.row())
+        self._draft_fault = state.fault
         if all(each is None for each in found):
             return None
         return np.stack([words if each is None else each for each in found])
@@ -93,6 +107,9 @@ class CallsInText(_Phased):
         if not why and self._call.stopped:
             self._call, self._over = None, not self._parallel
         return why
+
+    def _held(self) -> Constraint | None:
+        return self._call
 
     def row(self) -> np.ndarray | None:
         if self._over:
@@ -216,6 +233,9 @@ class Reasoning(_Phased):
         if self._after is None or (gap and not self._after.allowed([token]) and _has(self._vocabulary.spaces, token)):
             return ""
         return self._after.advance(token)
+
+    def _held(self) -> Constraint | None:
+        return self._after
 
     def row(self) -> np.ndarray | None:
         if self._state == "closing":

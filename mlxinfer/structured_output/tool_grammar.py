@@ -16,8 +16,9 @@ from ..output_format.format import CallFormat
 from ..structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure
 from ..tools import Tool, Tools
 from .constraint import GrammarConstraint
-from .grammar import GrammarCompiler
-from .grammar_rules import GrammarRules, escaped, quoted
+from .gbnf import quoted
+from .grammar import GrammarCompiler, as_lark_regex
+from .grammar_rules import GrammarRules, escaped
 from .schema import MAX_DEPTH, normalized
 from .value_grammar import ArgumentRules, NotHeldError
 
@@ -100,7 +101,7 @@ class ToolGrammars:
             if structure is not None:
                 start = f"{rules.rule(start)} | {_structure(rules, structure)}"
             try:
-                constraint = self._compiler.compile(Lark(rules.grammar(start)))
+                constraint = self._compiler.compile(Lark(rules.grammar(start)), own=True)
             except SamplingError as error:
                 found = self._loose(calls, tools, compiled=True)
                 if found <= loose:
@@ -131,7 +132,7 @@ class ToolGrammars:
         try:
             start = _CallWriter(rules, calls, set(), exact=True).call(tool)
             if compiled:
-                self._compiler.compile(Lark(rules.grammar(start)))
+                self._compiler.compile(Lark(rules.grammar(start)), own=True)
         except (NotHeldError, SamplingError) as error:
             return _plain(error)
         except RecursionError:
@@ -230,8 +231,7 @@ def _structure(rules: GrammarRules, structure: Structure) -> str:
     if isinstance(structure, Schema):
         return rules.json(normalized(structure.schema) if isinstance(structure.schema, dict) else {})
     if isinstance(structure, Regex):
-        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", structure.pattern, flags=re.DOTALL)
-        return rules.rule(f"/{pattern}/")
+        return rules.rule(f"/{as_lark_regex(structure.pattern)}/")
     if isinstance(structure, Choice):
         return rules.rule(" | ".join(map(quoted, structure.options)))
     raise SamplingError('structure: a grammar cannot be combined with tools: leave one out, or set tool_choice to "none"')

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..output_format.format import CallFormat
 from ..output_format.schema_types import referenced, types_of
-from .grammar_rules import GrammarRules, quoted
+from .gbnf import quoted
+from .grammar_rules import GrammarRules
 
 _KEY = "{key}"
 _NOTES = frozenset(
