@@ -125,7 +125,7 @@ class GrammarCompiler:
         tokens, words = self.table(), (self._vocab_size + 31) // 32
 
         def compiled() -> LLMatcher:
-            matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False))
+            matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False))  # type: ignore[arg-type]
             if not matcher.is_error():
                 row = np.empty(words, np.int32)
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .gbnf import quoted
-from .grammar import WHITESPACE
+from .grammar import WHITESPACE, as_lark_regex
 
 _ID = "{id}"
 """Stands in a format's literal for a number or an id, which means nothing."""
@@ -42,6 +42,14 @@ class GrammarRules:
         if key not in self._names:
             self._names[key] = self._new()
             self._lines.append(f"{self._names[key]}{'[lazy]' if lazy else ''}: {body}")
+        return self._names[key]
+
+    def terminal(self, *expressions: str) -> str:
+        """A text that fits all of these regular expressions."""
+        key = " & ".join(expressions)
+        if key not in self._names:
+            self._names[key] = self._new().upper()
+            self._lines.append(f"{self._names[key]}: {' & '.join(f'/{as_lark_regex(each)}/' for each in expressions)}")
         return self._names[key]
 
     def one_of(self, expressions: Sequence[str]) -> str:
