@@ -71,17 +71,18 @@ class ToolGrammars:
         free: bool = False,
         written: str = "",
         structure: Structure | None = None,
+        header: str = "",
     ) -> CallGrammar:
         """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
-        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot
-        be held, and `SamplingError` for a structure."""
+        the beginning of the first. With a `structure`, an answer that is either; before the structure comes the `header`. Raises
+        `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
-        key = (calls, texts, parallel, free, written, structure)
+        key = (calls, texts, parallel, free, written, structure, header)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure)
+        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure, header=header)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
@@ -89,7 +90,7 @@ class ToolGrammars:
         return made
 
     def _compiled(
-        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
+        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None, header: str
     ) -> CallGrammar:
         if structure is not None:
             self._compiler.compile(structure)  # whose error tells what is wrong with it
@@ -99,7 +100,7 @@ class ToolGrammars:
             writer = _CallWriter(rules, calls, loose)
             start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
             if structure is not None:
-                start = f"{rules.rule(start)} | {_structure(rules, structure)}"
+                start = f"{rules.rule(start)} | {rules.literal(header)} {_structure(rules, structure)}"
             try:
                 constraint = self._compiler.compile(Lark(rules.grammar(start)), own=True)
             except SamplingError as error:
