@@ -24,7 +24,7 @@ class Deadline(Generic[T]):
         self._overdue = 0
 
     def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises what it raises, and `TooLongError`."""
+        """What `work` returns, which must not raise. Raises `TooLongError`."""
         with self._lock:
             if self._overdue >= self._most_overdue:
                 raise TooLongError
@@ -38,23 +38,21 @@ class Deadline(Generic[T]):
                 self._overdue += 1
         if call.overdue:
             raise TooLongError
-        if call.error is not None:
-            raise call.error
+        if not call.results:
+            raise RuntimeError("it broke off")  # what it raised is told by `threading.excepthook`
         return call.results[0]
 
     def _finish(self, call: _Call[T]) -> None:
         try:
             call.results.append(call.work())
-        except BaseException as error:  # noqa: BLE001  it is raised where the result is waited for
-            call.error = error
-        with self._lock:
-            call.done = True
-            self._overdue -= call.overdue
+        finally:
+            with self._lock:
+                call.done = True
+                self._overdue -= call.overdue
 
 
 class _Call(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self.work = work
         self.results: list[T] = []
-        self.error: BaseException | None = None
         self.done = self.overdue = False
