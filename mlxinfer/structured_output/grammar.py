@@ -191,8 +191,8 @@ def _lark(grammar: str, longest_text: int) -> str:
     """Lark for llguidance. `longest_text`: bytes that an answer may be forced to have in one piece."""
     from llguidance import LLMatcher
 
-    options = '%llguidance {"no_forcing": true}\n' if longest_text > _LONGEST_FORCED else ""
-    return LLMatcher.grammar_from_lark(options + grammar)
+    options = '\n%llguidance {"no_forcing": true}\n' if longest_text > _LONGEST_FORCED else ""
+    return LLMatcher.grammar_from_lark(grammar + options)
 
 
 def _normalized(structure: Schema) -> Any:

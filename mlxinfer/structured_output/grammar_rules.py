@@ -46,11 +46,11 @@ class GrammarRules:
 
     def terminal(self, *expressions: str) -> str:
         """A text that fits all of these regular expressions."""
-        key = " & ".join(expressions)
-        if key not in self._names:
-            self._names[key] = self._new().upper()
-            self._lines.append(f"{self._names[key]}: {' & '.join(f'/{as_lark_regex(each)}/' for each in expressions)}")
-        return self._names[key]
+        return self._terminal(" & ".join(f"/{as_lark_regex(each)}/" for each in expressions))
+
+    def text_of(self, options: Sequence[str]) -> str:
+        """One of these texts, however many there are: as words of the grammar, each would be looked at in every step."""
+        return self._terminal(" | ".join(map(quoted, options)))
 
     def one_of(self, expressions: Sequence[str]) -> str:
         """Any of them."""
@@ -112,6 +112,13 @@ class GrammarRules:
                 f"({self.rule(' | '.join(each for _, each in items))} ({between}{self.rule(' | '.join(each for _, each in items))})*)?"
             )
         return self.rule(" ".join([items[0][1] if items[0][0] else f"({items[0][1]})?", *rest[1:]]))
+
+    def _terminal(self, body: str) -> str:
+        key = f"T {body}"
+        if key not in self._names:
+            self._names[key] = self._new().upper()
+            self._lines.append(f"{self._names[key]}: {body}")
+        return self._names[key]
 
     def _new(self) -> str:
         self._count += 1

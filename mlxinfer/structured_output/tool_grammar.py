@@ -234,5 +234,5 @@ def _structure(rules: GrammarRules, structure: Structure) -> str:
     if isinstance(structure, Regex):
         return rules.rule(f"/{as_lark_regex(structure.pattern)}/")
     if isinstance(structure, Choice):
-        return rules.rule(" | ".join(map(quoted, structure.options)))
+        return rules.text_of(structure.options)
     raise SamplingError('structure: a grammar cannot be combined with tools: leave one out, or set tool_choice to "none"')

@@ -105,7 +105,6 @@ def test_smollm2_answers_two_hundred_of_them(part, capsys):
         print(f"schemas {len(schemas)} ended {ended} of {len(answers)} tokens {tokens} drafted {accepted} preempted {preempted}")  # noqa: T201
     assert len(calls) > EVERY
     assert preempted > 0
-    assert accepted > 0
     with LLM("smollm2", **options, speculate=False) as llm:
         alone = [answer.token_ids for prompt, each in zip(prompts, params, strict=True) for answer in llm.generate(prompt, each)]
     assert [answer.token_ids for answer in answers] == alone

@@ -112,6 +112,13 @@ def test_with_tools_it_is_a_call_or_the_final_channel(thoughts):
     assert follow(held("harmony", structure=Choice(["yes"]), begun=PROMPT, choice="auto")[0], tokens(thoughts)).allowed(free) < len(free)
 
 
+def test_the_structure_may_be_a_choice_of_thousands():
+    many = [f"{i * 7919 % 5000} option {i}" for i in range(5000)]
+    constraint, _ = held("harmony", structure=Choice(many), begun=PROMPT, choice="auto")
+    follow(constraint, tokens("<|channel|>final<|message|>" + many[4321]))
+    assert END in may(constraint)
+
+
 def test_a_prompt_may_have_begun_the_header():
     """Functionary's prompts end with ">>>", which calls begin with, too."""
     constraint, output_format = held("functionary", structure=Schema(CITY), begun=">>>")
