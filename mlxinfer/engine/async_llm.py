@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from collections.abc import Sequence as Many
 from contextlib import aclosing
 from functools import partial
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +63,11 @@ class AsyncLLM(FrontDoor):
     async def ready(self) -> None:
         """Wait until the model is loaded. Raises the `MLXInferError` that it could not be loaded for."""
         await self._opened()
+
+    def prepare_structures(self) -> None:
+        """Begin to prepare the vocabulary for structured answers and tools, in another thread: 0.5 s of a processor for 49,000 tokens and
+        2.5 s for 262,000, which the first request that needs it would take otherwise. The model must be `ready`."""
+        Thread(target=self._now.inputs.grammars.prepare, name="mlxinfer vocabulary", daemon=True).start()
 
     @property
     def _info(self) -> ModelInfo:

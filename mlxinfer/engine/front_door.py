@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from ..cache.kv_format import KVFormat
 from ..config import OLDER_NAMES, EngineArgs, keyword_docs, settings, unknown_keyword
-from ..errors import DeadlineError, EngineError
+from ..errors import DeadlineError, EngineError, SamplingError
 from ..loading.memory_plan import MemoryPlan
 from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
@@ -176,9 +176,11 @@ def stopped(reason: str) -> EngineError:
 
 
 def check_unbroken(sequences: Iterable[Sequence]) -> None:
-    """Raise `EngineError` if one of these ended with an error."""
+    """Raise `EngineError` if one of these ended with an error, and `SamplingError` if its structure is to blame."""
     for sequence in sequences:
         if sequence.finish_reason == "error":
+            if sequence.error.startswith("structure:"):
+                raise SamplingError(f"{sequence.error}: the answer was ended")
             raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")
 
 

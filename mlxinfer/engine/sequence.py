@@ -177,8 +177,8 @@ class Sequence:
         for token in tokens:
             if self.finish_reason:
                 break
-            if self.constraint is not None and token not in self.stop_ids:
-                self.error = self.constraint.advance(token)
+            if self.constraint is not None:
+                self.error = self.constraint.fault or ("" if token in self.stop_ids else self.constraint.advance(token))
                 if self.error:
                     self.finish_reason = "error"
                     break

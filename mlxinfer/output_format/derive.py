@@ -81,6 +81,7 @@ def _with_family(found: OutputFormat, family: Family, source: str) -> OutputForm
         source=source,
         reasoning=family.reasoning or found.reasoning,
         hidden=tuple(dict.fromkeys((*found.hidden, *family.hidden))),
+        answer=family.answer,
     )
 
 

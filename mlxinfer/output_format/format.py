@@ -119,6 +119,9 @@ class OutputFormat:
     hidden: tuple[str, ...] = ()
     """Literals around content that are no part of it, as `<|START_RESPONSE|>`."""
 
+    answer: str = ""
+    """What a model writes before an answer that is no call, as `<|channel|>final<|message|>`, where it has to be written."""
+
     def reader(self, tools: Tools, begun: str = "") -> OutputReader:
         """What tells one answer's parts apart. `tools` are the offered ones: nothing else is taken for a call. `begun` is the end of the
         rendered prompt, which may have opened reasoning."""
@@ -131,6 +134,7 @@ class OutputFormat:
         if self.reasoning is not None:
             yield from (self.reasoning.begin, self.reasoning.end)
         yield from self.hidden
+        yield self.answer
         for calls in filter(None, (self.calls, *self.also)):
             yield from (calls.begin, calls.next, calls.section_end, calls.call_end, calls.name_end)
             yield from (calls.key_begin, calls.key_end, calls.key_end_json, calls.value_end, calls.quote)

@@ -26,6 +26,8 @@ class Family:
     """Where the spelling of reasoning is the family's own."""
     hidden: tuple[str, ...] = ()
     """Literals around content."""
+    answer: str = ""
+    """What comes before an answer that is no call."""
 
 
 def _tagged(begin: str, end: str, **literals: Any) -> CallFormat:
@@ -174,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         also=_HARMONY_SPELLINGS,
         reasoning=ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
         hidden=(*_HARMONY_CONTENT, "<|start|>assistant<|channel|>analysis<|message|><|end|>", "<|end|>", "<|return|>"),
+        answer="<|start|>assistant<|channel|>final<|message|>",
     ),
     "gemma4": Family(_GEMMA4, ("<|tool_call>call:",)),
     "functiongemma": Family(_FUNCTION_GEMMA, ("<start_function_call>", "<escape>")),
@@ -182,7 +185,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": Family(_COHERE, hidden=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
     "nemotron-v2": Family(_listed("<TOOLCALL>[", "]</TOOLCALL>"), ("<TOOLCALL>",)),
     "smollm3": Family(HERMES, ("xml_tools", "python_tools")),
-    "functionary": Family(CallFormat("json", call_begin=">>>", name_end="\n"), hidden=(">>>all\n",)),
+    "functionary": Family(CallFormat("json", call_begin=">>>", name_end="\n"), hidden=(">>>all\n",), answer=">>>all\n"),
 }
 """Every family by the name that `--tool-format` takes."""
 

@@ -120,8 +120,13 @@ async def _run(
         for name, llm in models.items():
             for note in llm.notes:
                 notice(note, model=name)
-        where = " and ".join(map(address, sockets))
-        server = HTTPServer(Registry(models, aliases), settings, ready=lambda: tell(f"ready on {where} ({', '.join(models)})"))
+
+        def ready() -> None:
+            tell(f"ready on {' and '.join(map(address, sockets))} ({', '.join(models)})")
+            for llm in models.values():
+                llm.prepare_structures()
+
+        server = HTTPServer(Registry(models, aliases), settings, ready=ready)
         await server.serve(sockets)
 
 

@@ -9,7 +9,7 @@ from ..structure import Structure
 from ..tools import ToolChoice, Tools
 from .constraint import Constraint
 from .grammar import GrammarCompiler
-from .phases import CallsInText, Reasoning
+from .phases import CallsInText, Preamble, Reasoning
 from .tool_grammar import ToolGrammars
 from .vocabulary import Vocabulary
 
@@ -35,28 +35,35 @@ class AnswerRules:
         """None where the answer is free. `vocab_size`: logits of the model. Raises `PromptError` and `SamplingError` for what cannot be
         held."""
         vocabulary, reasoning = Vocabulary.of(compiler, vocab_size), self.output_format.reasoning
-        written = "" if self.output_format.calls is None else _common(self.begun.rstrip(), self.output_format.calls.begin)
-        first = self._after_reasoning(compiler, vocabulary, written)
+        first = self._after_reasoning(compiler, vocabulary, self.begun.rstrip())
         if reasoning is None or (first is None and self.budget is None):
             return first
         begin, end = reasoning.begin.strip(), reasoning.end.strip()
-        if self.begun.rfind(end) > self.begun.rfind(begin):
+        begun, ended = self.begun.rstrip(), self.begun.rfind(end)
+        if begun.endswith(end) or -1 < self.begun.rfind(begin) < ended:  # any other end is that of an earlier message
             return first
-        after = self._after_reasoning(compiler, vocabulary, "") if written else first
-        begun = self.begun.rstrip().endswith(begin)
-        return Reasoning(vocabulary, begin, end, after, first=first, budget=self.budget, begun=begun)
+        literals = (self.output_format.answer, "" if self.output_format.calls is None else self.output_format.calls.begin)
+        after = self._after_reasoning(compiler, vocabulary, "") if any(_common(begun, literal) for literal in literals) else first
+        spaced, thinks = not self.output_format.answer, begun.endswith(begin)
+        return Reasoning(vocabulary, begin, end, after, first=first, budget=self.budget, begun=thinks, spaced=spaced)
 
-    def _after_reasoning(self, compiler: GrammarCompiler, vocabulary: Vocabulary, written: str) -> Constraint | None:
-        """What the answer itself is held to. `written`: what the prompt has of the beginning of a call."""
-        calls, choice, tools = self.output_format.calls, self.choice, self.tools
+    def _after_reasoning(self, compiler: GrammarCompiler, vocabulary: Vocabulary, begun: str) -> Constraint | None:
+        """What the answer itself is held to. `begun`: the text before it, which may be the beginning of a call, or of the answer."""
+        calls, choice, tools, header = self.output_format.calls, self.choice, self.tools, self.output_format.answer
+        header = header[len(_common(begun, header)) :]
         if calls is None or not tools or choice.mode == "none":
-            return None if self.structure is None else compiler.compile(self.structure)
+            if self.structure is None:
+                return None
+            held = compiler.compile(self.structure)
+            return Preamble(vocabulary, vocabulary.tokens_of(header), held) if header else held
+        written = _common(begun, calls.begin)
         grammars = ToolGrammars.of(compiler)
         if choice.mode == "required":
             callable_tools = tools if choice.name is None else {choice.name: tools[choice.name]}
             return grammars.compile(calls, callable_tools, parallel=choice.parallel, written=written).constraint.copy()
         if self.structure is not None:
-            return grammars.compile(calls, tools, parallel=choice.parallel, structure=self.structure).constraint.copy()
+            either = grammars.compile(calls, tools, parallel=choice.parallel, written=written, structure=self.structure, header=header)
+            return either.constraint.copy()
         grammar = grammars.compile(calls, tools, parallel=choice.parallel, free=True)
         return CallsInText(vocabulary, grammar, parallel=choice.parallel and calls.parallel)
 

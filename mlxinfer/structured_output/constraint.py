@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,12 +22,20 @@ CERTAIN = 0.999
 """The chance that a token comes about which a structure leaves no choice."""
 _FORESIGHT = 32
 """Tokens that are looked ahead, about."""
+_TOO_LONG = "structure: what may follow here takes too long to find out"
+_GAVE_UP = re.compile("max is|Too many|lexer error")
+"""What the matcher says when a step costs more than it may, rather than of a token that must not come."""
 _UNLIKELY = 0.3
 """A chance below which nothing more is guessed."""
 
 
 class Constraint(Protocol):
     """The engine's view. It follows the tokens that the host has read, and is never told of those that are on the device only."""
+
+    @property
+    def fault(self) -> str:
+        """Why the answer cannot go on, or nothing. The last rows mean nothing then, and what is sampled from them does not belong to it."""
+        ...
 
     def advance(self, token: int) -> str:
         """Take the next token of the answer. Returns why it is not allowed, or nothing."""
@@ -78,12 +87,20 @@ class GrammarConstraint:
         """Whether the last token was forced."""
         self._forced: list[int] | None = None
         self._expected: tuple[list[int], list[float]] | None = None
+        self._fault = ""
+
+    @property
+    def fault(self) -> str:
+        """See `Constraint`: the matcher ran out of what one step may cost."""
+        return self._fault
 
     def advance(self, token: int) -> str:
         """See `Constraint`."""
         if not self._matcher.consume_token(token):
-            reason = self._matcher.get_error().partition("<state>")[0].strip()  # after it comes the whole grammar
-            return f"token {token} does not fit the grammar: {one_line(reason or 'it must not come here')}"
+            reason = _reason(self._matcher)
+            if _GAVE_UP.search(reason):
+                return f"{_TOO_LONG}: {reason}"
+            return f"token {token} does not fit the grammar: {reason or 'it must not come here'}"
         if self._json is not None:
             self._follow(token, self._json)
             self._place = self._json.numbers.after(self._place, token)
@@ -98,6 +115,9 @@ class GrammarConstraint:
         taken, address = 0, bits.ctypes.data
         for row in range(len(bits)):
             matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
+            if matcher.is_error():  # then that row says that the answer may end
+                self._fault = f"{_TOO_LONG}: {_reason(matcher)}"
+                return bits
             if numbers is not None:
                 numbers.apply(place, bits[row])
             if row == len(drafts) or not matcher.consume_token(drafts[row]):
@@ -145,7 +165,7 @@ class GrammarConstraint:
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
         other = GrammarConstraint(self._matcher.deep_copy(), 32 * self._words, self._json)
-        other._place, other._last, other._after_name = self._place, self._last, self._after_name
+        other._place, other._last, other._after_name, other._fault = self._place, self._last, self._after_name, self._fault
         return other
 
     def _follow(self, token: int, json: JSONText) -> None:
@@ -179,3 +199,7 @@ class GrammarConstraint:
             chances += [chance] * (1 + len(further))
         if taken:
             matcher.rollback(taken)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return one_line(matcher.get_error().partition("\n<")[0])

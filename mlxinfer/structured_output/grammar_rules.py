@@ -7,17 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .grammar import WHITESPACE
+from .gbnf import quoted
+from .grammar import WHITESPACE, as_lark_regex
 
 _ID = "{id}"
 """Stands in a format's literal for a number or an id, which means nothing."""
 _MOST_IN_ANY_ORDER = 60
 """A parametric rule counts in 64 bits."""
-
-
-def quoted(text: str) -> str:
-    """A string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
@@ -38,8 +34,7 @@ class GrammarRules:
 
     def grammar(self, start: str) -> str:
         """The whole of it."""
-        # "::=" would make it GBNF.
-        return "\n".join([f"start: {start}", *self._lines]).replace("::=", "::\\u003d")
+        return "\n".join([f"start: {start}", *self._lines])
 
     def rule(self, body: str, *, lazy: bool = False) -> str:
         """A rule; the same one for the same body."""
@@ -48,6 +43,14 @@ class GrammarRules:
             self._names[key] = self._new()
             self._lines.append(f"{self._names[key]}{'[lazy]' if lazy else ''}: {body}")
         return self._names[key]
+
+    def terminal(self, *expressions: str) -> str:
+        """A text that fits all of these regular expressions."""
+        return self._terminal(" & ".join(f"/{as_lark_regex(each)}/" for each in expressions))
+
+    def text_of(self, options: Sequence[str]) -> str:
+        """One of these texts, however many there are: as words of the grammar, each would be looked at in every step."""
+        return self._terminal(" | ".join(map(quoted, options)))
 
     def one_of(self, expressions: Sequence[str]) -> str:
         """Any of them."""
@@ -109,6 +112,13 @@ class GrammarRules:
                 f"({self.rule(' | '.join(each for _, each in items))} ({between}{self.rule(' | '.join(each for _, each in items))})*)?"
             )
         return self.rule(" ".join([items[0][1] if items[0][0] else f"({items[0][1]})?", *rest[1:]]))
+
+    def _terminal(self, body: str) -> str:
+        key = f"T {body}"
+        if key not in self._names:
+            self._names[key] = self._new().upper()
+            self._lines.append(f"{self._names[key]}: {body}")
+        return self._names[key]
 
     def _new(self) -> str:
         self._count += 1

@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
 from .constraint import Constraint, GrammarConstraint
+from .phased import Phased, has
 from .tool_grammar import CallGrammar
 from .vocabulary import Vocabulary, is_cut, overlap
 
-_CERTAIN = 0.999
-"""The chance that a token comes about which there is no choice."""
 _MOST_TO_COMPLETE = 3
 """Tokens by which a budget may be exceeded to complete a character."""
 
 
-class _Phased(ABC):
-    """A constraint that knows the row of its present state only: drafts are tried on a copy."""
-
-    @abstractmethod
-    def advance(self, token: int) -> str:
-        """See `Constraint`."""
-
-    @abstractmethod
-    def row(self) -> np.ndarray | None:
-        """Bits of the tokens that may come now, int32 `[vocab / 32]`; None if all may."""
-
-    @abstractmethod
-    def forced(self) -> list[int]:
-        """See `Constraint`."""
-
-    @abstractmethod
-    def copy(self) -> _Phased:
-        """See `Constraint`."""
-
-    def expected(self) -> tuple[list[int], list[float]]:
-        """The tokens of `forced`, and the chance of each."""
-        forced = self.forced()
-        return forced, [_CERTAIN] * len(forced)
-
-    def rows(self, drafts: Sequence[int], words: np.ndarray) -> np.ndarray | None:
-        """See `Constraint`. `words`: the row where all may come."""
-        state, found = self, [self.row()]
-        for number, token in enumerate(drafts):
-            state = state.copy() if number == 0 else state
-            if state.advance(token):
-                found += [None] * (len(drafts) - number)  # not reached: drafts are allowed
-                break
-            found.append(state.row())
-        if all(each is None for each in found):
-            return None
-        return np.stack([words if each is None else each for each in found])
-
-    def allowed_of(self, drafts: Sequence[int]) -> int:
-        """See `Constraint.allowed`."""
-        state = self.copy()
-        for number, token in enumerate(drafts):
-            row = state.row()
-            if (row is not None and not _has(row, token)) or state.advance(token):
-                return number
-        return len(drafts)
-
-
-class CallsInText(_Phased):
+class CallsInText(Phased):
     """Text is free until a call begins, which is then held to the offered tools. What begins like a call and goes on otherwise is text."""
 
     def __init__(self, vocabulary: Vocabulary, grammar: CallGrammar, *, parallel: bool) -> None:
@@ -93,6 +44,9 @@ class CallsInText(_Phased):
         if not why and self._call.stopped:
             self._call, self._over = None, not self._parallel
         return why
+
+    def _held(self) -> Constraint | None:
+        return self._call
 
     def row(self) -> np.ndarray | None:
         if self._over:
@@ -162,7 +116,7 @@ class CallsInText(_Phased):
             self._call, self._over = None, not self._parallel
 
 
-class Reasoning(_Phased):
+class Reasoning(Phased):
     """The model may think before it answers, within a budget; the answer is held to another constraint, or to none."""
 
     def __init__(
@@ -175,9 +129,11 @@ class Reasoning(_Phased):
         first: Constraint | None,
         budget: int | None,
         begun: bool,
+        spaced: bool = True,
     ) -> None:
         """`begin` and `end`: what reasoning stands between; the prompt has `begun` it, or the model may. `after`: what the answer is held
-        to; `first`: the same for an answer without reasoning. Raises `SamplingError` if the model's tokens cannot write `end`."""
+        to; `first`: the same for an answer without reasoning; `spaced`: whether line breaks may come before it. Raises `SamplingError`
+        if the model's tokens cannot write `end`."""
         self._vocabulary = vocabulary
         self._begin, self._end = begin.strip().encode(), end.strip().encode()
         self._begin_tokens = [] if begun else vocabulary.tokens_of(begin.strip())
@@ -188,6 +144,7 @@ class Reasoning(_Phased):
         """Before the reasoning: the tokens so far may be the answer's, too."""
         self._budget = budget
         self._holds = after is not None and not isinstance(after, CallsInText)
+        self._spaced = self._holds and spaced
         self._state = "thinking" if begun else "before"
         self._text = b""
         """All of the text before the reasoning; in it, the last bytes."""
@@ -210,12 +167,15 @@ class Reasoning(_Phased):
                 return f"token {token} comes where the reasoning has to end"
             self._closing = self._closing[1:]
             if not self._closing:
-                self._state, self._gap = "after", self._holds
+                self._state, self._gap = "after", self._spaced
             return ""
         gap, self._gap = self._gap, False
-        if self._after is None or (gap and not self._after.allowed([token]) and _has(self._vocabulary.spaces, token)):
+        if self._after is None or (gap and not self._after.allowed([token]) and has(self._vocabulary.spaces, token)):
             return ""
         return self._after.advance(token)
+
+    def _held(self) -> Constraint | None:
+        return self._after
 
     def row(self) -> np.ndarray | None:
         if self._state == "closing":
@@ -299,7 +259,7 @@ class Reasoning(_Phased):
             return ""
         rest = self._text[place + len(self._end) :]
         self._state, self._text = "after", b""
-        self._gap = self._holds and not rest
+        self._gap = self._spaced and not rest
         if rest.strip() and self._after is not None and not self._holds:
             return self._after.advance(token)
         return ""
@@ -324,5 +284,45 @@ class Reasoning(_Phased):
         return allowed
 
 
-def _has(row: np.ndarray, token: int) -> bool:
-    return bool(int(row[token // 32]) >> (token % 32) & 1)
+class Preamble(Phased):
+    """A fixed text comes before what an answer is held to, such as the header of a channel."""
+
+    def __init__(self, vocabulary: Vocabulary, tokens: list[int], after: Constraint) -> None:
+        """`tokens`: of the text."""
+        self._vocabulary = vocabulary
+        self._left = tokens
+        self._after = after
+
+    def advance(self, token: int) -> str:
+        if not self._left:
+            return self._after.advance(token)
+        if token != self._left[0]:
+            return f"token {token} comes inside what the answer begins with"
+        self._left = self._left[1:]
+        return ""
+
+    def _held(self) -> Constraint | None:
+        return self._after
+
+    def row(self) -> np.ndarray | None:
+        if self._left:
+            return self._vocabulary.row(self._left[:1])
+        rows = self._after.rows([])
+        return None if rows is None else np.asarray(rows[0])
+
+    def rows(self, drafts: Sequence[int], words: np.ndarray | None = None) -> np.ndarray | None:
+        return super().rows(drafts, self._vocabulary.all) if self._left else self._after.rows(drafts)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """See `Constraint`."""
+        return self.allowed_of(drafts) if self._left else self._after.allowed(drafts)
+
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+        return self._left or self._after.forced()
+
+    def expected(self) -> tuple[list[int], list[float]]:
+        return super().expected() if self._left else self._after.expected()
+
+    def copy(self) -> Preamble:
+        return Preamble(self._vocabulary, self._left, self._after.copy())

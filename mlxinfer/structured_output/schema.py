@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
 from time import thread_time
 from typing import Any
 
-from ..errors import SamplingError
+from .schema_limits import check_limits
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Formats that llguidance holds an answer to; by the specification all others are annotations, so they are dropped."""
@@ -21,17 +20,21 @@ _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
-_LARGEST_DIVISOR = 10_000
-"""`multipleOf` up to here, read without its decimal point, is held: larger ones take minutes to compile."""
 MAX_DEPTH = 120
 """Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
 _LONGEST_SEARCH_S = 0.05
 """Seconds of a processor that finding the place of a fault may take; then it is told as closely as it is known."""
 
 
-def normalized(schema: Any, depth: int = 0) -> Any:
+def normalized(schema: Any) -> Any:
     """The schema without what asks for nothing: formats that are annotations, trivial `propertyNames`. Raises `RecursionError` for one
-    that is nested too deeply."""
+    that is nested too deeply, and `SamplingError` for one that would take too long (`schema_limits.py`)."""
+    plain = _plain(schema, 0)
+    check_limits(plain)
+    return plain
+
+
+def _plain(schema: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     if depth > MAX_DEPTH:
@@ -39,30 +42,20 @@ def normalized(schema: Any, depth: int = 0) -> Any:
     plain = {key: value for key, value in schema.items() if key != _OPTIONS}
     if isinstance(plain.get("format"), str) and plain["format"] not in _FORMATS:
         del plain["format"]
-    _check_divisor(plain.get("multipleOf"))
     if plain.get("pattern") == _DECIMAL:
         plain["pattern"] = _DECIMAL_PLAIN
     if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
         del plain["propertyNames"]
     for key in _ONE:
         if isinstance(plain.get(key), Mapping):
-            plain[key] = normalized(plain[key], depth + 1)
+            plain[key] = _plain(plain[key], depth + 1)
     for key in _MANY:
         if isinstance(plain.get(key), list):
-            plain[key] = [normalized(each, depth + 1) for each in plain[key]]
+            plain[key] = [_plain(each, depth + 1) for each in plain[key]]
     for key in _NAMED:
         if isinstance(plain.get(key), Mapping):
-            plain[key] = {name: normalized(each, depth + 1) for name, each in plain[key].items()}
+            plain[key] = {name: _plain(each, depth + 1) for name, each in plain[key].items()}
     return plain
-
-
-def _check_divisor(divisor: Any) -> None:
-    """Raises `SamplingError` where llguidance would need minutes: it makes a state for each remainder."""
-    if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
-        return
-    exact = Decimal(repr(divisor))
-    if not exact.is_finite() or abs(exact.scaleb(-min(int(exact.as_tuple().exponent), 0))) > _LARGEST_DIVISOR:
-        raise SamplingError(f"structure: multipleOf {divisor} cannot be held: up to {_LARGEST_DIVISOR} are allowed")
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:

@@ -16,8 +16,9 @@ from ..output_format.format import CallFormat
 from ..structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure
 from ..tools import Tool, Tools
 from .constraint import GrammarConstraint
-from .grammar import GrammarCompiler
-from .grammar_rules import GrammarRules, escaped, quoted
+from .gbnf import quoted
+from .grammar import GrammarCompiler, as_lark_regex
+from .grammar_rules import GrammarRules, escaped
 from .schema import MAX_DEPTH, normalized
 from .value_grammar import ArgumentRules, NotHeldError
 
@@ -70,17 +71,18 @@ class ToolGrammars:
         free: bool = False,
         written: str = "",
         structure: Structure | None = None,
+        header: str = "",
     ) -> CallGrammar:
         """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
-        the beginning of the first. With a `structure`, an answer that is either. Raises `PromptError` for a strict tool whose schema cannot
-        be held, and `SamplingError` for a structure."""
+        the beginning of the first. With a `structure`, an answer that is either; before the structure comes the `header`. Raises
+        `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
-        key = (calls, texts, parallel, free, written, structure)
+        key = (calls, texts, parallel, free, written, structure, header)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure)
+        made = self._compiled(calls, tools, parallel=parallel, free=free, written=written, structure=structure, header=header)
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > _KEPT:
@@ -88,7 +90,7 @@ class ToolGrammars:
         return made
 
     def _compiled(
-        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None
+        self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None, header: str
     ) -> CallGrammar:
         if structure is not None:
             self._compiler.compile(structure)  # whose error tells what is wrong with it
@@ -98,9 +100,9 @@ class ToolGrammars:
             writer = _CallWriter(rules, calls, loose)
             start = writer.answer(tools, parallel=parallel and calls.parallel, free=free, written=written)
             if structure is not None:
-                start = f"{rules.rule(start)} | {_structure(rules, structure)}"
+                start = f"{rules.rule(start)} | {rules.literal(header)} {_structure(rules, structure)}"
             try:
-                constraint = self._compiler.compile(Lark(rules.grammar(start)))
+                constraint = self._compiler.compile(Lark(rules.grammar(start)), own=True)
             except SamplingError as error:
                 found = self._loose(calls, tools, compiled=True)
                 if found <= loose:
@@ -131,7 +133,7 @@ class ToolGrammars:
         try:
             start = _CallWriter(rules, calls, set(), exact=True).call(tool)
             if compiled:
-                self._compiler.compile(Lark(rules.grammar(start)))
+                self._compiler.compile(Lark(rules.grammar(start)), own=True)
         except (NotHeldError, SamplingError) as error:
             return _plain(error)
         except RecursionError:
@@ -230,8 +232,7 @@ def _structure(rules: GrammarRules, structure: Structure) -> str:
     if isinstance(structure, Schema):
         return rules.json(normalized(structure.schema) if isinstance(structure.schema, dict) else {})
     if isinstance(structure, Regex):
-        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", structure.pattern, flags=re.DOTALL)
-        return rules.rule(f"/{pattern}/")
+        return rules.rule(f"/{as_lark_regex(structure.pattern)}/")
     if isinstance(structure, Choice):
-        return rules.rule(" | ".join(map(quoted, structure.options)))
+        return rules.text_of(structure.options)
     raise SamplingError('structure: a grammar cannot be combined with tools: leave one out, or set tool_choice to "none"')

@@ -9,7 +9,9 @@ from typing import Any
 
 from ..output_format.format import CallFormat
 from ..output_format.schema_types import referenced, types_of
-from .grammar_rules import GrammarRules, quoted
+from .gbnf import quoted
+from .grammar_rules import GrammarRules
+from .text_pattern import whole_text
 
 _KEY = "{key}"
 _NOTES = frozenset(
@@ -17,6 +19,14 @@ _NOTES = frozenset(
 )
 _OBJECT = _NOTES | {"properties", "required", "additionalProperties"}
 _TEXT = _NOTES | {"minLength", "maxLength", "enum", "const"}
+_KEYWORDS = {
+    "string": frozenset({"minLength", "maxLength", "pattern"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+}
+"""What can be held of a value, by its type; it means nothing for values of other types."""
+_VALUE = _NOTES.union(*_KEYWORDS.values())
 _DEEPEST = 12
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
@@ -87,7 +97,7 @@ class ArgumentRules:
             return f"{begin} {rules.json(self._with_shared(schema))} {rules.literal(end)}"
         if types == frozenset({"string"}):
             self._check(resolved, _TEXT)
-            return f"{begin} {rules.text_until(end, resolved.get('minLength', 0), resolved.get('maxLength'))}"
+            return f"{begin} {rules.text_until(end, *self._bounds(resolved, 'Length'))}"
         return f"{begin} {rules.text_until(end)}"
 
     def _with_shared(self, schema: Any) -> Any:
@@ -105,9 +115,11 @@ class ArgumentRules:
     def _new_value(self, schema: Mapping[str, Any], depth: int) -> str:
         options = self._checked_options(schema)
         if options:
+            self._check(schema, _NOTES | {"enum", "const"})
             return self._rules.one_of([self._constant(one) for one in options])
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword] and depth < _DEEPEST:
+                self._check(schema, _NOTES | {keyword})
                 return self._rules.one_of([self._value(each, depth + 1) for each in schema[keyword]])
         kinds = schema.get("type")
         names = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
@@ -118,24 +130,44 @@ class ArgumentRules:
 
     def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
         rules, words = self._rules, self._words
-        if kind == "object" and "properties" in schema:
-            self._check(schema, _OBJECT)
-            items = [(need, f"{self._key(key)} {self._value(each, depth + 1)}") for key, each, need in _properties(schema)]
-            return rules.rule(f'"{{" {rules.any_order(items, words.comma)} "}}"')
-        if kind == "array":
-            self._check(schema, _NOTES | {"items"})
-            item = self._value(schema.get("items") if isinstance(schema.get("items"), Mapping) else {}, depth + 1)
-            return rules.rule(f'"[" ({item} ({quoted(words.comma)} {item})*)? "]"')
+        self._check(schema, _VALUE)
         if kind == "object":
-            self._check(schema, _NOTES | {"additionalProperties"})
-            item = f"{self._string()} {quoted(words.colon)} {self._any()}" if words is _PYTHON else f"{self._bare_key()} {self._any()}"
-            return rules.rule(f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"')
-        self._check(schema, _NOTES)
+            return self._object(schema, depth)
+        if kind == "array":
+            item = self._value(schema.get("items") if isinstance(schema.get("items"), Mapping) else {}, depth + 1)
+            return rules.rule(f'"[" {_repeated(item, quoted(words.comma), *self._bounds(schema, "Items"))} "]"')
         if kind == "string":
-            return self._string()
+            return self._string(schema)
         if kind in ("integer", "number"):
+            limits = {key: schema[key] for key in sorted(_KEYWORDS["number"] & schema.keys())}
+            if limits:
+                return rules.json({"type": kind, **limits})
             return rules.rule(_INTEGER if kind == "integer" else _NUMBER)
         return rules.one_of([quoted(words.true), quoted(words.false)]) if kind == "boolean" else quoted(words.null)
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> str:
+        rules, words = self._rules, self._words
+        if "properties" in schema:
+            items = [(need, f"{self._key(key)} {self._value(each, depth + 1)}") for key, each, need in _properties(schema)]
+            return rules.rule(f'"{{" {rules.any_order(items, words.comma)} "}}"')
+        if "required" in schema and self._exact and schema["required"]:
+            raise NotHeldError("required without properties is not supported in the form in which this model writes calls")
+        free = schema.get("additionalProperties", True)
+        if free is False:
+            return quoted("{}")
+        value = self._value(free, depth + 1) if isinstance(free, Mapping) and free else self._any()
+        item = f"{self._string({})} {quoted(words.colon)} {value}" if words is _PYTHON else f"{self._bare_key()} {value}"
+        return rules.rule(f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"')
+
+    def _bounds(self, schema: Mapping[str, Any], what: str) -> tuple[int, int | None]:
+        """`min` and `max` of something; a whole number may be written as 2.0."""
+        least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
+        for key, count in ((f"min{what}", least), (f"max{what}", most)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or count < 0 or count != int(count)):
+                raise NotHeldError(f"{key} must be a whole number, not {count!r:.40}")
+        if most is not None and most < least:
+            raise NotHeldError(f"max{what} is below min{what}")
+        return int(least), None if most is None else int(most)
 
     def _any(self) -> str:
         """Any value: plain ones, and lists of them."""
@@ -150,11 +182,29 @@ class ArgumentRules:
             return self._rules.rule(quoted(repr(value)) if self._words is _PYTHON else f"{quote} {quoted(value)} {quote}")
         return quoted(self._words.null if value is None else json.dumps(value, ensure_ascii=False))
 
-    def _string(self) -> str:
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        rules, quote = self._rules, self._calls.quote
+        least, most = self._bounds(schema, "Length")
+        count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+        pattern = self._pattern(schema)
         if self._words is _PYTHON:
-            return self._rules.rule(r"/'([^'\\\n]|\\['\\nt\"])*'/")
-        quote = self._calls.quote
-        return self._rules.rule(f"{self._rules.literal(quote)} {self._rules.text_until(quote)}")
+            if pattern is None:
+                return rules.rule(rf"/'([^'\\\n]|\\['\\nt\"]){count}'/")
+            return rules.terminal(rf"'[^'\\\n]{count}'", f"'{pattern}'")  # without escapes: these would be another text
+        if pattern is None:
+            return rules.rule(f"{rules.literal(quote)} {rules.text_until(quote, least, most)}")
+        if not isinstance(rules.split(quote)[0], int):
+            raise NotHeldError("pattern is not supported in the form in which this model writes calls")
+        return rules.rule(f"{rules.literal(quote)} {rules.terminal(f'(?s:.{count})', pattern)} {rules.literal(quote)}")
+
+    def _pattern(self, schema: Mapping[str, Any]) -> str | None:
+        pattern = schema.get("pattern")
+        if pattern is None:
+            return None
+        whole = whole_text(pattern) if isinstance(pattern, str) else None
+        if whole is None:
+            raise NotHeldError(f"pattern {pattern!r:.60} is not supported in the form in which this model writes calls")
+        return whole
 
     def _key(self, key: str) -> str:
         return quoted((repr(key) if self._words is _PYTHON else key) + self._words.colon)
@@ -179,6 +229,17 @@ class ArgumentRules:
         unknown = schema.keys() - known
         if unknown and self._exact:
             raise NotHeldError(f"{min(unknown)} is not supported in the form in which this model writes calls")
+
+
+def _repeated(item: str, separator: str, least: int, most: int | None) -> str:
+    """So many items with separators between them."""
+    if most == 0:
+        return '""'
+    if most == 1:
+        return item if least else f"({item})?"
+    further = "*" if least < 2 and most is None else f"{{{max(least, 1) - 1},{'' if most is None else most - 1}}}"
+    whole = f"{item} ({separator} {item}){further}"
+    return whole if least else f"({whole})?"
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:

@@ -85,6 +85,8 @@ def test_an_answer_can_be_sent_back_as_it_came(unix_client: OpenAI) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "computer_call_output", "role": "user", "content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1].id"),
+        ({"input": [{"id": "msg_1"}]}, "input[0].id"),
         ({"n": 2}, "n"),
         ({"odd": 2}, "odd"),
     ],
@@ -94,6 +96,14 @@ def test_what_is_refused(unix_client: OpenAI, fields: dict[str, Any], param: str
         with pytest.raises(openai.BadRequestError) as found:
             unix_client.responses.create(model="tiny", input="Hello", stream=stream, extra_body=fields)
         assert found.value.param == param
+
+
+def test_references_to_items_are_refused_by_name(unix_client: OpenAI) -> None:
+    for reference in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}, {"type": None, "id": "msg_1"}):
+        with pytest.raises(
+            openai.BadRequestError, match="item_reference names an item by its id, and responses are not kept: send the item"
+        ):
+            unix_client.responses.create(model="tiny", input=[], extra_body={"input": [reference]})
 
 
 def test_nothing_is_stored(unix_client: OpenAI) -> None:

@@ -42,6 +42,8 @@ def hostile(count: int, seed: int = 0) -> Iterator[tuple[str, Callable[[], Struc
         _lark_bomb,
         _gbnf,
         _choice,
+        _chains,
+        _products,
     ]
     for number in range(count):
         maker = makers[number % len(makers)]
@@ -248,3 +250,42 @@ def _gbnf(r: Random) -> Structure:
 def _choice(r: Random) -> Structure:
     count = r.choice([1, 100, 5000, 30_000])
     return Choice(["".join(r.choice('ab"\\\n\u20ac') for _ in range(r.randint(1, 8))) + str(i) for i in range(count)])
+
+
+def _chains(r: Random) -> Structure:
+    """What leads into itself so deep that reading it recursively takes more stack than there is."""
+    count = r.choice([100, 300, 3000, 9000])
+    kind = r.randrange(6)
+    if kind == 0:
+        return Lark("\n".join(["start: r0", *[f'r{i}: "a" r{i + 1} | "b"' for i in range(count)], f'r{count}: "a"']))
+    if kind == 1:
+        return Lark("\n".join(["start: T0", *[f'T{i}: "a" T{i + 1}' for i in range(count)], f'T{count}: "a"']))
+    if kind == 2:
+        return Lark("\n".join(["root ::= r0", *[f'r{i} ::= "a" r{i + 1}' for i in range(count)], f'r{count} ::= "a"']))
+    step: Callable[[dict[str, Any]], dict[str, Any]] = r.choice(
+        [
+            lambda following: {"type": "object", "properties": {"a": following}, "required": ["a"]},
+            lambda following: {"allOf": [following]},
+            lambda following: {"items": {"items": {"items": following}}},
+            lambda following: {"anyOf": [following, {"type": "null"}]},
+        ]
+    )
+    return Schema({"$ref": "#/$defs/0", "$defs": {f"{i}": step({"$ref": f"#/$defs/{i + 1}"}) for i in range(count)} | {f"{count}": {}}})
+
+
+def _products(r: Random) -> Structure:
+    """What is multiplied out, compared with each other, or turned into tokens again in every step."""
+    many = r.choice([20, 100, 400])
+    each = {"type": "object", "properties": {f"a{i}": {"type": "string"} for i in range(many)}}
+    kinds: list[Structure] = [
+        Schema({**each, "anyOf": [{"required": [f"a{i}"]} for i in range(many)]}),
+        Schema({"allOf": [{"pattern": f"^[a-z]*x{i}"} for i in range(many)], "type": "string"}),
+        Schema({"type": "object", "allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(many // 8)]}),
+        Schema({"type": "object", "properties": {f"o{i}": each for i in range(many // 10)}}),
+        Schema({"const": "a" * 500 * many}),
+        Schema({"type": "array", "items": {"const": "abc"}, "minItems": 1000 * many}),
+        Regex("ab" * 200 * many),
+        Choice(["ab" * 200 * many]),
+        Lark(f'start: %json {{"type": "integer", "multipleOf": {many * 1001}}}'),
+    ]
+    return r.choice(kinds)

@@ -12,6 +12,7 @@ from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsuppor
 from .messages import MAX_MESSAGES
 from .tools import Function, choice_of, kind_of_choice
 
+_NOT_KEPT = 'not possible: item_reference names an item by its id, and responses are not kept: send the item itself ("store": false)'
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -86,11 +87,20 @@ class ReasoningItem(StrictModel):
         return "".join(part.text for part in self.content or self.summary or ())
 
 
-_TYPES = ("function_call", "function_call_output", "reasoning")
+class ItemReference(StrictModel):
+    """An item of an earlier response, by its `id` alone. There is none to be found."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, Unsupported(why=_NOT_KEPT)]
+
+
+_TYPES = ("function_call", "function_call_output", "reasoning", "item_reference")
 
 
 def _kind_of_item(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if kind is None and isinstance(value, dict) and value.keys() - {"type"} == {"id"}:
+        return "<item_reference>"
     return f"<{kind}>" if kind in _TYPES else "<message>"
 
 
@@ -100,18 +110,20 @@ AnyItem = Annotated[
         Annotated[FunctionCallItem, Tag("<function_call>")],
         Annotated[FunctionResultItem, Tag("<function_call_output>")],
         Annotated[ReasoningItem, Tag("<reasoning>")],
+        Annotated[ItemReference, Tag("<item_reference>")],
     ],
     Discriminator(_kind_of_item),
 ]
 Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | ReasoningItem]) -> list[dict[str, Any]]:
+def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | ReasoningItem | ItemReference]) -> list[dict[str, Any]]:
     """The conversation as chat templates take it: what a model thought, said and called in one turn is one message. Raises `APIError`."""
     messages: list[dict[str, Any]] = []
     calls = EarlierCalls()
     turn: dict[str, Any] | None = None
     for number, item in enumerate(items):
+        assert not isinstance(item, ItemReference)  # none is valid
         if isinstance(item, FunctionResultItem):
             messages.append(calls.result(item.call_id, _text(item.output), f"input[{number}].call_id"))
             turn = None

@@ -1,8 +1,14 @@
 /// JSON text that is still being written, closed where it stands.
 struct PartialJSON {
     /// The text up to its last whole value, or into its last string, with what closes it; nil before anything is whole.
-    private(set) var closed: String?
+    var closed: String? {
+        guard let whole else { return nil }
+        let more = whole.inText ? [UInt8(ascii: "\"")] : []
+        return String(decoding: bytes[..<whole.end] + more + open.reversed().map(\.closer), as: UTF8.self)
+    }
 
+    /// Where the last whole value ends, or how far the last string goes. What is open there is still open at the end.
+    private var whole: (end: Int, inText: Bool)?
     private let bytes: [UInt8]
     private var at = 0
     /// What closes the arrays and objects that are open, the innermost one last, and whether a name comes next in it.
@@ -21,14 +27,14 @@ struct PartialJSON {
         case UInt8(ascii: "{"), UInt8(ascii: "["):
             open.append((byte + 2, byte == UInt8(ascii: "{")))  // the closing one is two further on in ASCII
             at += 1
-            close(upTo: at)
+            whole = (at, false)
         case UInt8(ascii: "}"), UInt8(ascii: "]"):
             guard open.popLast()?.closer == byte else {
-                closed = nil
+                whole = nil
                 return false
             }
             at += 1
-            close(upTo: at)
+            whole = (at, false)
         case UInt8(ascii: ","), UInt8(ascii: ":"):
             guard let last = open.indices.last else { return false }
             open[last].name = byte == UInt8(ascii: ",") && open[last].closer == UInt8(ascii: "}")
@@ -43,26 +49,26 @@ struct PartialJSON {
         let marks = Array(",]} \n\r\t".utf8)
         guard let end = bytes[at...].firstIndex(where: marks.contains) else { return false }  // a number may go on
         at = end
-        close(upTo: at)
+        whole = (at, false)
         return true
     }
 
     private mutating func string() -> Bool {
         let isName = open.last?.name == true
-        var (end, whole, needsLow) = (at + 1, at + 1, false)
+        var (end, last, needsLow) = (at + 1, at + 1, false)
         while end < bytes.count, bytes[end] != UInt8(ascii: "\"") {
             let size = width(at: end)
             guard end + size <= bytes.count else { break }
             needsLow = !needsLow && size == 6 && isHighSurrogate(at: end)
             end += size
-            if !needsLow { whole = end }
+            if !needsLow { last = end }
         }
         if end < bytes.count, bytes[end] == UInt8(ascii: "\"") {
             at = end + 1
-            if !isName { close(upTo: at) }
+            if !isName { whole = (at, false) }
             return true
         }
-        if !isName { close(upTo: whole, with: [UInt8(ascii: "\"")]) }
+        if !isName { whole = (last, true) }
         return false
     }
 
@@ -76,10 +82,6 @@ struct PartialJSON {
     private func isHighSurrogate(at place: Int) -> Bool {
         let digits = String(decoding: bytes[(place + 2)..<(place + 6)], as: UTF8.self)
         return UInt16(digits, radix: 16).map { (0xD800..<0xDC00).contains($0) } ?? false
-    }
-
-    private mutating func close(upTo end: Int, with more: [UInt8] = []) {
-        closed = String(decoding: bytes[..<end] + more + open.reversed().map(\.closer), as: UTF8.self)
     }
 }
 

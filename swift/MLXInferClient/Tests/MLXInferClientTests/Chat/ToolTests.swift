@@ -45,4 +45,15 @@ struct ToolTests {
         }
         for wrong in ["}", "]", "{]", "nonsense"] { #expect(JSONValue(partial: wrong) == nil, "\(wrong)") }
     }
+
+    /// Closed after each of its values, it would be copied 200,000 times.
+    @Test(.timeLimit(.minutes(1))) func aLongTextIsCopiedOnce() throws {
+        let text = "[" + String(repeating: "1,", count: 200_000) + "[\"a"
+        guard case .array(let values)? = JSONValue(partial: text) else {
+            Issue.record("no array")
+            return
+        }
+        #expect(values.count == 200_001)
+        #expect(values.last == .array([.string("a")]))
+    }
 }
