@@ -16,7 +16,7 @@ from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
 from ..models import architecture, build
-from ..models.block import Block
+from ..models.block import AnyBlock
 from ..models.decoder import Architecture
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.linear import Embedding, JoinedLinear, Linear
@@ -236,13 +236,13 @@ class _Reader:
             self._x = self._weights.embedded(self._tokens)
             if self._plan.embedding_scale != 1.0:
                 self._x = self._x * mx.array(self._plan.embedding_scale, self._x.dtype)
-        elif isinstance(part, Block):
-            self._read_block(part, names)
+        elif isinstance(part, list):
+            self._read_head(part, names)
         else:
-            self._read_head(cast("list[Any]", part), names)
+            self._read_block(cast(AnyBlock, part), names)
         mx.eval(self._x)
 
-    def _read_block(self, block: Block, names: list[list[str]]) -> None:
+    def _read_block(self, block: AnyBlock, names: list[list[str]]) -> None:
         settle(block)
         watched: list[tuple[list[str], _Moments]] = []
         places = list(_places(block))

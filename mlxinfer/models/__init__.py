@@ -30,6 +30,18 @@ FAMILIES = {
     "gpt_oss": "gpt_oss",
     "qwen3_next": "qwen_hybrid",
     "qwen3_5_text": "qwen_hybrid",
+    "qwen3_5_moe_text": "qwen_hybrid",
+    "ministral3": "ministral3",
+    "olmo3": "olmo2",
+    "glm4": "glm4",
+    "glm4_moe": "glm4",
+    "cohere2": "cohere2",
+    "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan",
+    "seed_oss": "seed_oss",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5",
+    "minimax_m2": "minimax",
 }
 """`model_type` to the module under `families` that has a function of that name."""
 

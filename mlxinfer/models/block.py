@@ -131,6 +131,51 @@ class Block:
         return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
 
 
+class AnyBlock(Protocol):
+    """What a decoder needs of a block."""
+
+    @property
+    def norms(self) -> Norms:
+        """The norms that come between its parts."""
+        ...
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        """`[T, hidden]` to the same shape; rotations by key of `Architecture.ropes`."""
+        ...
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        """The same on a GPU where adding to the stream and the next norm may be one kernel."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock:
+    """A mixer and a feed-forward layer that read the same normed rows: `x + mix(norm(x)) + f(norm(x))` (Cohere)."""
+
+    mixer: Mixer
+    """Attention or a recurrence."""
+    mlp: FeedForward
+    """The feed-forward layer."""
+    norm: RMSNorm
+    """Weight `[hidden]`."""
+    rope: str | None = "rope"
+    """As in `Block`."""
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(before_mixer=self.norm)
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        return self._sum(x, self.norm(x), step, rotations)
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        return Stream(self._sum(*stream.normed(self.norm), step, rotations))
+
+    def _sum(self, x: mx.array, row: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        rotation = None if self.rope is None else rotations[self.rope]
+        return self.mlp(row, onto=self.mixer(row, step, rotation, onto=x))
+
+
 @fused
 def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
     """In float32, because the scale itself would lose digits in a 16-bit dtype."""

@@ -16,7 +16,7 @@ from ..nn.residual import Stream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..records import dataclass
-from .block import Block
+from .block import AnyBlock
 from .common import Sizes
 from .fused_blocks import runs
 
@@ -61,7 +61,7 @@ class Architecture:
     """What each layer stores in the cache."""
     ropes: Mapping[str, Rope]
     """By the key in `Block.rope`."""
-    block: Callable[[Weights, int], Block]
+    block: Callable[[Weights, int], AnyBlock]
     """`block(weights, layer)` asks for the tensors of one block."""
     embedding_scale: float = 1.0
     """Factor of the embeddings."""
@@ -101,7 +101,7 @@ class Decoder:
         table = weights.matrix("model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
         self.embedding = Embedding(table, self.norm.weight.dtype)
         ready(self.embedding)
-        self.blocks: list[Block] = []
+        self.blocks: list[AnyBlock] = []
         for layer in range(sizes.layers):
             self.blocks.append(plan.block(weights, layer))
             ready(self.blocks[-1])
@@ -138,7 +138,7 @@ class Decoder:
                 stream = block.advance(stream, step, rotations)
             return stream.normed(self.norm)[1]
         for run in self.runs:
-            if run.native is not None and step.runs_blocks:
+            if run.native is not None and run.fits(step):
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, run.native, run.layers, turns)
             else:
@@ -148,7 +148,10 @@ class Decoder:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
-        y = self.unembed(hidden, None if self.joined else self.norm)
+        norm = None if self.joined else self.norm
+        if norm is not None and norm.centring:
+            hidden, norm = norm(hidden), None
+        y = self.unembed(hidden, norm)
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:

@@ -16,6 +16,7 @@ _OWN: dict[str, frozenset[str]] = {
     "linear": frozenset({"factor"}),
     "proportional": frozenset({"factor"}),
     "dynamic": frozenset({"factor"}),
+    "ntk_alpha": frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
@@ -23,6 +24,7 @@ _OWN: dict[str, frozenset[str]] = {
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "ntk_alpha": ("alpha",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }

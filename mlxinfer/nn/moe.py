@@ -111,15 +111,16 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate."""
+    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate if it has one."""
 
     mlp: Callable[[mx.array], mx.array]
     """`[T, hidden]` to the same shape."""
-    gate: Linear
+    gate: Linear | None = None
     """`[1, hidden]`."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.sigmoid(self.gate(x)) * self.mlp(x)
+        y = self.mlp(x)
+        return y if self.gate is None else mx.sigmoid(self.gate(x)) * y
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,53 @@ def top_then_softmax(count: int) -> Route:
         return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
 
     return route
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedRoute:
+    """Scores of the experts by a sigmoid, or a softmax over all; a learnt bias decides with them who is chosen, and has no part in the
+    weights (arXiv:2408.15664). Experts may be chosen from the best groups only (arXiv:2412.19437)."""
+
+    count: int
+    """Experts for each token."""
+    bias: mx.array | None
+    """float32 `[experts]`, added to the scores where experts are chosen."""
+    scores: Callable[[mx.array], mx.array] = mx.sigmoid
+    """Router logits `[T, experts]` to scores of the same shape, float32."""
+    normalized: bool = True
+    """Whether the weights are divided by their sum."""
+    least: float = 0.0
+    """The sum is at least this."""
+    added: float = 0.0
+    """Added to the sum."""
+    scale: float = 1.0
+    """Factor of the weights."""
+    groups: int = 1
+    """Groups of neighbouring experts."""
+    kept: int = 1
+    """Groups from which a token's experts come: those whose two best scores have the largest sum."""
+
+    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        scores = self.scores(logits.astype(mx.float32))
+        wanted = scores if self.bias is None else scores + self.bias
+        best = _top(self._from_groups(wanted) if self.kept < self.groups else wanted, self.count)
+        shares = mx.take_along_axis(scores, best, axis=-1)
+        if self.normalized:
+            shares = shares / (mx.maximum(shares.sum(axis=-1, keepdims=True), self.least) + self.added)
+        return best, shares * self.scale
+
+    def _from_groups(self, wanted: mx.array) -> mx.array:
+        rows, experts = wanted.shape
+        grouped = wanted.reshape(rows, self.groups, experts // self.groups)
+        ranks = mx.topk(grouped, min(2, grouped.shape[-1]), axis=-1).sum(axis=-1)
+        chosen = mx.argpartition(ranks, kth=-self.kept, axis=-1)[..., -self.kept :]
+        inside = mx.put_along_axis(mx.zeros(ranks.shape, mx.bool_), chosen, mx.array(True), axis=-1)
+        return mx.where(inside[..., None], grouped, -mx.inf).reshape(rows, experts)
+
+
+def softmax_of_all(logits: mx.array) -> mx.array:
+    """Probabilities over all experts, for `BiasedRoute.scores`."""
+    return mx.softmax(logits, axis=-1)
 
 
 def _top(scores: mx.array, count: int) -> mx.array:
