@@ -42,6 +42,8 @@ FAMILIES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5",
     "minimax_m2": "minimax",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
 }
 """`model_type` to the module under `families` that has a function of that name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import cast
 
 import mlx.core as mx
 
@@ -45,7 +46,7 @@ def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
         same = list(group)
         if is_native:
             layers = [_attention(block).layer for block in same]
-            ropes = [block.rope if _attention(block).rotates else None for block in same]
+            ropes = [cast(Block, block).rope if _attention(block).rotates else None for block in same]
             temperatures = [t for block in same if (t := _attention(block).temperature) is not None]
             native = kernels_cpu.blocks([_native(block) for block in same], dtype)
             found.append(Run(same, native, layers, ropes, list(dict.fromkeys(temperatures))))

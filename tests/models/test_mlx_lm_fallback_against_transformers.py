@@ -56,7 +56,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"intermediate_size": 256},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "helium": {"head_dim": 16},
-    "lfm2": {"layer_types": ["conv", "conv", FULL]},
     "mamba": {"state_size": 8, "num_hidden_layers": 2},
     "nemotron": {},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
