@@ -17,7 +17,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
 from ..models import architecture, build
 from ..models.block import AnyBlock
-from ..models.decoder import Architecture
+from ..models.decoder import Architecture, LayerInputs
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.linear import Embedding, JoinedLinear, Linear
 from ..nn.moe import ExpertLinear
@@ -227,6 +227,7 @@ class _Reader:
         self._rotations: dict[str, Rotation] = {name: rope.at(self._step) for name, rope in plan.ropes.items()}
         self._x = mx.zeros((0,))
         self._embedding: list[str] = []
+        self._inputs: list[mx.array] | None = None
 
     def read(self, part: object) -> None:
         """Takes the next part."""
@@ -238,6 +239,10 @@ class _Reader:
                 self._x = self._x * mx.array(self._plan.embedding_scale, self._x.dtype)
         elif isinstance(part, list):
             self._read_head(part, names)
+        elif self._plan.inputs and self._inputs is None:
+            settle(part)
+            self._inputs = list(cast(LayerInputs, part)(mx.array(self._tokens, mx.int32), self._x))
+            mx.eval(self._inputs)
         else:
             self._read_block(cast(AnyBlock, part), names)
         mx.eval(self._x)
@@ -250,7 +255,7 @@ class _Reader:
             moments = _Moments()
             watched.append((place, moments))
             linears[0].matrix = _Watched(linears[0].matrix, moments)  # the others read the same
-        self._x = block(self._x, self._step, self._rotations)
+        self._x = block(self._x, self._step, self._rotations, self._inputs.pop(0) if self._inputs else None)
         mx.eval(self._x)
         self._step.full.clear()  # nobody reads the pages of a layer that is done
         for place, moments in watched:

@@ -42,6 +42,7 @@ FAMILIES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5",
     "minimax_m2": "minimax",
+    "gemma4_text": "gemma4",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2",
 }

@@ -101,7 +101,7 @@ class Block:
     residual: float = 1.0
     """Factor of each addition to the stream (Granite)."""
 
-    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         rotation = None if self.rope is None else rotations[self.rope]
         norms = self.norms
         onto = x if self.residual == 1.0 and norms.after_mixer is None else None
@@ -139,8 +139,8 @@ class AnyBlock(Protocol):
         """The norms that come between its parts."""
         ...
 
-    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
-        """`[T, hidden]` to the same shape; rotations by key of `Architecture.ropes`."""
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
+        """`[T, hidden]` to the same shape; rotations by key of `Architecture.ropes`, `own` `[T, n]` from `Architecture.inputs`."""
         ...
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
@@ -165,7 +165,7 @@ class ParallelBlock:
     def norms(self) -> Norms:
         return Norms(before_mixer=self.norm)
 
-    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         return self._sum(x, self.norm(x), step, rotations)
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:

@@ -71,8 +71,18 @@ class Architecture:
     """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None
     """Loads the last norm; None: a plain RMS norm at `model.norm`."""
+    inputs: Callable[[Weights], LayerInputs] | None = None
+    """Loads what gives every block an input of its own, for families that have such."""
     notes: tuple[str, ...] = field(default=())
     """Messages for the user at load time."""
+
+
+class LayerInputs(Protocol):
+    """Makes an input for each block."""
+
+    def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
+        """int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
+        ...
 
 
 def keep_lazy(node: object) -> None:
@@ -101,6 +111,9 @@ class Decoder:
         table = weights.matrix("model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
         self.embedding = Embedding(table, self.norm.weight.dtype)
         ready(self.embedding)
+        self.inputs = plan.inputs(weights) if plan.inputs else None
+        if self.inputs is not None:
+            ready(self.inputs)
         self.blocks: list[AnyBlock] = []
         for layer in range(sizes.layers):
             self.blocks.append(plan.block(weights, layer))
@@ -122,7 +135,14 @@ class Decoder:
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        return self.through(x, step, hooks)
+        return self.through(x, step, hooks) if self.inputs is None else self._through_with(self.inputs(tokens, x), x, step)
+
+    def _through_with(self, inputs: mx.array, x: mx.array, step: Step) -> mx.array:
+        """`through`, each block with its own of the inputs `[layers, T, n]`."""
+        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        for block, own in zip(self.blocks, inputs, strict=True):
+            x = block(x, step, rotations, own)
+        return self.norm(x) if self.joined else x
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""

@@ -61,9 +61,15 @@ def read_rope(
 
 
 def read_rope_by_layer(
-    reader: ConfigReader, head_dim: int, max_positions: int, *, theta: Mapping[str, tuple[str, float]], scaled: str
+    reader: ConfigReader,
+    head_dim: int | Mapping[str, int],
+    max_positions: int,
+    *,
+    theta: Mapping[str, tuple[str, float]],
+    scaled: str,
+    others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """One rope for each kind of layer. `theta` gives, of each kind, the old style's key and the default; the old style's scaling is
+    """One rope for each kind of layer, `head_dim` for all or by kind; `others` are a kind's further defaults. `theta` gives, of each kind, the old style's key and the default; the old style's scaling is
     that of the kind `scaled`."""
     by_kind = rope_mapping(reader, "rope_parameters")
     for kind, given in by_kind.items():
@@ -74,7 +80,8 @@ def read_rope_by_layer(
     for kind, (key, default) in theta.items():
         own = {"rope_theta": reader.optional_number(key) or default}
         given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
-        ropes[kind] = checked_rope(own | given, head_dim, max_positions)
+        dim = head_dim if isinstance(head_dim, int) else head_dim[kind]
+        ropes[kind] = checked_rope({**(others or {}).get(kind, {}), **own, **given}, dim, max_positions)
         # Such configs count the stretched positions already.
         ropes[kind].context = max_positions
     return ropes

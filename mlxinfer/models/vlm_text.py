@@ -15,6 +15,7 @@ from .config_reader import ConfigReader
 
 TEXT_MODELS = {
     "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
     "mistral3": ("mistral", "ministral3"),
@@ -24,7 +25,7 @@ TEXT_MODELS = {
 NOTE = "only the text model is used: images are not understood"
 
 _OUTER_KEYS = """
-boi_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image multimodal_projector_bias
+audio_config boi_token_index eoa_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image multimodal_projector_bias
 projector_hidden_act spatial_merge_size text_config tie_word_embeddings video_token_id vision_config vision_end_token_id
 vision_feature_layer vision_start_token_id
 """

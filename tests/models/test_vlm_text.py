@@ -17,7 +17,13 @@ from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
-MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "mistral3": "ministral3"}
+MODELS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
+}
 
 
 def inner(model_type: str) -> dict[str, Any]:

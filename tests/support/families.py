@@ -66,7 +66,7 @@ def old_keys(name: str) -> dict[str, Any]:
     old["torch_dtype"] = old.pop("dtype")
     if isinstance(rope.get("full_attention"), dict):
         full, sliding = rope["full_attention"], rope["sliding_attention"]
-        if old["model_type"] == "gemma3_text":
+        if old["model_type"] != "olmo3":
             old["rope_local_base_freq"] = sliding["rope_theta"]
         rope = full
     rope = dict(rope)
