@@ -73,7 +73,7 @@ class _Weights(CheckpointWeights):
         self._embedding: TensorRequest | None = None
 
     def _answer(self, request: TensorRequest) -> Matrix:
-        if not request.name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        if not request.name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight")):
             return super()._answer(request)
         self._embedding = self._embedding or request
         self._count(request)

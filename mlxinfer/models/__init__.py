@@ -43,6 +43,8 @@ FAMILIES = {
     "ernie4_5_moe": "ernie4_5",
     "minimax_m2": "minimax",
     "gemma4_text": "gemma4",
+    "nemotron_h": "nemotron_h",
+    "granitemoehybrid": "granite_hybrid",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2",
 }

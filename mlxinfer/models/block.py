@@ -149,6 +149,35 @@ class AnyBlock(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SingleBlock:
+    """One part with one norm: `x + part(norm(x))` (Nemotron-H)."""
+
+    norm: RMSNorm
+    """Weight `[hidden]`."""
+    mixer: Mixer | None = None
+    """Attention or a recurrence."""
+    mlp: FeedForward | None = None
+    """Or a feed-forward layer."""
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(before_mixer=self.norm)
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
+        if self.mixer is not None:
+            return self.mixer(x, step, None, norm=self.norm, onto=x)
+        assert self.mlp is not None
+        return self.mlp(x, norm=self.norm, onto=x)
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        x, row = stream.normed(self.norm)
+        if self.mixer is not None:
+            return Stream(x, self.mixer(row, step, None))
+        assert self.mlp is not None
+        return Stream(x, self.mlp(row))
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelBlock:
     """A mixer and a feed-forward layer that read the same normed rows: `x + mix(norm(x)) + f(norm(x))` (Cohere)."""
 

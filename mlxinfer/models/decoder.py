@@ -71,6 +71,8 @@ class Architecture:
     """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None
     """Loads the last norm; None: a plain RMS norm at `model.norm`."""
+    embedding: str = "model.embed_tokens.weight"
+    """Name of the embedding."""
     inputs: Callable[[Weights], LayerInputs] | None = None
     """Loads what gives every block an input of its own, for families that have such."""
     notes: tuple[str, ...] = field(default=())
@@ -108,7 +110,7 @@ class Decoder:
 
         make_norm = plan.final_norm or (lambda w: RMSNorm.load(w, "model.norm", sizes.hidden, sizes.eps))
         self.norm = make_norm(weights)
-        table = weights.matrix("model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
+        table = weights.matrix(plan.embedding, (sizes.vocab, sizes.hidden))
         self.embedding = Embedding(table, self.norm.weight.dtype)
         ready(self.embedding)
         self.inputs = plan.inputs(weights) if plan.inputs else None

@@ -69,8 +69,8 @@ def read_rope_by_layer(
     scaled: str,
     others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """One rope for each kind of layer, `head_dim` for all or by kind; `others` are a kind's further defaults. `theta` gives, of each kind, the old style's key and the default; the old style's scaling is
-    that of the kind `scaled`."""
+    """One rope for each kind of layer, `head_dim` for all or by kind. `theta` gives, of each kind, the old style's key and the default,
+    `others` its further defaults; the old style's scaling is that of the kind `scaled`."""
     by_kind = rope_mapping(reader, "rope_parameters")
     for kind, given in by_kind.items():
         if kind not in theta or not isinstance(given, dict):

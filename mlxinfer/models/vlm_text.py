@@ -25,9 +25,9 @@ TEXT_MODELS = {
 NOTE = "only the text model is used: images are not understood"
 
 _OUTER_KEYS = """
-audio_config boi_token_index eoa_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image multimodal_projector_bias
-projector_hidden_act spatial_merge_size text_config tie_word_embeddings video_token_id vision_config vision_end_token_id
-vision_feature_layer vision_start_token_id
+audio_config boi_token_index eoa_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image
+multimodal_projector_bias projector_hidden_act spatial_merge_size text_config tie_word_embeddings video_token_id vision_config
+vision_end_token_id vision_feature_layer vision_start_token_id
 """
 _PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
 """What a name in the graph starts with, and what it starts with in a checkpoint: Hugging Face's and mlx-lm's."""

@@ -98,15 +98,35 @@ class Experts:
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
-        chosen, rows, back = experts, x[:, None, None], None
-        if experts.size >= SORT_FROM and not isinstance(self.down.matrix, Packed):
-            order = mx.argsort(experts.flatten())
-            back = mx.argsort(order)
-            chosen = experts.flatten()[order]
-            rows = x[order // experts.shape[-1]][:, None]
-        y = self.gate_up.gated(self.gate, rows, chosen, back is not None)
-        y = self.down(y, chosen, back is not None).squeeze(-2)
-        return y if back is None else y[back].reshape(*experts.shape, -1)
+        return _through(lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """The feed-forward layers of all experts, without a gate."""
+
+    up: ExpertLinear
+    """`[experts, inner, hidden]`."""
+    down: ExpertLinear
+    """`[experts, hidden, inner]`."""
+    activation: Callable[[mx.array], mx.array]
+    """Applied between both."""
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
+        return _through(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
+
+
+def _through(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
+    """`inner(rows, experts, whether these are sorted)` and then `down`, for each row's chosen experts."""
+    chosen, rows, back = experts, x[:, None, None], None
+    if experts.size >= SORT_FROM and not isinstance(down.matrix, Packed):
+        order = mx.argsort(experts.flatten())
+        back = mx.argsort(order)
+        chosen = experts.flatten()[order]
+        rows = x[order // experts.shape[-1]][:, None]
+    y = down(inner(rows, chosen, back is not None), chosen, back is not None).squeeze(-2)
+    return y if back is None else y[back].reshape(*experts.shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +151,21 @@ class MixtureOfExperts:
     """`[experts, hidden]`."""
     route: Route
     """Chooses experts from the router's logits."""
-    experts: Experts
+    experts: Experts | PlainExperts
     """The experts to choose from."""
     shared: SharedExpert | None = None
     """The expert that every token takes, if the model has one."""
+    narrowing: Linear | None = None
+    """Projects what the experts read, where they work with fewer channels."""
+    widening: Linear | None = None
+    """Projects what they give back to all channels."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         x = x if norm is None else norm(x)
         experts, shares = self.route(self.router(x))
-        y = (self.experts(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        read = x if self.narrowing is None else self.narrowing(x)
+        y = (self.experts(read, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        y = y if self.widening is None else self.widening(y)
         y = y if self.shared is None else y + self.shared(x)
         return y if onto is None else onto + y
 
