@@ -10,7 +10,7 @@ from ..cache.base import RecurrentSpec, Rotation, Step
 from .activations import silu
 from .linear import Linear
 from .norms import RMSNorm
-from .weights import Matrix, Recipe, Weights, map_rows
+from .weights import Weights, load_convolution
 
 CHUNK = 64
 """Tokens that are computed together: products grow with its square, and states are kept once for each chunk."""
@@ -76,28 +76,22 @@ class Mamba2:
     step_bias: mx.array
     """Added to the projected steps, float32 `[heads]`."""
     norm: mx.array
-    """Weight of the norm of the gated output, `[inner]`."""
-    norm_groups: int
-    """Groups of channels that are normed separately."""
+    """Weight of the norm of the gated output, which each group of heads has for itself, `[inner]`."""
     eps: float
     """Epsilon of that norm."""
 
     @classmethod
-    def load(
-        cls, weights: Weights, name: str, layer: int, sizes: MambaSizes, *, bias: bool, conv_bias: bool, norm_groups: int, eps: float
-    ) -> Mamba2:
+    def load(cls, weights: Weights, name: str, layer: int, sizes: MambaSizes, *, bias: bool, conv_bias: bool, eps: float) -> Mamba2:
         """Load the tensors under `name`."""
-        stored = Recipe((f"{name}.conv1d.weight",), ((sizes.channels, 1, sizes.taps),), _move_taps)
         return cls(
             layer,
             sizes,
             Linear.load(weights, f"{name}.in_proj", sizes.inner + sizes.channels + sizes.heads, sizes.hidden, bias=bias),
             Linear.load(weights, f"{name}.out_proj", sizes.hidden, sizes.inner, bias=bias),
-            weights.vector(f"{name}.conv1d.weight", (sizes.channels, sizes.taps, 1), otherwise=[stored]),
+            load_convolution(weights, f"{name}.conv1d", sizes.channels, sizes.taps),
             weights.vector(f"{name}.conv1d.bias", (sizes.channels,)) if conv_bias else None,
             *(weights.vector(f"{name}.{part}", (sizes.heads,), dtype=mx.float32) for part in ("A_log", "D", "dt_bias")),
             weights.vector(f"{name}.norm.weight", (sizes.inner,)),
-            norm_groups,
             eps,
         )
 
@@ -108,12 +102,12 @@ class Mamba2:
         sizes, rows = self.sizes, x.shape[0]
         gate, rest = mx.split(self.inputs(x, norm=norm), [sizes.inner], axis=-1)
         y = step.recur(self.layer, rest, self.update) * silu(gate.astype(mx.float32))
-        y = mx.fast.rms_norm(y.reshape(rows, self.norm_groups, -1), None, self.eps).reshape(rows, -1)
+        y = mx.fast.rms_norm(y.reshape(rows, sizes.groups, -1), None, self.eps).reshape(rows, -1)
         return self.output((y * self.norm).astype(x.dtype), onto=onto)
 
     def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Advance B sequences by L tokens: x `[B, L, channels + heads]`, states as in `MambaSizes.spec`. Returns float32 `[B, L, inner]` and
-        the new states."""
+        """Advance B sequences by L tokens: x `[B, L, channels + heads]`, states as in `MambaSizes.spec`. Returns float32
+        `[B, L, inner]` and the new states."""
         sizes, (window, state) = self.sizes, states
         batch, length = x.shape[:2]
         mixed, steps = mx.split(x, [sizes.channels], axis=-1)
@@ -137,8 +131,7 @@ class Mamba2:
     def _chunk(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         """Read from the state before the chunk, and from the chunk's own tokens, each as far as it has decayed: heads `[B, L, H, P]`, steps
         `[B, L, H]`, write and read `[B, L, G, N]`, state `[B, H, P, N]` to `[B, L, H, P]` and the state after the chunk."""
-        batch, length, count, dim = heads.shape
-        each = count // self.sizes.groups
+        length, each = heads.shape[1], self.sizes.heads // self.sizes.groups
         sums = mx.cumsum(steps * -mx.exp(self.decay), axis=1).swapaxes(1, 2)  # [B, H, L], the logarithm of what is left
         fed = (heads * steps[..., None]).swapaxes(1, 2)  # [B, H, L, P]
         writes, reads = (mx.repeat(part.swapaxes(1, 2), each, axis=1) for part in (write, read))  # [B, H, L, N]
@@ -153,7 +146,3 @@ class Mamba2:
 def _causal(length: int) -> mx.array:
     positions = mx.arange(length)
     return positions[:, None] >= positions[None]
-
-
-def _move_taps(sources: list[Matrix]) -> Matrix:
-    return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))

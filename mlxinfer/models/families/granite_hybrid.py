@@ -1,4 +1,4 @@
-"""Granite 4: Granite whose mixers are mostly Mamba 2; the others may do without positions. Experts next to an MLP that every token takes."""
+"""Granite 4: Granite whose mixers are mostly Mamba 2, and attention may do without positions; experts next to an MLP for every token."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def granitemoehybrid(config: dict[str, Any]) -> Architecture:
         name = f"model.layers.{layer}"
         mixer: Mixer
         if types[layer] == LINEAR:
-            mixer = Mamba2.load(
-                weights, f"{name}.mamba", layer, mamba, bias=bias, conv_bias=conv_bias, norm_groups=mamba.groups, eps=sizes.eps
-            )
+            mixer = Mamba2.load(weights, f"{name}.mamba", layer, mamba, bias=bias, conv_bias=conv_bias, eps=sizes.eps)
         else:
             qkv = load_qkv(weights, f"{name}.self_attn", heads, bias=attention_bias)
             output = load_output(weights, f"{name}.self_attn", heads, bias=attention_bias)

@@ -14,7 +14,7 @@ from ...nn.moe import BiasedRoute, MixtureOfExperts
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.short_conv import ShortConv
-from ...nn.weights import Matrix, Recipe, Weights, map_rows
+from ...nn.weights import Recipe, Weights, load_convolution
 from ..block import Block, FeedForward, Mixer, Norms
 from ..common import FULL, Sizes, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
@@ -149,15 +149,10 @@ def _load_attention(weights: Weights, name: str, layer: int, sizes: Sizes, rope:
 
 
 def _load_conv(weights: Weights, name: str, layer: int, hidden: int, taps: int, bias: bool) -> ShortConv:
-    stored = Recipe((f"{name}.conv.weight",), ((hidden, 1, taps),), _move_taps)
     return ShortConv(
         layer,
         Linear.load(weights, f"{name}.in_proj", 3 * hidden, hidden, bias=bias),
         Linear.load(weights, f"{name}.out_proj", hidden, hidden, bias=bias),
-        convolution=weights.vector(f"{name}.conv.weight", (hidden, taps, 1), otherwise=[stored]),
+        convolution=load_convolution(weights, f"{name}.conv", hidden, taps),
         bias=weights.vector(f"{name}.conv.bias", (hidden,)) if bias else None,
     )
-
-
-def _move_taps(sources: list[Matrix]) -> Matrix:
-    return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))

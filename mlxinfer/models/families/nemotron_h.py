@@ -62,7 +62,7 @@ def nemotron_h(config: dict[str, Any]) -> Architecture:
             return SingleBlock(norm, mlp=experts.load(weights, name))
         place = kept.index(layer)
         if kind == LINEAR:
-            loaded = Mamba2.load(weights, name, place, mamba, bias=bias, conv_bias=conv_bias, norm_groups=mamba.groups, eps=eps)
+            loaded = Mamba2.load(weights, name, place, mamba, bias=bias, conv_bias=conv_bias, eps=eps)
             return SingleBlock(norm, loaded)
         qkv, output = load_qkv(weights, name, heads), load_output(weights, name, heads)
         return SingleBlock(norm, Attention(place, heads, qkv, output, rope=None))

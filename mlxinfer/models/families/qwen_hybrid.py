@@ -18,7 +18,7 @@ from ...nn.mlp import GatedMLP
 from ...nn.moe import MixtureOfExperts, Route, SharedExpert, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
-from ...nn.weights import Matrix, Recipe, Weights, map_rows
+from ...nn.weights import Matrix, Recipe, Weights, load_convolution, map_rows
 from ..block import Block, FeedForward, Mixer, Norms, gated_mlp, is_sparse_layer
 from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
@@ -223,23 +223,18 @@ class GatedAttention:
 
 
 def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: DeltaSizes, load_inputs: LoadInputs) -> GatedDelta:
-    stored = Recipe((f"{name}.conv1d.weight",), ((delta.channels, 1, delta.taps),), _move_taps)
     parts = load_inputs(weights, name, delta)
     return GatedDelta(
         layer,
         delta,
         JoinedLinear(parts, [delta.channels, delta.value_heads, delta.value_heads, delta.values]),
         Linear.load(weights, f"{name}.out_proj", sizes.hidden, delta.values),
-        convolution=weights.vector(f"{name}.conv1d.weight", (delta.channels, delta.taps, 1), otherwise=[stored]),
+        convolution=load_convolution(weights, f"{name}.conv1d", delta.channels, delta.taps),
         decay=weights.vector(f"{name}.A_log", (delta.value_heads,), dtype=mx.float32),
         decay_bias=weights.vector(f"{name}.dt_bias", (delta.value_heads,), dtype=mx.float32),
         norm=weights.vector(f"{name}.norm.weight", (delta.value_dim,)),
         eps=sizes.eps,
     )
-
-
-def _move_taps(sources: list[Matrix]) -> Matrix:
-    return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))
 
 
 def _separate_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:
