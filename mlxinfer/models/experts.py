@@ -54,10 +54,10 @@ def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: G
     return Experts(JoinedLinear([load("gate_proj"), load("up_proj")], [inner, inner]), load("down_proj"), gate)
 
 
-def read_groups(reader: ConfigReader, experts: int) -> tuple[int, int]:
+def read_groups(reader: ConfigReader, experts: int, default: int = 1, default_kept: int = 1) -> tuple[int, int]:
     """`n_group` and `topk_group`: groups of experts, and how many of them a token's experts come from."""
-    groups = reader.optional_integer("n_group", 1) or 1
-    kept = reader.optional_integer("topk_group", 1) or 1
+    groups = reader.optional_integer("n_group", default) or 1
+    kept = reader.optional_integer("topk_group", default_kept) or 1
     if experts % groups or kept > groups:
         raise reader.bad("n_group", groups, f"a divisor of the {experts} experts, and at least topk_group, {kept}")
     return groups, kept

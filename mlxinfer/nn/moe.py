@@ -214,7 +214,9 @@ class BiasedRoute:
     groups: int = 1
     """Groups of neighbouring experts."""
     kept: int = 1
-    """Groups from which a token's experts come: those whose two best scores have the largest sum."""
+    """Groups from which a token's experts come: those whose best scores have the largest sum."""
+    ranked: int = 2
+    """Best scores of a group that are added up for that."""
 
     def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         scores = self.scores(logits.astype(mx.float32))
@@ -228,7 +230,7 @@ class BiasedRoute:
     def _from_groups(self, wanted: mx.array) -> mx.array:
         rows, experts = wanted.shape
         grouped = wanted.reshape(rows, self.groups, experts // self.groups)
-        ranks = mx.topk(grouped, min(2, grouped.shape[-1]), axis=-1).sum(axis=-1)
+        ranks = mx.topk(grouped, min(self.ranked, grouped.shape[-1]), axis=-1).sum(axis=-1)
         chosen = mx.argpartition(ranks, kth=-self.kept, axis=-1)[..., -self.kept :]
         inside = mx.put_along_axis(mx.zeros(ranks.shape, mx.bool_), chosen, mx.array(True), axis=-1)
         return mx.where(inside[..., None], grouped, -mx.inf).reshape(rows, experts)

@@ -109,9 +109,14 @@ def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float
     return low, high + 0.001 if low == high else high
 
 
+def yarn_scale(factor: float, multiplier: float) -> float:
+    """How much larger scores have to be where the context is stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
 def _yarn_gain(parameters: Parameters, factor: float) -> float:
     def scale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+        return yarn_scale(factor, multiplier)
 
     given = parameters.get("attention_factor")
     if given is not None:

@@ -43,12 +43,10 @@ DEEPSEEK_MOE = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 
 CASES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "cohere": {},
-    "deepseek_v3": {**DEEPSEEK_MOE, **LATENT, "num_key_value_heads": 4},
     "dots1": {**DEEPSEEK_MOE, "head_dim": 16},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "head_dim": 16},
     "gemma": {"head_dim": 16},
