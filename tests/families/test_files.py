@@ -7,15 +7,20 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN, LIMIT, Pages, column, config, error, reference
+from support.families import GOLDEN, LIMIT, NAMES, column, config, error, reference
 from support.plain_step import PlainCache
 from support.plain_weights import PlainWeights
+from support.planned import MB
+from support.step_peak import measured_peak
 from support.tiny import logits_of
+from support.tiny_directory import tiny_directory
 
 from mlxinfer.convert import convert
+from mlxinfer.device import DeviceMemory
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load
+from mlxinfer.loading.memory_plan import plan_memory
 from mlxinfer.models import build
 
 GGUF = Path(__file__).parents[1] / "golden" / "gguf"
@@ -58,5 +63,9 @@ def test_gguf(name: str) -> None:
     assert error(np.array(logits), data["logits"]) < LIMIT
 
 
-def test_every_case_has_pages() -> None:
-    assert Pages("llama").cache.can_fork
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_step_takes_more_than_was_planned(name: str, tmp_path: Path) -> None:
+    loaded = load(tiny_directory(tmp_path, name, context=4096))
+    plan = plan_memory(loaded, memory=DeviceMemory(2000 * MB, 1000 * MB), max_context=2048)
+    assert measured_peak(loaded, plan, prompt=1000, streams=16) <= plan.step
