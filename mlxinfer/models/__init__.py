@@ -46,6 +46,7 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "glm4_moe_lite": "deepseek",
+    "falcon_h1": "falcon_h1",
     "nemotron_h": "nemotron_h",
     "granitemoehybrid": "granite_hybrid",
     "lfm2": "lfm2",

@@ -75,13 +75,30 @@ class Mamba2:
     """Factor of the input that is added to the output, float32 `[heads]`."""
     step_bias: mx.array
     """Added to the projected steps, float32 `[heads]`."""
-    norm: mx.array
-    """Weight of the norm of the gated output, which each group of heads has for itself, `[inner]`."""
+    norm: mx.array | None
+    """Weight of the norm of the gated output, which each group of heads has for itself, `[inner]`; None without one."""
     eps: float
     """Epsilon of that norm."""
+    norm_first: bool = False
+    """Whether the norm comes before the gate."""
+    gains: mx.array | None = None
+    """Factors of the projected input, float32 `[inner + channels + heads]` (Falcon-H1)."""
 
     @classmethod
-    def load(cls, weights: Weights, name: str, layer: int, sizes: MambaSizes, *, bias: bool, conv_bias: bool, eps: float) -> Mamba2:
+    def load(
+        cls,
+        weights: Weights,
+        name: str,
+        layer: int,
+        sizes: MambaSizes,
+        *,
+        bias: bool,
+        conv_bias: bool,
+        eps: float,
+        normed: bool = True,
+        norm_first: bool = False,
+        gains: mx.array | None = None,
+    ) -> Mamba2:
         """Load the tensors under `name`."""
         return cls(
             layer,
@@ -91,19 +108,28 @@ class Mamba2:
             load_convolution(weights, f"{name}.conv1d", sizes.channels, sizes.taps),
             weights.vector(f"{name}.conv1d.bias", (sizes.channels,)) if conv_bias else None,
             *(weights.vector(f"{name}.{part}", (sizes.heads,), dtype=mx.float32) for part in ("A_log", "D", "dt_bias")),
-            weights.vector(f"{name}.norm.weight", (sizes.inner,)),
+            weights.vector(f"{name}.norm.weight", (sizes.inner,)) if normed else None,
             eps,
+            norm_first,
+            gains,
         )
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
-        sizes, rows = self.sizes, x.shape[0]
-        gate, rest = mx.split(self.inputs(x, norm=norm), [sizes.inner], axis=-1)
-        y = step.recur(self.layer, rest, self.update) * silu(gate.astype(mx.float32))
-        y = mx.fast.rms_norm(y.reshape(rows, sizes.groups, -1), None, self.eps).reshape(rows, -1)
-        return self.output((y * self.norm).astype(x.dtype), onto=onto)
+        projected = self.inputs(x, norm=norm)
+        projected = projected if self.gains is None else (projected * self.gains).astype(x.dtype)
+        gate, rest = mx.split(projected, [self.sizes.inner], axis=-1)
+        y, gate = step.recur(self.layer, rest, self.update), silu(gate.astype(mx.float32))
+        y = self._normed(y) * gate if self.norm_first else self._normed(y * gate)
+        return self.output(y.astype(x.dtype), onto=onto)
+
+    def _normed(self, y: mx.array) -> mx.array:
+        if self.norm is None:
+            return y
+        rows = y.shape[0]
+        return mx.fast.rms_norm(y.reshape(rows, self.sizes.groups, -1), None, self.eps).reshape(rows, -1) * self.norm
 
     def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Advance B sequences by L tokens: x `[B, L, channels + heads]`, states as in `MambaSizes.spec`. Returns float32

@@ -48,7 +48,6 @@ CASES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "cohere": {},
     "dots1": {**DEEPSEEK_MOE, "head_dim": 16},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "head_dim": 16},
     "gemma": {"head_dim": 16},
     "gpt_neox": {"intermediate_size": 256},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},

@@ -91,10 +91,15 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
     )
     if found.heads % found.groups or found.inner != expand * sizes.hidden:
         raise reader.bad("mamba_n_heads", count, "a multiple of mamba_n_groups, and with mamba_d_head the width of mamba_expand")
+    check_step_limit(reader)
+    return found
+
+
+def check_step_limit(reader: ConfigReader) -> None:
+    """Accept only steps that are not limited."""
     limit = reader.take("time_step_limit")
     if limit is not None and (not isinstance(limit, list) or len(limit) != 2 or limit[0] != 0 or _finite(limit[1])):
         raise reader.bad("time_step_limit", limit, "from 0 to infinity")
-    return found
 
 
 def _finite(value: object) -> bool:
