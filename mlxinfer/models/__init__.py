@@ -46,6 +46,8 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "glm4_moe_lite": "deepseek",
+    "mistral4": "deepseek",
+    "minicpm3": "deepseek",
     "falcon_h1": "falcon_h1",
     "nemotron_h": "nemotron_h",
     "granitemoehybrid": "granite_hybrid",

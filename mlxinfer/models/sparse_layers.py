@@ -22,6 +22,8 @@ class SparseLayers:
         sizes: Sizes,
         *,
         scores: str = "sigmoid",
+        ranked: int = 2,
+        normalizes: bool = True,
         count: int = 128,
         chosen: int | None = 8,
         inner: int = 1408,
@@ -31,7 +33,8 @@ class SparseLayers:
         scale: float = 1.0,
         kinds: list[str] | None = None,
     ) -> None:
-        """The arguments are the family's defaults; `kinds` says of each layer whether it is "dense" or "sparse"."""
+        """The arguments are the family's defaults; `kinds` says of each layer whether it is "dense" or "sparse", `ranked` how many scores
+        rank a group, `normalizes` whether the family reads `norm_topk_prob`."""
         self.sizes = sizes
         self.gate = gated(sizes.activation)
         self.by_probability = scores == "softmax"
@@ -43,17 +46,18 @@ class SparseLayers:
         self.groups, self.kept = read_groups(reader, self.count, *groups)
         first = reader.integer("first_k_dense_replace", dense, low=0)
         self.kinds = kinds or ["dense" if layer < first else "sparse" for layer in range(sizes.layers)]
-        self.normalized = reader.boolean("norm_topk_prob", True) and not self.by_probability
+        self.normalized = reader.boolean("norm_topk_prob", True) and normalizes
+        self.ranked = ranked
         self.scale = reader.number("routed_scaling_factor", scale)
         reader.only("moe_layer_freq", 1)
         reader.only("scoring_func", scores)
-        if self.by_probability:
+        if normalizes:
+            reader.only("topk_method", "noaux_tc")
+        else:
             reader.only("topk_method", "greedy", "group_limited_greedy")
             if reader.values.get("topk_method", "greedy") == "greedy":
                 self.kept = self.groups
             reader.skip("aux_loss_alpha", "seq_aux")
-        else:
-            reader.only("topk_method", "noaux_tc")
 
     def load(self, weights: Weights, layer: int) -> FeedForward:
         if self.kinds[layer] == "dense":
@@ -69,5 +73,5 @@ class SparseLayers:
     def _route(self, weights: Weights, name: str) -> BiasedRoute:
         how = {"normalized": self.normalized, "added": 1e-20, "scale": self.scale, "groups": self.groups, "kept": self.kept}
         if self.by_probability:
-            return BiasedRoute(self.chosen, None, softmax_of_all, ranked=1, **how)
+            return BiasedRoute(self.chosen, None, softmax_of_all, ranked=self.ranked, **how)
         return BiasedRoute(self.chosen, load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count), **how)

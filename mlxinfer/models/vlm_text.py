@@ -18,7 +18,7 @@ TEXT_MODELS = {
     "gemma4": ("gemma4_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
-    "mistral3": ("mistral", "ministral3"),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
 }
 """`model_type` of the whole to those that its text model may have; the first, if the config does not say."""
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..cache.base import AttentionParams, AttentionSpec, Rotation, Step
 from ..records import dataclass
-from .attention import paired_by_halves
+from .attention import Temperature, paired_by_halves
 from .linear import Linear
 from .moe import ExpertLinear
 from .norms import RMSNorm
@@ -66,10 +66,23 @@ class LatentAttention:
     """Factor of the scores."""
     gain: float
     """Factor of the rotated channels of queries: the rope's, for queries and for keys."""
+    temperature: Temperature | None = None
+    """Grows queries far from the beginning."""
 
     @classmethod
     def load(
-        cls, weights: Weights, name: str, layer: int, sizes: LatentSizes, rope: Rope, *, eps: float, bias: bool, scale: float, paired: bool
+        cls,
+        weights: Weights,
+        name: str,
+        layer: int,
+        sizes: LatentSizes,
+        rope: Rope,
+        *,
+        eps: float,
+        bias: bool,
+        scale: float,
+        paired: bool,
+        temperature: Temperature | None = None,
     ) -> LatentAttention:
         """Load the tensors under `name`. `paired`: neighbouring channels rotate together."""
         s, hidden = sizes, sizes.hidden
@@ -86,7 +99,7 @@ class LatentAttention:
         norm = RMSNorm.load(weights, f"{name}.kv_a_layernorm", s.latent, eps)
         into, out = _load_heads(weights, name, s)
         output = Linear.load(weights, f"{name}.o_proj", hidden, s.heads * s.value, bias=bias)
-        return cls(layer, s, narrow, queries, keys, norm, into, out, output, scale, rope.gain**2)
+        return cls(layer, s, narrow, queries, keys, norm, into, out, output, scale, rope.gain**2, temperature)
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
@@ -102,6 +115,8 @@ class LatentAttention:
         q_turned, k_turned = rotation(q_turned), rotation(k_turned[:, None])
         q_turned = q_turned if self.gain == 1.0 else (q_turned * self.gain).astype(q_turned.dtype)
         q = mx.concatenate([_by_head(self.into, q), q_turned], axis=-1)
+        if self.temperature is not None and self.temperature.beyond(step.segments):
+            q = (q * self.temperature.at(step)).astype(q.dtype)
         k = mx.concatenate([latent, k_turned], axis=-1)
         y = step.attend(self.layer, q, k, latent, AttentionParams(self.scale))
         return self.output(_by_head(self.out, y).reshape(rows, -1), onto=onto)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...nn.activations import gated
@@ -35,7 +36,7 @@ YARN = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_OWN = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
+TEMPERATURE_KEYS = frozenset({"llama_4_scaling_beta", "max_position_embeddings"})
 
 
 def ministral3(config: dict[str, Any]) -> Architecture:
@@ -43,8 +44,8 @@ def ministral3(config: dict[str, Any]) -> Architecture:
     sizes = read_sizes(reader, MINISTRAL3)
     window = reader.optional_integer("sliding_window")
     reader.uniform_layers(FULL if window is None else SLIDING)
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions, theta=1000000.0, otherwise=YARN, ignored=_OWN)
-    temperature = _temperature(reader)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, theta=1000000.0, otherwise=YARN, ignored=TEMPERATURE_KEYS)
+    temperature = read_temperature(reader, YARN)
     reader.finish()
     gate = gated(sizes.activation)
 
@@ -58,8 +59,8 @@ def ministral3(config: dict[str, Any]) -> Architecture:
     return Architecture(sizes, attention_specs(sizes, [window] * sizes.layers), {"rope": rope}, block)
 
 
-def _temperature(reader: ConfigReader) -> Temperature | None:
-    parameters = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or YARN
-    own = ConfigReader(parameters)
+def read_temperature(reader: ConfigReader, default: Mapping[str, Any]) -> Temperature | None:
+    """That in the rope's parameters, which are `default` where the config has none."""
+    own = ConfigReader(reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or default)
     beta, length = own.optional_number("llama_4_scaling_beta"), own.optional_integer("original_max_position_embeddings")
     return Temperature(beta, length) if beta and length else None
