@@ -33,7 +33,7 @@ class Gemma4Attention:
     output: Linear
     """`[hidden, heads * dim]`."""
     norms: Sequence[RMSNorm]
-    """Of query heads, and of key heads if it has keys."""
+    """The norm of query heads, and that of key heads if it has keys."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, layer: int, heads: Heads, parts: Sequence[str], eps: float) -> Gemma4Attention:
@@ -67,7 +67,7 @@ class ParallelExperts:
     """Experts that read the stream itself, next to the MLP; both results have a norm of their own before they are added."""
 
     router_norm: RMSNorm
-    """Of what the router reads, with its scale."""
+    """The norm of what the router reads, with its scale."""
     router: Linear
     """`[experts, hidden]`."""
     gains: mx.array
@@ -98,7 +98,7 @@ class OwnInput:
     projection: Linear
     """`[hidden, n]`."""
     norm: RMSNorm
-    """Of the result, weight `[hidden]`."""
+    """The norm of the result, weight `[hidden]`."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, hidden: int, size: int, activation: str, eps: float) -> OwnInput:

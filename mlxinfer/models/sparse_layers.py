@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+
 from ..nn.activations import gated
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
@@ -71,7 +73,15 @@ class SparseLayers:
         return MixtureOfExperts(router, self._route(weights, name), experts, SharedExpert(shared))
 
     def _route(self, weights: Weights, name: str) -> BiasedRoute:
-        how = {"normalized": self.normalized, "added": 1e-20, "scale": self.scale, "groups": self.groups, "kept": self.kept}
-        if self.by_probability:
-            return BiasedRoute(self.chosen, None, softmax_of_all, ranked=self.ranked, **how)
-        return BiasedRoute(self.chosen, load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count), **how)
+        bias = None if self.by_probability else load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count)
+        return BiasedRoute(
+            self.chosen,
+            bias,
+            softmax_of_all if self.by_probability else mx.sigmoid,
+            normalized=self.normalized,
+            added=1e-20,
+            scale=self.scale,
+            groups=self.groups,
+            kept=self.kept,
+            ranked=self.ranked,
+        )

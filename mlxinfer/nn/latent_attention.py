@@ -55,7 +55,7 @@ class LatentAttention:
     keys: Linear
     """`[latent + turned, hidden]`: to the latent vector and the rotated channels."""
     norm: RMSNorm
-    """Of the latent vector."""
+    """The norm of the latent vector."""
     into: ExpertLinear
     """Each head's queries to latent ones, `[heads, latent, plain]`."""
     out: ExpertLinear

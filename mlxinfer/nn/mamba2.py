@@ -68,7 +68,7 @@ class Mamba2:
     convolution: mx.array
     """`[channels, taps, 1]`."""
     bias: mx.array | None
-    """Of the convolution, `[channels]`."""
+    """Bias of the convolution, `[channels]`."""
     decay: mx.array
     """Logarithm of the decay rate, float32 `[heads]`."""
     skip: mx.array
@@ -100,6 +100,7 @@ class Mamba2:
         gains: mx.array | None = None,
     ) -> Mamba2:
         """Load the tensors under `name`."""
+        decay, skip, step_bias = (weights.vector(f"{name}.{part}", (sizes.heads,), dtype=mx.float32) for part in ("A_log", "D", "dt_bias"))
         return cls(
             layer,
             sizes,
@@ -107,7 +108,9 @@ class Mamba2:
             Linear.load(weights, f"{name}.out_proj", sizes.hidden, sizes.inner, bias=bias),
             load_convolution(weights, f"{name}.conv1d", sizes.channels, sizes.taps),
             weights.vector(f"{name}.conv1d.bias", (sizes.channels,)) if conv_bias else None,
-            *(weights.vector(f"{name}.{part}", (sizes.heads,), dtype=mx.float32) for part in ("A_log", "D", "dt_bias")),
+            decay,
+            skip,
+            step_bias,
             weights.vector(f"{name}.norm.weight", (sizes.inner,)) if normed else None,
             eps,
             norm_first,

@@ -24,7 +24,7 @@ class ShortConv:
     convolution: mx.array
     """`[hidden, taps, 1]`."""
     bias: mx.array | None
-    """Of the convolution, `[hidden]`."""
+    """Bias of the convolution, `[hidden]`."""
 
     @staticmethod
     def spec(hidden: int, taps: int) -> RecurrentSpec:

@@ -90,11 +90,11 @@ class Factors:
     """Constant factors of a block."""
 
     scores: float
-    """Of the attention's scores, besides the usual one."""
+    """Factor of the attention's scores, besides the usual one."""
     attention: float
-    """Of its result."""
+    """Factor of its result."""
     mamba: float
-    """Of the Mamba layer's result."""
+    """Factor of the Mamba layer's result."""
 
     @classmethod
     def read(cls, reader: ConfigReader) -> Factors:
@@ -118,9 +118,9 @@ class FalconBlock:
     mlp: GatedMLP
     """The feed-forward layer."""
     before: RMSNorm
-    """Of what both read."""
+    """The norm of what both read."""
     before_mlp: RMSNorm
-    """Of what the feed-forward layer reads."""
+    """The norm of what the feed-forward layer reads."""
     factors: Factors
     """Those of the block."""
 

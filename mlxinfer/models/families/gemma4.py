@@ -192,7 +192,7 @@ class LayerEmbeddings:
     projection: Linear
     """`[layers * n, hidden]`."""
     norm: RMSNorm
-    """Of the projection, weight `[n]`."""
+    """The norm of the projection, weight `[n]`."""
     layers: int
     """Number of blocks."""
 
@@ -207,4 +207,5 @@ class LayerEmbeddings:
         rows, size = x.shape[0], self.norm.weight.shape[0]
         projected = (self.projection(x) * x.shape[-1] ** -0.5).reshape(rows, self.layers, size)
         named = (self.table(tokens) * size**0.5).reshape(rows, self.layers, size)
-        return ((self.norm(projected) + named) * 2**-0.5).swapaxes(0, 1)
+        both = (self.norm(projected) + named) * mx.array(2**-0.5, x.dtype)
+        return both.swapaxes(0, 1)
