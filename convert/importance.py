@@ -240,12 +240,21 @@ class _Reader:
         elif isinstance(part, list):
             self._read_head(part, names)
         elif self._plan.inputs and self._inputs is None:
-            settle(part)
-            self._inputs = list(cast(LayerInputs, part)(mx.array(self._tokens, mx.int32), self._x))
-            mx.eval(self._inputs)
+            self._read_inputs(cast(LayerInputs, part), names)
         else:
             self._read_block(cast(AnyBlock, part), names)
         mx.eval(self._x)
+
+    def _read_inputs(self, part: LayerInputs, names: list[list[str]]) -> None:
+        """Every block's own input; their products read the embedded tokens."""
+        for place, linears in zip(names, _places(part), strict=True):
+            if isinstance(linears[0], Linear):
+                moments = _Moments()
+                moments.add(self._x, None, 0)
+                self._note(place, moments.mean())
+        settle(part)
+        self._inputs = list(part(mx.array(self._tokens, mx.int32), self._x))
+        mx.eval(self._inputs)
 
     def _read_block(self, block: AnyBlock, names: list[list[str]]) -> None:
         settle(block)
