@@ -207,5 +207,5 @@ class LayerEmbeddings:
         rows, size = x.shape[0], self.norm.weight.shape[0]
         projected = (self.projection(x) * x.shape[-1] ** -0.5).reshape(rows, self.layers, size)
         named = (self.table(tokens) * size**0.5).reshape(rows, self.layers, size)
-        both = (self.norm(projected) + named) * mx.array(2**-0.5, x.dtype)
-        return both.swapaxes(0, 1)
+        both: mx.array = (self.norm(projected) + named) * mx.array(2**-0.5, x.dtype)
+        return mx.swapaxes(both, 0, 1)
