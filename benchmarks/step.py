@@ -23,6 +23,7 @@ from mlxinfer.bench.measure import Bench
 from mlxinfer.cache.base import PAGE, HeadSteps, Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.step import CacheStep
+from mlxinfer.models.block import Block
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn.attention import Attention
 from mlxinfer.nn.mlp import GatedMLP
@@ -90,6 +91,7 @@ class _Step:
         step, found = self.begin(), []
         rotations = {name: rope.at(step) for name, rope in self.model.ropes.items()}
         for block, rows in zip(self.model.blocks, self.rows, strict=True):
+            assert isinstance(block, Block)
             a = block.mixer
             assert isinstance(a, Attention)
             heads = HeadSteps(a.q_norm, a.k_norm, None if block.rope is None else rotations[block.rope])
@@ -100,6 +102,7 @@ class _Step:
         """Matrix products of all blocks, on existing rows."""
         found = []
         for block, answers, inner in zip(self.model.blocks, self.answers, self.inner, strict=True):
+            assert isinstance(block, Block)
             a, mlp = block.mixer, block.mlp
             assert isinstance(a, Attention)
             assert isinstance(mlp, GatedMLP)
@@ -110,8 +113,9 @@ class _Step:
         return found
 
     def prepare(self) -> None:
-        mixers = [block.mixer for block in self.model.blocks if isinstance(block.mixer, Attention)]
-        mlps = [block.mlp for block in self.model.blocks if isinstance(block.mlp, GatedMLP)]
+        blocks = [block for block in self.model.blocks if isinstance(block, Block)]
+        mixers = [block.mixer for block in blocks if isinstance(block.mixer, Attention)]
+        mlps = [block.mlp for block in blocks if isinstance(block.mlp, GatedMLP)]
         self.rows = [a.qkv.runs(self.x) for a in mixers]
         self.answers = [mx.ones((1, a.output.matrix.shape[-1])) for a in mixers]
         self.inner = [mx.ones((1, mlp.down.matrix.shape[-1])) for mlp in mlps]

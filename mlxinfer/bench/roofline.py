@@ -19,7 +19,7 @@ from ..cache.store import LayerStore
 from ..models.decoder import Decoder, Model
 from ..models.vlm_text import integer_setting
 from ..nn.linear import Embedding, Linear
-from ..nn.moe import Experts
+from ..nn.moe import Experts, PlainExperts
 from ..nn.packing import arrays, objects
 
 
@@ -150,5 +150,5 @@ def _chosen_share(model: Decoder, config: Mapping[str, Any]) -> float:
     return min((counts[0] if chosen is None else chosen) / counts[0], 1.0)
 
 
-def _experts(model: Decoder) -> list[Experts]:
-    return [node for node in objects(model.blocks) if isinstance(node, Experts)]
+def _experts(model: Decoder) -> list[Experts | PlainExperts]:
+    return [node for node in objects(model.blocks) if isinstance(node, (Experts, PlainExperts))]

@@ -30,6 +30,8 @@ class AttentionSpec:
     """Tokens that a query attends to, its own included; None: all."""
     query_heads: int = 0
     """Number of query heads, which share the KV heads evenly; 0 where it does not matter."""
+    shared: bool = False
+    """Whether other layers read its pages as well, by `Step.attend_again`: these have no spec of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,11 @@ class Step(Protocol):
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         """`attend` for raw projections: one to three arrays `[T, n]` that hold queries, keys and values in this order and still need their
         `heads` steps. Returns `[T, Hq * Dv]`."""
+        ...
+
+    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+        """Attend with further queries q `[T, Hq, Dk]` to what a layer whose spec is `shared` holds, after its own `attend` in this step.
+        Appends nothing. Returns `[T, Hq, Dv]`."""
         ...
 
     @property

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Blocks
 from .attention.native import Full, StepAttention, run_blocks
+from .attention.reference import PlainStep
 from .base import PAGE, AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
 from .store import Filled, LayerStore
@@ -47,6 +48,11 @@ class CacheStep:
         store, attention = self._attention[layer]
         self._replaced.add(layer)
         return self._keep(layer, *attention.heads(store, (q, k, v), params))
+
+    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+        store, attention = self._attention[layer]
+        assert isinstance(attention, PlainStep)
+        return attention.again(store, q, params)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]

@@ -8,6 +8,7 @@ from typing import Union
 
 from ..cache.base import AttentionSpec
 from ..errors import SettingError, UnsupportedModelError
+from ..models.block import Block
 from ..models.decoder import Decoder, Model
 from ..models.hooks import ATTENTION_OUT, HEADS, MLP, RESIDUAL, ROUTER
 
@@ -21,11 +22,14 @@ Layers = Union[int, Iterable[int], None]
 
 
 def native(model: Model) -> Decoder:
-    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, which cannot be looked into."""
+    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, and for families whose blocks are not an attention and a
+    feed-forward layer in turn."""
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(
             f"{model.model_type} runs on mlx-lm's graph, which cannot be looked into: choose a model with a native one"
         )
+    if not all(isinstance(block, Block) for block in model.blocks):
+        raise UnsupportedModelError(f"{model.model_type} has blocks of its own build, which cannot be looked into: choose another model")
     return model
 
 

@@ -36,7 +36,7 @@ def wanted_places(model: Decoder, what: Union[str, Iterable[str]], layers: Layer
         if place in (ATTENTION, HEADS, KV):
             chosen = tuple(layer for layer in chosen if attends(model, layer))
         elif place == ROUTER:
-            chosen = tuple(layer for layer in chosen if isinstance(model.blocks[layer].mlp, MixtureOfExperts))
+            chosen = tuple(layer for layer in chosen if isinstance(getattr(model.blocks[layer], "mlp", None), MixtureOfExperts))
         if not chosen:
             kind = "experts" if place == ROUTER else "attention"
             raise SettingError(f"{place!r} cannot be traced: none of these layers has {kind}")

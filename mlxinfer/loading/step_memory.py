@@ -17,8 +17,10 @@ from ..cache.store import LayerStore
 from ..device import command_buffer_numbers, is_gpu
 from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
 from ..models.decoder import Model
+from ..nn.latent_attention import LatentAttention
 from ..nn.linear import Embedding, Linear
-from ..nn.moe import Experts
+from ..nn.mamba2 import Mamba2
+from ..nn.moe import ExpertLinear
 from ..nn.packing import arrays, objects
 from ..nn.row_products import UNPACKED_BYTES
 from ..nn.weights import Blocks, RawBlocks
@@ -133,8 +135,9 @@ def weight_arrays(model: Model) -> int:
 
 def _widest(model: Model, nodes: list[object], linears: list[Linear | Embedding]) -> int:
     """Numbers in the widest row of a step's activations."""
-    in_experts = {id(node) for experts in nodes if isinstance(experts, Experts) for node in objects(experts)}
-    wide = [_width(n) * (_MOST_EXPERTS if id(n) in in_experts else 1) for n in linears if _is_inner(n, model)]
+    by_head = {id(linear): node.sizes.heads for node in nodes if isinstance(node, LatentAttention) for linear in (node.into, node.out)}
+    wide = [_width(n) * by_head.get(id(n), _MOST_EXPERTS if isinstance(n, ExpertLinear) else 1) for n in linears if _is_inner(n, model)]
+    wide += [node.sizes.heads * node.sizes.state for node in nodes if isinstance(node, Mamba2)]
     return max(wide, default=0)
 
 

@@ -101,7 +101,7 @@ class Block:
     residual: float = 1.0
     """Factor of each addition to the stream (Granite)."""
 
-    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         rotation = None if self.rope is None else rotations[self.rope]
         norms = self.norms
         onto = x if self.residual == 1.0 and norms.after_mixer is None else None
@@ -129,6 +129,80 @@ class Block:
         if self.residual == 1.0:
             return y if after is None else after(y, onto=x)
         return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
+
+
+class AnyBlock(Protocol):
+    """What a decoder needs of a block."""
+
+    @property
+    def norms(self) -> Norms:
+        """The norms that come between its parts."""
+        ...
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
+        """`[T, hidden]` to the same shape; rotations by key of `Architecture.ropes`, `own` `[T, n]` from `Architecture.inputs`."""
+        ...
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        """The same on a GPU where adding to the stream and the next norm may be one kernel."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SingleBlock:
+    """One part with one norm: `x + part(norm(x))` (Nemotron-H)."""
+
+    norm: RMSNorm
+    """Weight `[hidden]`."""
+    mixer: Mixer | None = None
+    """Attention or a recurrence."""
+    mlp: FeedForward | None = None
+    """Or a feed-forward layer."""
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(before_mixer=self.norm)
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
+        if self.mixer is not None:
+            return self.mixer(x, step, None, norm=self.norm, onto=x)
+        assert self.mlp is not None
+        return self.mlp(x, norm=self.norm, onto=x)
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        x, row = stream.normed(self.norm)
+        if self.mixer is not None:
+            return Stream(x, self.mixer(row, step, None))
+        assert self.mlp is not None
+        return Stream(x, self.mlp(row))
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock:
+    """A mixer and a feed-forward layer that read the same normed rows: `x + mix(norm(x)) + f(norm(x))` (Cohere)."""
+
+    mixer: Mixer
+    """Attention or a recurrence."""
+    mlp: FeedForward
+    """The feed-forward layer."""
+    norm: RMSNorm
+    """Weight `[hidden]`."""
+    rope: str | None = "rope"
+    """As in `Block`."""
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(before_mixer=self.norm)
+
+    def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
+        return self._sum(x, self.norm(x), step, rotations)
+
+    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        return Stream(self._sum(*stream.normed(self.norm), step, rotations))
+
+    def _sum(self, x: mx.array, row: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        rotation = None if self.rope is None else rotations[self.rope]
+        return self.mlp(row, onto=self.mixer(row, step, rotation, onto=x))
 
 
 @fused

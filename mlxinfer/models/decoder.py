@@ -16,7 +16,7 @@ from ..nn.residual import Stream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..records import dataclass
-from .block import Block
+from .block import AnyBlock
 from .common import Sizes
 from .fused_blocks import runs
 
@@ -61,7 +61,7 @@ class Architecture:
     """What each layer stores in the cache."""
     ropes: Mapping[str, Rope]
     """By the key in `Block.rope`."""
-    block: Callable[[Weights, int], Block]
+    block: Callable[[Weights, int], AnyBlock]
     """`block(weights, layer)` asks for the tensors of one block."""
     embedding_scale: float = 1.0
     """Factor of the embeddings."""
@@ -71,8 +71,20 @@ class Architecture:
     """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None
     """Loads the last norm; None: a plain RMS norm at `model.norm`."""
+    embedding: str = "model.embed_tokens.weight"
+    """Name of the embedding."""
+    inputs: Callable[[Weights], LayerInputs] | None = None
+    """Loads what gives every block an input of its own, for families that have such."""
     notes: tuple[str, ...] = field(default=())
     """Messages for the user at load time."""
+
+
+class LayerInputs(Protocol):
+    """Makes an input for each block."""
+
+    def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
+        """int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
+        ...
 
 
 def keep_lazy(node: object) -> None:
@@ -98,10 +110,13 @@ class Decoder:
 
         make_norm = plan.final_norm or (lambda w: RMSNorm.load(w, "model.norm", sizes.hidden, sizes.eps))
         self.norm = make_norm(weights)
-        table = weights.matrix("model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
+        table = weights.matrix(plan.embedding, (sizes.vocab, sizes.hidden))
         self.embedding = Embedding(table, self.norm.weight.dtype)
         ready(self.embedding)
-        self.blocks: list[Block] = []
+        self.inputs = plan.inputs(weights) if plan.inputs else None
+        if self.inputs is not None:
+            ready(self.inputs)
+        self.blocks: list[AnyBlock] = []
         for layer in range(sizes.layers):
             self.blocks.append(plan.block(weights, layer))
             ready(self.blocks[-1])
@@ -122,7 +137,14 @@ class Decoder:
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        return self.through(x, step, hooks)
+        return self.through(x, step, hooks) if self.inputs is None else self._through_with(self.inputs(tokens, x), x, step)
+
+    def _through_with(self, inputs: mx.array, x: mx.array, step: Step) -> mx.array:
+        """`through`, each block with its own of the inputs `[layers, T, n]`."""
+        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        for block, own in zip(self.blocks, inputs, strict=True):
+            x = block(x, step, rotations, own)
+        return self.norm(x) if self.joined else x
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
@@ -138,7 +160,7 @@ class Decoder:
                 stream = block.advance(stream, step, rotations)
             return stream.normed(self.norm)[1]
         for run in self.runs:
-            if run.native is not None and step.runs_blocks:
+            if run.native is not None and run.fits(step):
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, run.native, run.layers, turns)
             else:
@@ -148,7 +170,10 @@ class Decoder:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
-        y = self.unembed(hidden, None if self.joined else self.norm)
+        norm = None if self.joined else self.norm
+        if norm is not None and norm.centring:
+            hidden, norm = norm(hidden), None
+        y = self.unembed(hidden, norm)
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:

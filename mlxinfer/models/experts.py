@@ -54,6 +54,25 @@ def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: G
     return Experts(JoinedLinear([load("gate_proj"), load("up_proj")], [inner, inner]), load("down_proj"), gate)
 
 
+def read_groups(reader: ConfigReader, experts: int, default: int = 1, default_kept: int = 1) -> tuple[int, int]:
+    """`n_group` and `topk_group`: groups of experts, and how many of them a token's experts come from."""
+    groups = reader.optional_integer("n_group", default) or 1
+    kept = reader.optional_integer("topk_group", default_kept) or 1
+    if experts % groups or kept > groups:
+        raise reader.bad("n_group", groups, f"a divisor of the {experts} experts, and at least topk_group, {kept}")
+    return groups, kept
+
+
+def load_bias(weights: Weights, name: str, count: int, *others: str) -> mx.array:
+    """What is added to the scores of `count` experts where they are chosen; `others` are names under which it may be stored."""
+    recipes = [
+        Recipe((other,), (shape,), lambda s: map_rows(s[0], lambda a: a.reshape(-1)))
+        for other in others
+        for shape in ((count,), (1, count))
+    ]
+    return weights.vector(name, (count,), otherwise=recipes, dtype=mx.float32)
+
+
 def _in_one_tensor(source: str, part: str, shape: Shape) -> Recipe:
     count, inner, hidden = shape
     if part == "down_proj":

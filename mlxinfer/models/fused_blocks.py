@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import cast
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import HeadNorm
+from ..cache.base import HeadNorm, Step
 from ..nn.activations import Activated
-from ..nn.attention import Attention
+from ..nn.attention import Attention, Temperature
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..records import dataclass
-from .block import Block
+from .block import AnyBlock, Block
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive blocks, with their form for the CPU kernels if these can compute them."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[AnyBlock]
     """The blocks, in order."""
     native: kernels_cpu.Blocks | None = None
     """The same blocks for the CPU kernels, or None."""
@@ -30,28 +31,39 @@ class Run:
     """Index of each block's attention layer in the cache, for the CPU kernels."""
     ropes: Sequence[str | None] = ()
     """Key of each block's rope, None where it does not rotate, for the CPU kernels."""
+    temperatures: Sequence[Temperature] = ()
+    """Those of its attention layers: the CPU kernels know none."""
+
+    def fits(self, step: Step) -> bool:
+        """Whether the CPU kernels can compute this step."""
+        return self.native is not None and step.runs_blocks and not any(t.beyond(step.segments) for t in self.temperatures)
 
 
-def runs(blocks: Sequence[Block], dtype: mx.Dtype) -> list[Run]:
+def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
     found = []
     for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
         same = list(group)
         if is_native:
             layers = [_attention(block).layer for block in same]
-            ropes = [block.rope if _attention(block).rotates else None for block in same]
-            found.append(Run(same, kernels_cpu.blocks([_native(block) for block in same], dtype), layers, ropes))
+            ropes = [cast(Block, block).rope if _attention(block).rotates else None for block in same]
+            temperatures = [t for block in same if (t := _attention(block).temperature) is not None]
+            native = kernels_cpu.blocks([_native(block) for block in same], dtype)
+            found.append(Run(same, native, layers, ropes, list(dict.fromkeys(temperatures))))
         else:
             found.append(Run(same))
     return found
 
 
-def _attention(block: Block) -> Attention:
+def _attention(block: AnyBlock) -> Attention:
+    assert isinstance(block, Block)
     assert isinstance(block.mixer, Attention)
     return block.mixer
 
 
-def _fits(block: Block, dtype: mx.Dtype) -> bool:
+def _fits(block: AnyBlock, dtype: mx.Dtype) -> bool:
+    if not isinstance(block, Block):
+        return False
     attention, mlp = block.mixer, block.mlp
     if type(attention) is not Attention or type(mlp) is not GatedMLP or block.residual != 1.0:
         return False
@@ -63,7 +75,8 @@ def _fits(block: Block, dtype: mx.Dtype) -> bool:
     )
 
 
-def _native(block: Block) -> kernels_cpu.Block:
+def _native(block: AnyBlock) -> kernels_cpu.Block:
+    assert isinstance(block, Block)
     attention, mlp, norms = _attention(block), block.mlp, block.norms
     assert isinstance(mlp, GatedMLP)
     assert isinstance(mlp.gate, Activated)

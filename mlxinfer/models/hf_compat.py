@@ -29,6 +29,8 @@ _CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True
 """By `model_type`: obsolete keys of which only one value was ever published."""
 
 _HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
+_ONE_THETA = frozenset({"olmo3"})
+"""Models whose old style has one `rope_theta` for all layers, though only some are scaled."""
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
 
 
@@ -48,11 +50,17 @@ def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
             lost.append(f"rope_parameters of {key}")
         elif isinstance(value, dict) and key != FULL and value.get("rope_type", "default") != "default":
             lost.append(f"rope type {value['rope_type']} of {key}")
+        elif key == SLIDING and config.get("model_type") in _ONE_THETA and _object(value).get("rope_theta") != _full_theta(config):
+            lost.append(f"rope_theta of {key}")
     types, interval_key = _layer_types(config), _interval_key(config)
     if types and interval_key and interval_key not in config and _interval(types) is None:
         lost.append("layer_types, which are not periodic")
     inner = config.get("text_config")
     return lost + (lost_in_old_style(inner) if isinstance(inner, dict) else [])
+
+
+def _full_theta(config: Mapping[str, Any]) -> Any:
+    return _object(_object(config.get("rope_parameters")).get(FULL)).get("rope_theta")
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def _add_obsolete_keys(old: dict[str, Any]) -> None:
 
 
 def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:
-    if isinstance(parameters.get(SLIDING), dict) and "rope_theta" in parameters[SLIDING]:
+    if isinstance(parameters.get(SLIDING), dict) and "rope_theta" in parameters[SLIDING] and old.get("model_type") not in _ONE_THETA:
         old["rope_local_base_freq"] = parameters[SLIDING]["rope_theta"]
     flat = parameters[FULL] if isinstance(parameters.get(FULL), dict) else parameters
     for key in ("rope_theta", "partial_rotary_factor"):

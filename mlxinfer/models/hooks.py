@@ -11,7 +11,7 @@ from ..cache.attention.reference import separate
 from ..cache.base import AttentionParams, AttentionSpec, HeadSteps, LayerSpec, OpaqueState, RecurrentUpdate, Rotation, Segment, Step
 from ..kernels_cpu import Blocks
 from ..nn.moe import MixtureOfExperts
-from .block import Block
+from .block import AnyBlock, Block
 
 RESIDUAL, ATTENTION_OUT, HEADS, MLP = "residual", "attention_out", "heads", "mlp"
 """Places whose values a hook may change: the stream that enters a block (and, as one more layer, the one that leaves the last), what the
@@ -62,6 +62,9 @@ class HookedStep:
         self._hooks.attended(layer, (q, k, v), params, spec, self.segments)
         return changed(self._hooks, HEADS, layer, self._step.attend(layer, q, k, v, params), self.segments)
 
+    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+        return self._step.attend_again(layer, q, params)
+
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec = self._layers[layer]
         assert isinstance(spec, AttentionSpec)
@@ -84,11 +87,12 @@ def changed(hooks: Hooks, place: str, layer: int, x: mx.array, segments: Sequenc
 
 
 def run_blocks(
-    x: mx.array, blocks: Sequence[Block], step: Step, rotations: Mapping[str, Rotation], hooks: Hooks, layers: Sequence[LayerSpec]
+    x: mx.array, blocks: Sequence[AnyBlock], step: Step, rotations: Mapping[str, Rotation], hooks: Hooks, layers: Sequence[LayerSpec]
 ) -> mx.array:
     """Rows `[T, hidden]` through all blocks, with hooks. Returns the last stream, not normed."""
     segments, watched = step.segments, HookedStep(step, hooks, layers)
     for layer, block in enumerate(blocks):
+        assert isinstance(block, Block)  # others are refused before
         x = changed(hooks, RESIDUAL, layer, x, segments)
         rotation = None if block.rope is None else rotations[block.rope]
         y = block.mixer(x, watched, rotation, norm=block.norms.before_mixer)

@@ -16,6 +16,7 @@ _OWN: dict[str, frozenset[str]] = {
     "linear": frozenset({"factor"}),
     "proportional": frozenset({"factor"}),
     "dynamic": frozenset({"factor"}),
+    "ntk_alpha": frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
@@ -23,6 +24,7 @@ _OWN: dict[str, frozenset[str]] = {
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "ntk_alpha": ("alpha",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
@@ -59,10 +61,16 @@ def read_rope(
 
 
 def read_rope_by_layer(
-    reader: ConfigReader, head_dim: int, max_positions: int, *, theta: Mapping[str, tuple[str, float]], scaled: str
+    reader: ConfigReader,
+    head_dim: int | Mapping[str, int],
+    max_positions: int,
+    *,
+    theta: Mapping[str, tuple[str, float]],
+    scaled: str,
+    others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """One rope for each kind of layer. `theta` gives, of each kind, the old style's key and the default; the old style's scaling is
-    that of the kind `scaled`."""
+    """One rope for each kind of layer, `head_dim` for all or by kind. `theta` gives, of each kind, the old style's key and the default,
+    `others` its further defaults; the old style's scaling is that of the kind `scaled`."""
     by_kind = rope_mapping(reader, "rope_parameters")
     for kind, given in by_kind.items():
         if kind not in theta or not isinstance(given, dict):
@@ -72,7 +80,8 @@ def read_rope_by_layer(
     for kind, (key, default) in theta.items():
         own = {"rope_theta": reader.optional_number(key) or default}
         given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
-        ropes[kind] = checked_rope(own | given, head_dim, max_positions)
+        dim = head_dim if isinstance(head_dim, int) else head_dim[kind]
+        ropes[kind] = checked_rope({**(others or {}).get(kind, {}), **own, **given}, dim, max_positions)
         # Such configs count the stretched positions already.
         ropes[kind].context = max_positions
     return ropes

@@ -13,14 +13,21 @@ from ..nn.weights import Matrix, Recipe, Weights
 from ..records import dataclass
 from .config_reader import ConfigReader
 
-TEXT_MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
-"""`model_type` of the whole to that of its text model."""
+TEXT_MODELS = {
+    "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
+}
+"""`model_type` of the whole to those that its text model may have; the first, if the config does not say."""
 
 NOTE = "only the text model is used: images are not understood"
 
 _OUTER_KEYS = """
-boi_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image text_config
-tie_word_embeddings video_token_id vision_config vision_end_token_id vision_start_token_id
+audio_config boi_token_index eoa_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image
+multimodal_projector_bias projector_hidden_act spatial_merge_size text_config tie_word_embeddings video_token_id vision_config
+vision_end_token_id vision_feature_layer vision_start_token_id
 """
 _PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
 """What a name in the graph starts with, and what it starts with in a checkpoint: Hugging Face's and mlx-lm's."""
@@ -28,16 +35,17 @@ _PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The text model's part, or the config itself where it is flat (as mlx-lm allows). Raises `UnsupportedModelError`."""
-    model_type = TEXT_MODELS[config["model_type"]]
+    whole = config["model_type"]
+    usual, *others = TEXT_MODELS[whole]
     inner = config.get("text_config")
     if inner is None:
-        return dict(config) | {"model_type": model_type}
-    if not isinstance(inner, dict) or inner.get("model_type", model_type) not in (model_type, config["model_type"]):
-        raise UnsupportedModelError(f"config.json: text_config of {config['model_type']} must describe a {model_type}")
+        return dict(config) | {"model_type": usual}
+    if not isinstance(inner, dict) or inner.get("model_type", usual) not in (usual, *others, whole):
+        raise UnsupportedModelError(f"config.json: text_config of {whole} must describe a {' or '.join(TEXT_MODELS[whole])}")
     reader = ConfigReader(config)
     reader.skip(*_OUTER_KEYS.split())
     reader.finish()
-    return inner | {"model_type": model_type}
+    return inner | {"model_type": inner["model_type"] if inner.get("model_type") in others else usual}
 
 
 def integer_setting(config: Mapping[str, Any], key: str) -> int | None:

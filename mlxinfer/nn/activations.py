@@ -87,11 +87,17 @@ class Activated:
         return self.compute(gate, up)
 
 
-def gated(name: str) -> Activated:
-    """`activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
+def elementwise(name: str) -> Callable[[mx.array], mx.array]:
+    """The activation with this name. Raises `UnsupportedModelError`."""
     activation = _ACTIVATIONS.get(name)
     if activation is None:
         raise UnsupportedModelError(f"activation {name!r} is not supported (known: {', '.join(sorted(_ACTIVATIONS))})")
+    return activation
+
+
+def gated(name: str) -> Activated:
+    """`activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
+    activation = elementwise(name)
     return Activated(activation.__name__, fused(lambda gate, up: activation(gate) * up))
 
 

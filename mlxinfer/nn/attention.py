@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Step
+from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Segment, Step
+from ..kernels_cpu import Packed
 from ..records import dataclass
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 from .rope import Rope
-from .weights import Weights
+from .weights import Weights, map_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,26 @@ class Heads:
         return [self.count * self.dim, self.kv * self.dim, self.kv * self.dim]
 
 
-def load_qkv(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> JoinedLinear:
-    """Load `q_proj`, `k_proj` and `v_proj`, joined."""
+def load_qkv(weights: Weights, name: str, heads: Heads, *, bias: bool = False, interleaved: int = 0) -> JoinedLinear:
+    """Load `q_proj`, `k_proj` and `v_proj`, joined. `interleaved`: so many channels of a head rotate in neighbouring pairs; see
+    `paired_by_halves`."""
     names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
     parts = [Linear.load(weights, part, size, heads.hidden, bias=bias) for part, size in zip(names, heads.sizes, strict=True)]
+    if interleaved:
+        parts[:2] = [paired_by_halves(part, heads.dim, 0, interleaved) for part in parts[:2]]
     return JoinedLinear(parts, heads.sizes)
+
+
+def paired_by_halves(linear: Linear, dim: int, first: int, turned: int) -> Linear:
+    """A projection to heads of `dim` channels, of which `turned` rotate in pairs (2i, 2i + 1) from channel `first` on: its rows in the
+    order in which these pairs are (i, i + turned / 2), as `Rope` has them. Scores do not change if queries and keys change alike."""
+    matrix = linear.matrix
+    assert not isinstance(matrix, Packed)
+    order = np.arange(matrix.shape[-2]).reshape(-1, dim)
+    rotated = order[:, first : first + turned]
+    order[:, first : first + turned] = np.concatenate([rotated[:, ::2], rotated[:, 1::2]], axis=1)
+    rows = mx.array(order.reshape(-1))
+    return Linear(map_rows(matrix, lambda array: array[rows]), None if linear.bias is None else linear.bias[rows])
 
 
 def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> Linear:
@@ -44,11 +62,31 @@ def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False
     return Linear.load(weights, f"{name}.o_proj", heads.hidden, heads.count * heads.dim, bias=bias)
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries far from the beginning are scaled up: by `1 + beta * log(1 + floor(position / length))` (Llama 4)."""
+
+    beta: float
+    """Growth with the logarithm."""
+    length: int
+    """Tokens for which the factor is 1, and stays the same from then on."""
+
+    def beyond(self, segments: Sequence[Segment]) -> bool:
+        """Whether any row's factor is not 1."""
+        return any(segment.past + segment.count > self.length for segment in segments)
+
+    def at(self, step: Step) -> mx.array:
+        """float32 `[T, 1, 1]`."""
+        turns = mx.floor(step.positions.astype(mx.float32) / self.length)
+        return (1 + self.beta * mx.log1p(turns))[:, None, None]
+
+
 class Attention:
     """Attention of one layer. Options that a family does not use stay at their default and cost nothing.
 
     `layer` is the layer's index in the cache. Without a `rope`, positions are not encoded. `q_norm` and `k_norm` apply per head, or to the
-    whole width with `wide_norms`. `scale`, `softcap` and `sinks` `[heads]` become its `AttentionParams`.
+    whole width with `wide_norms`. `query_gain` `[dim]` multiplies queries after rotation, and so does `temperature`. `scale`, `softcap` and
+    `sinks` `[heads]` become its `AttentionParams`.
     """
 
     def __init__(
@@ -63,6 +101,8 @@ class Attention:
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
         wide_norms: bool = False,
+        query_gain: mx.array | None = None,
+        temperature: Temperature | None = None,
         softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> None:
@@ -74,7 +114,8 @@ class Attention:
         self.wide_norms = wide_norms
         self.rotates = rope is not None
         scale = heads.dim**-0.5 if scale is None else scale
-        self.query_gain: mx.array | None = None
+        self.query_gain = query_gain
+        self.temperature = temperature
         if rope is not None and rope.gain != 1.0:
             # A gain on queries and keys multiplies the scores by its square; if only some channels rotate, scale those of the queries.
             if rope.dims == heads.dim:
@@ -82,7 +123,7 @@ class Attention:
             else:
                 gain = np.ones(heads.dim, np.float32)
                 gain[: rope.dims] = rope.gain**2
-                self.query_gain = mx.array(gain)
+                self.query_gain = mx.array(gain) if query_gain is None else query_gain * mx.array(gain)
         self.params = AttentionParams(scale, softcap, sinks)
 
     def __call__(
@@ -90,7 +131,7 @@ class Attention:
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         turning = rotation if self.rotates else None
-        if self.query_gain is not None:
+        if self.query_gain is not None or self._is_hot(step):
             q, k, v = self.heads_of(*self.qkv(x, norm=norm), rotation=turning)
             return self.output(self.attend(q, k, v, step), onto=onto)
         if self.wide_norms:
@@ -117,5 +158,10 @@ class Attention:
         """Attend with heads `[T, heads, dim]`; returns `[T, heads * dim]`."""
         if self.query_gain is not None:
             q = (q * self.query_gain).astype(q.dtype)
+        if self.temperature is not None and self._is_hot(step):
+            q = (q * self.temperature.at(step)).astype(q.dtype)
         y = step.attend(self.layer, q, k, v, self.params)
         return y.reshape(q.shape[0], -1)
+
+    def _is_hot(self, step: Step) -> bool:
+        return self.temperature is not None and self.temperature.beyond(step.segments)

@@ -99,28 +99,49 @@ class Experts:
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
-        chosen, rows, back = experts, x[:, None, None], None
-        if experts.size >= SORT_FROM and not isinstance(self.down.matrix, Packed):
-            order = mx.argsort(experts.flatten())
-            back = mx.argsort(order)
-            chosen = experts.flatten()[order]
-            rows = x[order // experts.shape[-1]][:, None]
-        y = self.gate_up.gated(self.gate, rows, chosen, back is not None)
-        y = self.down(y, chosen, back is not None).squeeze(-2)
-        return y if back is None else y[back].reshape(*experts.shape, -1)
+        return _through(lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """The feed-forward layers of all experts, without a gate."""
+
+    up: ExpertLinear
+    """`[experts, inner, hidden]`."""
+    down: ExpertLinear
+    """`[experts, hidden, inner]`."""
+    activation: Callable[[mx.array], mx.array]
+    """Applied between both."""
+
+    def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
+        """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
+        return _through(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
+
+
+def _through(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
+    """`inner(rows, experts, whether these are sorted)` and then `down`, for each row's chosen experts."""
+    chosen, rows, back = experts, x[:, None, None], None
+    if experts.size >= SORT_FROM and not isinstance(down.matrix, Packed):
+        order = mx.argsort(experts.flatten())
+        back = mx.argsort(order)
+        chosen = experts.flatten()[order]
+        rows = x[order // experts.shape[-1]][:, None]
+    y = down(inner(rows, chosen, back is not None), chosen, back is not None).squeeze(-2)
+    return y if back is None else y[back].reshape(*experts.shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate."""
+    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate if it has one."""
 
     mlp: Callable[[mx.array], mx.array]
     """`[T, hidden]` to the same shape."""
-    gate: Linear
+    gate: Linear | None = None
     """`[1, hidden]`."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.sigmoid(self.gate(x)) * self.mlp(x)
+        y = self.mlp(x)
+        return y if self.gate is None else mx.sigmoid(self.gate(x)) * y
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +152,21 @@ class MixtureOfExperts:
     """`[experts, hidden]`."""
     route: Route
     """Chooses experts from the router's logits."""
-    experts: Experts
+    experts: Experts | PlainExperts
     """The experts to choose from."""
     shared: SharedExpert | None = None
     """The expert that every token takes, if the model has one."""
+    narrowing: Linear | None = None
+    """Projects what the experts read, where they work with fewer channels."""
+    widening: Linear | None = None
+    """Projects what they give back to all channels."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         x = x if norm is None else norm(x)
         experts, shares = self.route(self.router(x))
-        y = (self.experts(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        read = x if self.narrowing is None else self.narrowing(x)
+        y = (self.experts(read, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        y = y if self.widening is None else self.widening(y)
         y = y if self.shared is None else y + self.shared(x)
         return y if onto is None else onto + y
 
@@ -164,6 +191,55 @@ def top_then_softmax(count: int) -> Route:
         return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
 
     return route
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedRoute:
+    """Scores of the experts by a sigmoid, or a softmax over all; a learnt bias decides with them who is chosen, and has no part in the
+    weights (arXiv:2408.15664). Experts may be chosen from the best groups only (arXiv:2412.19437)."""
+
+    count: int
+    """Experts for each token."""
+    bias: mx.array | None
+    """float32 `[experts]`, added to the scores where experts are chosen."""
+    scores: Callable[[mx.array], mx.array] = mx.sigmoid
+    """Router logits `[T, experts]` to scores of the same shape, float32."""
+    normalized: bool = True
+    """Whether the weights are divided by their sum."""
+    least: float = 0.0
+    """The sum is at least this."""
+    added: float = 0.0
+    """Added to the sum."""
+    scale: float = 1.0
+    """Factor of the weights."""
+    groups: int = 1
+    """Groups of neighbouring experts."""
+    kept: int = 1
+    """Groups from which a token's experts come: those whose best scores have the largest sum."""
+    ranked: int = 2
+    """Best scores of a group that are added up for that."""
+
+    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        scores = self.scores(logits.astype(mx.float32))
+        wanted = scores if self.bias is None else scores + self.bias
+        best = _top(self._from_groups(wanted) if self.kept < self.groups else wanted, self.count)
+        shares = mx.take_along_axis(scores, best, axis=-1)
+        if self.normalized:
+            shares = shares / (mx.maximum(shares.sum(axis=-1, keepdims=True), self.least) + self.added)
+        return best, shares * self.scale
+
+    def _from_groups(self, wanted: mx.array) -> mx.array:
+        rows, experts = wanted.shape
+        grouped = wanted.reshape(rows, self.groups, experts // self.groups)
+        ranks = mx.topk(grouped, min(self.ranked, grouped.shape[-1]), axis=-1).sum(axis=-1)
+        chosen = mx.argpartition(ranks, kth=-self.kept, axis=-1)[..., -self.kept :]
+        inside = mx.put_along_axis(mx.zeros(ranks.shape, mx.bool_), chosen, mx.array(True), axis=-1)
+        return mx.where(inside[..., None], grouped, -mx.inf).reshape(rows, experts)
+
+
+def softmax_of_all(logits: mx.array) -> mx.array:
+    """Probabilities over all experts, for `BiasedRoute.scores`."""
+    return mx.softmax(logits, axis=-1)
 
 
 def _top(scores: mx.array, count: int) -> mx.array:

@@ -1,4 +1,4 @@
-"""Root-mean-square norms (arXiv:1910.07467)."""
+"""Root-mean-square norms (arXiv:1910.07467), and those that subtract the mean first (arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ Sum = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 
 class RMSNorm:
     """`x / rms(x) * weight` along the last axis. `centred` norms (Gemma) are stored as weight minus one."""
+
+    centring = False
+    """Whether the mean is subtracted first: products and kernels that norm what they read cannot do that."""
 
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
@@ -36,6 +39,16 @@ class RMSNorm:
     def in_plain_operations(self) -> None:
         """From now on compute with operations that can be differentiated, which kernels of the CPU cannot."""
         self._compute = _plain
+
+
+class LayerNorm(RMSNorm):
+    """`(x - mean(x)) / deviation(x) * weight` along the last axis, without an offset (Cohere)."""
+
+    centring = True
+
+    def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
+        y: mx.array = mx.fast.layer_norm(x, self.weight, None, self.eps)
+        return y if onto is None else onto + y
 
 
 def _computation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:

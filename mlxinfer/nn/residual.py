@@ -42,7 +42,7 @@ class Stream:
 
     def normed(self, norm: RMSNorm | None) -> tuple[mx.array, mx.array]:
         """The whole stream, and what a part that begins with `norm` reads, both `[T, hidden]`."""
-        if self.result is None or norm is None:
+        if self.result is None or norm is None or norm.centring:
             x = self.sum()
             return x, x if norm is None else norm(x)
         x, known = self.x, norm.sums

@@ -69,6 +69,12 @@ def _dynamic(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     return Rope(2 * ((dims + 1) // 2), int(factor * max_positions), frequencies, lambda length: max(length, max_positions))
 
 
+def _ntk_alpha(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
+    """The base is stretched by a fixed factor, whatever the length (Hunyuan)."""
+    dims = _rotated(parameters, head_dim)
+    return _fixed(_plain(parameters, dims, parameters["rope_theta"] * parameters["alpha"] ** (dims / (dims - 2))), max_positions)
+
+
 def _llama3(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """Long waves are stretched by `factor`, short ones kept, and those between interpolated."""
     dims = _rotated(parameters, head_dim)
@@ -103,9 +109,14 @@ def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float
     return low, high + 0.001 if low == high else high
 
 
+def yarn_scale(factor: float, multiplier: float) -> float:
+    """How much larger scores have to be where the context is stretched by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
 def _yarn_gain(parameters: Parameters, factor: float) -> float:
     def scale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+        return yarn_scale(factor, multiplier)
 
     given = parameters.get("attention_factor")
     if given is not None:
@@ -137,6 +148,7 @@ ROPE_TYPES: dict[str, Callable[[Parameters, int, int], Rope]] = {
     "linear": _linear,
     "proportional": _proportional,
     "dynamic": _dynamic,
+    "ntk_alpha": _ntk_alpha,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -261,3 +261,13 @@ class Weights(Protocol):
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
         """A tensor that is never quantized (norms, biases, sinks, convolutions), in the compute dtype unless `dtype` is given."""
         ...
+
+
+def load_convolution(weights: Weights, name: str, channels: int, taps: int) -> mx.array:
+    """A causal convolution of each channel, `[channels, taps, 1]`; Hugging Face stores `[channels, 1, taps]`."""
+
+    def move_taps(sources: list[Matrix]) -> Matrix:
+        return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))
+
+    stored = Recipe((f"{name}.weight",), ((channels, 1, taps),), move_taps)
+    return weights.vector(f"{name}.weight", (channels, taps, 1), otherwise=[stored])

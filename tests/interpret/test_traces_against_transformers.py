@@ -8,8 +8,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.tiny_engine import tiny_model
 
 from mlxinfer import LLM
+from mlxinfer.errors import UnsupportedModelError
+from mlxinfer.interpret.places import native
+from mlxinfer.models.block import Block
+from mlxinfer.models.decoder import Decoder
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -24,6 +29,13 @@ LIMIT = 1e-3
 def pair(request: pytest.FixtureRequest) -> Any:
     """A family here and in transformers."""
     from transformers import AutoModelForCausalLM
+
+    model = tiny_model(request.param)
+    assert isinstance(model, Decoder)
+    if not all(isinstance(block, Block) for block in model.blocks):
+        with pytest.raises(UnsupportedModelError, match="blocks of its own build"):
+            native(model)
+        pytest.skip("its blocks are not an attention and a feed-forward layer in turn")
 
     theirs = AutoModelForCausalLM.from_pretrained(GOLDEN / request.param, dtype=torch.float32, attn_implementation="eager").eval()
     with LLM(GOLDEN / request.param, dtype="float32") as llm:

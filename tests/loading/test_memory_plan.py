@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import re
-from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from support.active_memory import active_memory
 from support.examples import examples
 from support.planned import MB, Tiny
+from support.step_peak import measured_peak
 from support.tiny_directory import tiny_directory
 from support.tiny_engine import tiny_model
 from support.tiny_gguf import write_tiny_gguf
@@ -22,20 +22,15 @@ from support.tiny_gguf import write_tiny_gguf
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.config import EngineArgs
 from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.llm import LLM
-from mlxinfer.engine.open_model import engine_config
-from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import DraftError, MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
 from mlxinfer.loading.memory_plan import plan_memory
 from mlxinfer.nn.weights import RawBlocks
-from mlxinfer.types import SamplingParams
 
 FAMILIES = ["llama", "gemma2", "mixtral", "gpt_oss", "qwen3_5_text", "qwen3_next"]
 
@@ -242,40 +237,6 @@ def test_an_outline_is_planned_as_the_model(tmp_path, name):
     real, planned = plan_memory(loaded, memory=device(500 * MB)), plan_memory(lines, memory=device(500 * MB))
     assert planned.weights <= real.weights <= planned.weights * 1.5 + MB
     assert (planned.token, planned.sequence, planned.context) == (real.token, real.sequence, real.context)
-
-
-ALL_STAGES = SamplingParams(
-    temperature=0.8,
-    top_k=40,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    logit_bias={3: 1.0},
-    logprobs=5,
-    ignore_eos=True,
-)
-
-
-def measured_peak(planned, plan, *, prompt: int, streams: int, length: int = 40) -> int:
-    """The most that a step takes beside what is there after it or was before it: of a long prompt, then of many answers that repeat
-    themselves, so that tokens are drafted."""
-    engine = Engine(planned.model, engine_config(EngineArgs("tiny"), plan), dtype=planned.dtype)
-    same = replace(ALL_STAGES, logit_bias={5: 100.0})
-    worst = worst_step(engine, [Sequence([3 + i % 80 for i in range(prompt)], ALL_STAGES, seed=0, max_length=prompt + 4)])
-    return max(worst, worst_step(engine, [Sequence([4 + i, 5, 5], same, seed=i, max_length=length) for i in range(streams)]))
-
-
-def worst_step(engine, sequences) -> int:
-    worst = 0
-    for sequence in sequences:
-        engine.add(sequence)
-    while not engine.idle:
-        before = active_memory()
-        mx.reset_peak_memory()
-        engine.step()
-        worst = max(worst, mx.get_peak_memory() - max(before, active_memory()))
-    return worst
 
 
 @pytest.mark.parametrize("name", FAMILIES)

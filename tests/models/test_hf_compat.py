@@ -50,7 +50,7 @@ def test_translating_twice_changes_nothing_more(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_original_is_left_alone(name: str) -> None:
     original = config(name)
-    to_old_style(original)["rope_parameters"]["rope_theta"] = 5
+    to_old_style(original).setdefault("rope_parameters", {})["rope_theta"] = 5
     assert original == config(name)
 
 

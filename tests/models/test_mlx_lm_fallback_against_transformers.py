@@ -43,33 +43,20 @@ DEEPSEEK_MOE = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 
 CASES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "cohere": {},
-    "cohere2": {"sliding_window": 24, "head_dim": 16, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "num_hidden_layers": 4},
-    "deepseek_v3": {**DEEPSEEK_MOE, **LATENT, "num_key_value_heads": 4},
     "dots1": {**DEEPSEEK_MOE, "head_dim": 16},
-    "ernie4_5": {"head_dim": 16},
-    "exaone4": {"sliding_window": 24, "sliding_window_pattern": "LLG", "layer_types": [SLIDING, SLIDING, FULL]},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "head_dim": 16},
     "gemma": {"head_dim": 16},
-    "gemma4_text": {"head_dim": 16},
-    "glm4": {"head_dim": 16},
-    "glm4_moe": {**DEEPSEEK_MOE, "head_dim": 16},
     "gpt_neox": {"intermediate_size": 256},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "helium": {"head_dim": 16},
-    "hunyuan_v1_dense": {"head_dim": 16},
-    "lfm2": {"layer_types": ["conv", "conv", FULL]},
     "mamba": {"state_size": 8, "num_hidden_layers": 2},
     "nemotron": {},
-    "olmo3": {"sliding_window": 24, "layer_types": [SLIDING, SLIDING, FULL]},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": {},
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},
-    "seed_oss": {"head_dim": 16},
     "stablelm": {},
     "starcoder2": {},
 }

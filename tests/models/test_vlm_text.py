@@ -17,7 +17,13 @@ from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
-MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+MODELS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
+}
 
 
 def inner(model_type: str) -> dict[str, Any]:
@@ -43,12 +49,13 @@ def test_the_text_model_is_found_under_each_name(model_type: str, style: str) ->
     config = {"model_type": model_type, "text_config": inner(model_type), "vision_config": {"depth": 2}, "image_token_id": 5}
     model = build(config, weights)
     assert weights.used == set(weights.tensors)
-    assert set(weights.asked) == set(weights.tensors)
+    stacked = {name for name in weights.tensors if ".experts." in name}
+    assert set(weights.tensors) - stacked <= set(weights.asked)
     assert model.notes == (NOTE,)
     assert np.abs(logits_of(model, data["ids"].tolist()) - data["logits"]).max() < 2e-3
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", sorted(MODELS.keys() - {"mistral3"}))
 def test_a_flat_config_as_mlx_lm_allows(model_type: str) -> None:
     data = np.load(GOLDEN / MODELS[model_type] / "reference.npz")
     model = build(inner(model_type) | {"model_type": model_type}, PlainWeights(renamed(model_type, "plain")))

@@ -54,6 +54,15 @@ class PlainStep:
             outputs.append(_attend(q[rows], keys, values, s.past, spec.window, params))
         return mx.concatenate(outputs)
 
+    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+        spec, outputs = self.cache.layers[layer], []
+        assert isinstance(spec, AttentionSpec)
+        assert spec.shared
+        for s in self.segments:
+            keys, values = self.cache.state[s.slot, layer]
+            outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s.past, spec.window, params))
+        return mx.concatenate(outputs)
+
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec = self.cache.layers[layer]
         assert isinstance(spec, AttentionSpec)

@@ -82,6 +82,8 @@ class PlainStep:
     """The layers with one window size, with their page tables."""
     _masks: dict[int, mx.array] = field(default_factory=dict)
     """By slot: layers with one window share them."""
+    _seen: dict[LayerStore, list[Attended]] = field(default_factory=dict)
+    """What the segments see of layers whose pages others read, too."""
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         y, full = self.heads(store, separate(rows, store.spec, heads), params)
@@ -98,9 +100,19 @@ class PlainStep:
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=not sealed)
             attended = self._attended(store, s, (tails[0], tails[1]), full)
+            if store.spec.shared:
+                self._seen.setdefault(store, []).append(attended)
             since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
             outputs.append(attended.answers(q[rows].swapaxes(0, 1), params, since).swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
+
+    def again(self, store: LayerStore, q: mx.array, params: AttentionParams) -> mx.array:
+        """See `base.Step.attend_again`."""
+        outputs: list[mx.array] = []
+        for s, attended in zip(self.segments, self._seen[store], strict=True):
+            since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
+            outputs.append(attended.answers(q[s.start : s.start + s.count].swapaxes(0, 1), params, since).swapaxes(0, 1))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def _attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
         """What a segment's queries see: earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all queries

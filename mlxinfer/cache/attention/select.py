@@ -20,10 +20,13 @@ from .reference import PlainAttention
 
 _NATIVE = NativeAttention()
 _PLAIN = PlainAttention()
+_SHARED = PlainAttention("other layers read its pages, for which there is no kernel")
 
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """The backend for a layer. Layers with equal backends are prepared together in each step."""
+    if store.spec.shared:
+        return _SHARED
     if kernels_cpu.in_use():
         return _NATIVE
     if not has_gpu_kernels():

@@ -1,18 +1,21 @@
-"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and across the whole width of queries and keys."""
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and across the whole width of queries and keys. OLMo 3 has
+windows on most layers, and stretches the rope of the others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
+from ...nn.rope import Rope
 from ...nn.weights import Weights
 from ..block import Block, Norms, attention_specs, gated_mlp
-from ..common import FULL, read_sizes
+from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes, windows
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..rope_config import read_rope
+from ..rope_config import read_rope, read_rope_by_layer
 
 OLMO2 = {
     "vocab_size": 50304,
@@ -28,10 +31,24 @@ OLMO2 = {
 def olmo2(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, OLMO2)
-    heads = sizes.heads
     reader.uniform_layers(FULL)
+    types = [FULL] * sizes.layers
+    return _architecture(reader, sizes, types, None, {FULL: read_rope(reader, sizes.heads.dim, sizes.positions)})
+
+
+def olmo3(config: dict[str, Any]) -> Architecture:
+    reader = ConfigReader(config)
+    sizes = read_sizes(reader, OLMO2)
+    window = reader.optional_integer("sliding_window", 4096)
+    types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(4, FULL, SLIDING))
+    theta = dict.fromkeys((FULL, SLIDING), ("rope_theta", 500000.0))
+    ropes = read_rope_by_layer(reader, sizes.heads.dim, sizes.positions, theta=theta, scaled=FULL)
+    return _architecture(reader, sizes, types, window, ropes)
+
+
+def _architecture(reader: ConfigReader, sizes: Sizes, types: list[str], window: int | None, ropes: Mapping[str, Rope]) -> Architecture:
+    heads = sizes.heads
     bias = reader.boolean("attention_bias", False)
-    rope = read_rope(reader, heads.dim, sizes.positions)
     reader.finish()
     gate = gated(sizes.activation)
 
@@ -42,7 +59,7 @@ def olmo2(config: dict[str, Any]) -> Architecture:
             heads,
             load_qkv(weights, f"{name}.self_attn", heads, bias=bias),
             load_output(weights, f"{name}.self_attn", heads, bias=bias),
-            rope=rope,
+            rope=ropes[types[layer]],
             q_norm=RMSNorm.load(weights, f"{name}.self_attn.q_norm", heads.count * heads.dim, sizes.eps),
             k_norm=RMSNorm.load(weights, f"{name}.self_attn.k_norm", heads.kv * heads.dim, sizes.eps),
             wide_norms=True,
@@ -51,6 +68,6 @@ def olmo2(config: dict[str, Any]) -> Architecture:
             after_mixer=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps),
             after_mlp=RMSNorm.load(weights, f"{name}.post_feedforward_layernorm", sizes.hidden, sizes.eps),
         )
-        return Block(attention, gated_mlp(weights, name, sizes, gate), norms)
+        return Block(attention, gated_mlp(weights, name, sizes, gate), norms, rope=types[layer])
 
-    return Architecture(sizes, attention_specs(sizes, [None] * sizes.layers), {"rope": rope}, block)
+    return Architecture(sizes, attention_specs(sizes, windows(types, window)), ropes, block)

@@ -1,4 +1,4 @@
-"""Qwen3-Next and the text model of Qwen3.5: mostly gated delta nets, with gated attention every few layers."""
+"""Qwen3-Next and the text models of Qwen3.5: mostly gated delta nets, with gated attention every few layers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import mlx.core as mx
 import numpy as np
 
 from ...cache.base import AttentionSpec, LayerSpec, Rotation, Step
-from ...nn.activations import gated
+from ...nn.activations import Gate, gated
 from ...nn.attention import Attention, load_output
 from ...nn.gated_delta import DeltaSizes, GatedDelta
 from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
-from ...nn.moe import MixtureOfExperts, SharedExpert, softmax_then_top
+from ...nn.moe import MixtureOfExperts, Route, SharedExpert, softmax_then_top
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
-from ...nn.weights import Matrix, Recipe, Weights, map_rows
+from ...nn.weights import Matrix, Recipe, Weights, load_convolution, map_rows
 from ..block import Block, FeedForward, Mixer, Norms, gated_mlp, is_sparse_layer
 from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
@@ -44,6 +44,8 @@ QWEN3_5 = QWEN3_NEXT | {
     "num_key_value_heads": 4,
 }
 
+QWEN3_5_MOE = QWEN3_NEXT | {"vocab_size": 248320, "num_hidden_layers": 40}
+
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "attn_output_gate": (True,),
     "mamba_ssm_dtype": ("float32",),
@@ -62,21 +64,11 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_NEXT)
     gate = gated(sizes.activation)
-    count = read_expert_count(reader, 512)
-    shape = (count, reader.integer("moe_intermediate_size", 512), sizes.hidden)
-    shared = reader.integer("shared_expert_intermediate_size", 512)
-    route = softmax_then_top(read_chosen_count(reader, 10, count), normalized=reader.boolean("norm_topk_prob", True))
-    sparse = is_sparse_layer(reader, count)
+    moe = _Experts.read(reader, sizes, count=512, chosen=10, normalized=reader.boolean("norm_topk_prob", True))
+    sparse = is_sparse_layer(reader, moe.shape[0])
 
     def mlp(weights: Weights, layer: int) -> FeedForward:
-        name = f"model.layers.{layer}.mlp"
-        if not sparse(layer):
-            return gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
-        router = Linear.load(weights, f"{name}.gate", count, sizes.hidden, quantizable=False)
-        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", shape, gate)
-        shared_gate = Linear.load(weights, f"{name}.shared_expert_gate", 1, sizes.hidden, quantizable=False)
-        shared_mlp = GatedMLP.load(weights, f"{name}.shared_expert", sizes.hidden, shared, gate)
-        return MixtureOfExperts(router, route, experts, SharedExpert(shared_mlp, shared_gate))
+        return moe.load(weights, layer) if sparse(layer) else gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
 
     return _architecture(reader, sizes, mlp, _interleaved_inputs)
 
@@ -86,12 +78,57 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_5)
     gate = gated(sizes.activation)
-    for key, allowed in _WITHOUT_EFFECT.items():
-        reader.only(key, *allowed)
+    _check_the_rest(reader)
     if reader.values.get("num_experts", 0) == 0:
         reader.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    reader.skip("mrope_interleaved", "mrope_section", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     return _architecture(reader, sizes, lambda weights, layer: gated_mlp(weights, f"model.layers.{layer}", sizes, gate), _separate_inputs)
+
+
+def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
+    """Every layer has experts plus a shared one."""
+    reader = ConfigReader(config)
+    reader.skip("intermediate_size")
+    sizes = read_sizes(reader, QWEN3_5_MOE)
+    _check_the_rest(reader)
+    reader.only("decoder_sparse_step", 1)
+    reader.only("norm_topk_prob", True)
+    moe = _Experts.read(reader, sizes, count=256, chosen=8, normalized=True)
+    return _architecture(reader, sizes, moe.load, _separate_inputs)
+
+
+def _check_the_rest(reader: ConfigReader) -> None:
+    for key, allowed in _WITHOUT_EFFECT.items():
+        reader.only(key, *allowed)
+    reader.skip("mrope_interleaved", "mrope_section", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The experts of a layer, and the one that every token takes, weighted by a gate."""
+
+    shape: tuple[int, int, int]
+    """Experts, channels inside, channels of the stream."""
+    shared: int
+    """Channels inside the shared expert."""
+    route: Route
+    """Chooses experts."""
+    gate: Gate
+    """The gated unit of all."""
+
+    @classmethod
+    def read(cls, reader: ConfigReader, sizes: Sizes, *, count: int, chosen: int, normalized: bool) -> _Experts:
+        count = read_expert_count(reader, count)
+        shape = (count, reader.integer("moe_intermediate_size", 512), sizes.hidden)
+        route = softmax_then_top(read_chosen_count(reader, chosen, count), normalized=normalized)
+        return cls(shape, reader.integer("shared_expert_intermediate_size", 512), route, gated(sizes.activation))
+
+    def load(self, weights: Weights, layer: int) -> MixtureOfExperts:
+        name, (count, _, hidden) = f"model.layers.{layer}.mlp", self.shape
+        router = Linear.load(weights, f"{name}.gate", count, hidden, quantizable=False)
+        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", self.shape, self.gate)
+        shared_gate = Linear.load(weights, f"{name}.shared_expert_gate", 1, hidden, quantizable=False)
+        shared_mlp = GatedMLP.load(weights, f"{name}.shared_expert", hidden, self.shared, self.gate)
+        return MixtureOfExperts(router, self.route, experts, SharedExpert(shared_mlp, shared_gate))
 
 
 def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs: LoadInputs) -> Architecture:
@@ -186,23 +223,18 @@ class GatedAttention:
 
 
 def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: DeltaSizes, load_inputs: LoadInputs) -> GatedDelta:
-    stored = Recipe((f"{name}.conv1d.weight",), ((delta.channels, 1, delta.taps),), _move_taps)
     parts = load_inputs(weights, name, delta)
     return GatedDelta(
         layer,
         delta,
         JoinedLinear(parts, [delta.channels, delta.value_heads, delta.value_heads, delta.values]),
         Linear.load(weights, f"{name}.out_proj", sizes.hidden, delta.values),
-        convolution=weights.vector(f"{name}.conv1d.weight", (delta.channels, delta.taps, 1), otherwise=[stored]),
+        convolution=load_convolution(weights, f"{name}.conv1d", delta.channels, delta.taps),
         decay=weights.vector(f"{name}.A_log", (delta.value_heads,), dtype=mx.float32),
         decay_bias=weights.vector(f"{name}.dt_bias", (delta.value_heads,), dtype=mx.float32),
         norm=weights.vector(f"{name}.norm.weight", (delta.value_dim,)),
         eps=sizes.eps,
     )
-
-
-def _move_taps(sources: list[Matrix]) -> Matrix:
-    return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))
 
 
 def _separate_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:

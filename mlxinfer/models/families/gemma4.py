@@ -1,0 +1,211 @@
+"""Gemma 4: windows with narrow heads and full layers with wide ones, whose keys may serve as values; late layers that read the pages of
+earlier ones; an input of its own for every layer; experts next to the MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from ...cache.base import AttentionSpec
+from ...nn.activations import Gate, gated
+from ...nn.attention import Heads
+from ...nn.linear import Embedding, Linear
+from ...nn.mlp import GatedMLP
+from ...nn.norms import RMSNorm
+from ...nn.weights import Weights
+from ...records import dataclass
+from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes
+from ..config_reader import ConfigReader
+from ..decoder import Architecture
+from ..experts import load_experts, read_expert_count
+from ..gemma4_block import Gemma4Attention, Gemma4Block, OwnInput, ParallelExperts
+from ..rope_config import read_rope_by_layer
+
+GEMMA4 = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
+
+def gemma4_text(config: dict[str, Any]) -> Architecture:
+    reader = ConfigReader(config)
+    sizes = read_sizes(reader, GEMMA4, activation_key="hidden_activation")
+    plan = _Plan.read(reader, sizes)
+    dims = {kind: heads.dim for kind, heads in plan.heads.items()}
+    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
+    partial = reader.optional_number("partial_rotary_factor") or 0.25
+    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": partial}}
+    ropes = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
+    cap = reader.optional_number("final_logit_softcapping")
+    reader.only("use_bidirectional_attention", "vision", False)
+    reader.only("attention_bias", False)
+    experts = _Experts.read(reader, sizes)
+    own, vocab = reader.integer("hidden_size_per_layer_input", 256, low=0), reader.integer("vocab_size_per_layer_input", 262144)
+    reader.skip("hidden_act")
+    reader.finish()
+    gate = gated(sizes.activation)
+
+    def block(weights: Weights, layer: int) -> Gemma4Block:
+        name, hidden, eps = f"model.layers.{layer}", sizes.hidden, sizes.eps
+        names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        inner = sizes.inner * (2 if plan.wide and plan.source(layer) != layer else 1)
+        return Gemma4Block(
+            plan.load_attention(weights, f"{name}.self_attn", layer, eps),
+            GatedMLP.load(weights, f"{name}.mlp", hidden, inner, gate),
+            [RMSNorm.load(weights, f"{name}.{part}", hidden, eps) for part in names],
+            rope=plan.types[layer],
+            scale=weights.vector(f"{name}.layer_scalar", (1,)),
+            experts=experts.load(weights, name, sizes, gate) if experts else None,
+            own=OwnInput.load(weights, name, hidden, own, sizes.activation, eps) if own else None,
+        )
+
+    return Architecture(
+        sizes,
+        plan.specs(),
+        ropes,
+        block,
+        embedding_scale=sizes.hidden**0.5,
+        logit_cap=cap,
+        inputs=(lambda weights: LayerEmbeddings.load(weights, sizes, vocab, own)) if own else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which layers are of which kind, and whose pages they read."""
+
+    types: list[str]
+    """Kind of each layer."""
+    heads: dict[str, Heads]
+    """Sizes of attention, by kind."""
+    window: int
+    """Tokens that layers with a window see."""
+    first_shared: int
+    """The first of the layers that keep no keys and values, but read those of the last layer of their kind before."""
+    keys_are_values: bool
+    """Whether full layers have no projection of values."""
+    wide: bool
+    """Whether the MLP of layers that read others' pages has twice the channels."""
+
+    @classmethod
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> _Plan:
+        types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(6, FULL, SLIDING))
+        types[-1] = FULL
+        narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
+        kv = reader.optional_integer("num_global_key_value_heads")
+        dim = reader.integer("global_head_dim", 512)
+        dim, kv = _overridden(reader, types, dim, kv if same else None)
+        wide = Heads(narrow.hidden, narrow.count, kv or narrow.kv, dim)
+        if wide.count % wide.kv:
+            raise reader.bad("num_global_key_value_heads", wide.kv, f"a divisor of the {wide.count} attention heads")
+        first = sizes.layers - reader.integer("num_kv_shared_layers", 0, low=0)
+        if first < sizes.layers and not set(types[first:]) <= set(types[: max(first, 0)]):
+            raise reader.bad("num_kv_shared_layers", sizes.layers - first, "so that a layer of each kind keeps keys and values")
+        window = reader.integer("sliding_window", 512)
+        return cls(types, {FULL: wide, SLIDING: narrow}, window, first, same, reader.boolean("use_double_wide_mlp", False))
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values this one reads."""
+        if layer < self.first_shared:
+            return layer
+        return max(other for other in range(self.first_shared) if self.types[other] == self.types[layer])
+
+    def specs(self) -> tuple[AttentionSpec, ...]:
+        read = {self.source(layer) for layer in range(self.first_shared, len(self.types))}
+        found = []
+        for layer, kind in enumerate(self.types[: self.first_shared]):
+            heads, window = self.heads[kind], self.window if kind == SLIDING else None
+            found.append(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count, shared=layer in read))
+        return tuple(found)
+
+    def load_attention(self, weights: Weights, name: str, layer: int, eps: float) -> Gemma4Attention:
+        heads, kind = self.heads[self.types[layer]], self.types[layer]
+        parts = ["q_proj", "k_proj", "v_proj"][: 2 if self.keys_are_values and kind == FULL else 3]
+        keeps = self.source(layer) == layer
+        return Gemma4Attention.load(weights, name, self.source(layer), heads, parts if keeps else parts[:1], eps)
+
+
+def _overridden(reader: ConfigReader, types: list[str], dim: int, kv: int | None) -> tuple[int, int | None]:
+    """Channels and KV heads of full layers, which transformers 5 writes for each of them in `per_layer_config`."""
+    by_layer = reader.take("per_layer_config")
+    if by_layer is None:
+        return dim, kv
+    full = {str(layer) for layer, kind in enumerate(types) if kind == FULL}
+    given = list(by_layer.values()) if isinstance(by_layer, dict) and set(by_layer) == full else []
+    if not given or any(other != given[0] or not isinstance(other, dict) for other in given):
+        raise reader.bad("per_layer_config", by_layer, "the same for every full layer, and for no other")
+    own = ConfigReader(given[0])
+    dim, kv = own.integer("head_dim", reader.values.get("head_dim")), own.optional_integer("num_key_value_heads")
+    own.finish()
+    return dim, kv
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """Sizes of the experts."""
+
+    count: int
+    """Experts of a layer."""
+    chosen: int
+    """Experts for each token."""
+    inner: int
+    """Channels inside an expert."""
+
+    @classmethod
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> _Experts | None:
+        if not reader.boolean("enable_moe_block", False):
+            reader.skip("num_experts", "top_k_experts", "moe_intermediate_size", "num_local_experts", "expert_intermediate_size")
+            return None
+        count = read_expert_count(reader, 128)
+        chosen = reader.integer("top_k_experts", 8, high=count)
+        return cls(count, chosen, reader.integer("moe_intermediate_size", sizes.inner))
+
+    def load(self, weights: Weights, name: str, sizes: Sizes, gate: Gate) -> ParallelExperts:
+        hidden, eps = sizes.hidden, sizes.eps
+        names = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+        shape = (self.count, self.inner, hidden)
+        scale = weights.vector(f"{name}.router.scale", (hidden,)) * hidden**-0.5
+        return ParallelExperts(
+            RMSNorm(scale, eps),
+            Linear.load(weights, f"{name}.router.proj", self.count, hidden, quantizable=False),
+            weights.vector(f"{name}.router.per_expert_scale", (self.count,), dtype=mx.float32),
+            load_experts(weights, f"{name}.experts.switch_glu", f"{name}.experts", shape, gate),
+            self.chosen,
+            [RMSNorm.load(weights, f"{name}.{part}", hidden, eps) for part in names],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEmbeddings:
+    """Every layer's own input: an embedding of the token, added to a projection of its usual embedding. Implements `LayerInputs`."""
+
+    table: Embedding
+    """`[vocab, layers * n]`."""
+    projection: Linear
+    """`[layers * n, hidden]`."""
+    norm: RMSNorm
+    """The norm of the projection, weight `[n]`."""
+    layers: int
+    """Number of blocks."""
+
+    @classmethod
+    def load(cls, weights: Weights, sizes: Sizes, vocab: int, size: int) -> LayerEmbeddings:
+        norm = RMSNorm.load(weights, "model.per_layer_projection_norm", size, sizes.eps)
+        table = Embedding(weights.matrix("model.embed_tokens_per_layer.weight", (vocab, sizes.layers * size)), norm.weight.dtype)
+        projection = Linear.load(weights, "model.per_layer_model_projection", sizes.layers * size, sizes.hidden)
+        return cls(table, projection, norm, sizes.layers)
+
+    def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
+        rows, size = x.shape[0], self.norm.weight.shape[0]
+        projected = (self.projection(x) * x.shape[-1] ** -0.5).reshape(rows, self.layers, size)
+        named = (self.table(tokens) * size**0.5).reshape(rows, self.layers, size)
+        both: mx.array = (self.norm(projected) + named) * mx.array(2**-0.5, x.dtype)
+        return mx.swapaxes(both, 0, 1)

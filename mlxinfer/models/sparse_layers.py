@@ -1,0 +1,87 @@
+"""Feed-forward layers in the manner of DeepSeek V3 (arXiv:2412.19437): dense at first, then experts next to shared ones."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..nn.activations import gated
+from ..nn.linear import Linear
+from ..nn.mlp import GatedMLP
+from ..nn.moe import BiasedRoute, MixtureOfExperts, SharedExpert, softmax_of_all
+from ..nn.weights import Weights
+from .block import FeedForward, gated_mlp
+from .common import Sizes
+from .config_reader import ConfigReader
+from .experts import load_bias, load_experts, read_chosen_count, read_groups
+
+
+class SparseLayers:
+    """The feed-forward layers of a model: dense ones, and experts from groups, chosen by a sigmoid and a bias or by probabilities."""
+
+    def __init__(
+        self,
+        reader: ConfigReader,
+        sizes: Sizes,
+        *,
+        scores: str = "sigmoid",
+        ranked: int = 2,
+        normalizes: bool = True,
+        count: int = 128,
+        chosen: int | None = 8,
+        inner: int = 1408,
+        shared: int = 1,
+        dense: int = 1,
+        groups: tuple[int, int] = (1, 1),
+        scale: float = 1.0,
+        kinds: list[str] | None = None,
+    ) -> None:
+        """The arguments are the family's defaults; `kinds` says of each layer whether it is "dense" or "sparse", `ranked` how many scores
+        rank a group, `normalizes` whether the family reads `norm_topk_prob`."""
+        self.sizes = sizes
+        self.gate = gated(sizes.activation)
+        self.by_probability = scores == "softmax"
+        self.count = reader.count("n_routed_experts", count)
+        reader.only("num_local_experts", self.count)
+        self.chosen = read_chosen_count(reader, chosen or 1, self.count)
+        self.inner = reader.integer("moe_intermediate_size", inner)
+        self.shared = (reader.optional_integer("n_shared_experts", shared, low=0) or 0) * self.inner
+        self.groups, self.kept = read_groups(reader, self.count, *groups)
+        first = reader.integer("first_k_dense_replace", dense, low=0)
+        self.kinds = kinds or ["dense" if layer < first else "sparse" for layer in range(sizes.layers)]
+        self.normalized = reader.boolean("norm_topk_prob", True) and normalizes
+        self.ranked = ranked
+        self.scale = reader.number("routed_scaling_factor", scale)
+        reader.only("moe_layer_freq", 1)
+        reader.only("scoring_func", scores)
+        if normalizes:
+            reader.only("topk_method", "noaux_tc")
+        else:
+            reader.only("topk_method", "greedy", "group_limited_greedy")
+            if reader.values.get("topk_method", "greedy") == "greedy":
+                self.kept = self.groups
+            reader.skip("aux_loss_alpha", "seq_aux")
+
+    def load(self, weights: Weights, layer: int) -> FeedForward:
+        if self.kinds[layer] == "dense":
+            return gated_mlp(weights, f"model.layers.{layer}", self.sizes, self.gate)
+        name, hidden = f"model.layers.{layer}.mlp", self.sizes.hidden
+        router = Linear.load(weights, f"{name}.gate", self.count, hidden, quantizable=False)
+        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", (self.count, self.inner, hidden), self.gate)
+        if not self.shared:
+            return MixtureOfExperts(router, self._route(weights, name), experts)
+        shared = GatedMLP.load(weights, f"{name}.shared_experts", hidden, self.shared, self.gate)
+        return MixtureOfExperts(router, self._route(weights, name), experts, SharedExpert(shared))
+
+    def _route(self, weights: Weights, name: str) -> BiasedRoute:
+        bias = None if self.by_probability else load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count)
+        return BiasedRoute(
+            self.chosen,
+            bias,
+            softmax_of_all if self.by_probability else mx.sigmoid,
+            normalized=self.normalized,
+            added=1e-20,
+            scale=self.scale,
+            groups=self.groups,
+            kept=self.kept,
+            ranked=self.ranked,
+        )

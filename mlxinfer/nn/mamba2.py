@@ -1,0 +1,177 @@
+"""Mamba 2 (arXiv:2405.21060): a short causal convolution, and a state per head that decays by a rate of each token's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..cache.base import RecurrentSpec, Rotation, Step
+from .activations import silu
+from .linear import Linear
+from .norms import RMSNorm
+from .weights import Weights, load_convolution
+
+CHUNK = 64
+"""Tokens that are computed together: products grow with its square, and states are kept once for each chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSizes:
+    """Heads and widths."""
+
+    hidden: int
+    """Channels of the residual stream."""
+    heads: int
+    """Heads, each with a state of its own."""
+    dim: int
+    """Channels per head."""
+    state: int
+    """Numbers of the state for each channel of a head."""
+    groups: int
+    """Groups of neighbouring heads that share what writes the state and what reads it."""
+    taps: int
+    """Width of the convolution, in tokens."""
+    least: float = 0.0
+    """Smallest step, after the softplus."""
+    most: float = float("inf")
+    """Largest step."""
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: heads, then what writes and what reads the state."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def spec(self) -> RecurrentSpec:
+        """States: the convolution's last inputs `[taps - 1, channels]`, and those of the heads `[heads, dim, state]`."""
+        return RecurrentSpec(((self.taps - 1, self.channels), (self.heads, self.dim, self.state)))
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """One Mamba 2 layer."""
+
+    layer: int
+    """Index of the layer in the cache."""
+    sizes: MambaSizes
+    """Heads and widths."""
+    inputs: Linear
+    """Projects `[T, hidden]` to the gate `[T, inner]`, the convolution's input `[T, channels]` and the steps `[T, heads]`."""
+    output: Linear
+    """Projects `[T, inner]` to `[T, hidden]`."""
+    convolution: mx.array
+    """`[channels, taps, 1]`."""
+    bias: mx.array | None
+    """Bias of the convolution, `[channels]`."""
+    decay: mx.array
+    """Logarithm of the decay rate, float32 `[heads]`."""
+    skip: mx.array
+    """Factor of the input that is added to the output, float32 `[heads]`."""
+    step_bias: mx.array
+    """Added to the projected steps, float32 `[heads]`."""
+    norm: mx.array | None
+    """Weight of the norm of the gated output, which each group of heads has for itself, `[inner]`; None without one."""
+    eps: float
+    """Epsilon of that norm."""
+    norm_first: bool = False
+    """Whether the norm comes before the gate."""
+    gains: mx.array | None = None
+    """Factors of the projected input, float32 `[inner + channels + heads]` (Falcon-H1)."""
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        name: str,
+        layer: int,
+        sizes: MambaSizes,
+        *,
+        bias: bool,
+        conv_bias: bool,
+        eps: float,
+        normed: bool = True,
+        norm_first: bool = False,
+        gains: mx.array | None = None,
+    ) -> Mamba2:
+        """Load the tensors under `name`."""
+        decay, skip, step_bias = (weights.vector(f"{name}.{part}", (sizes.heads,), dtype=mx.float32) for part in ("A_log", "D", "dt_bias"))
+        return cls(
+            layer,
+            sizes,
+            Linear.load(weights, f"{name}.in_proj", sizes.inner + sizes.channels + sizes.heads, sizes.hidden, bias=bias),
+            Linear.load(weights, f"{name}.out_proj", sizes.hidden, sizes.inner, bias=bias),
+            load_convolution(weights, f"{name}.conv1d", sizes.channels, sizes.taps),
+            weights.vector(f"{name}.conv1d.bias", (sizes.channels,)) if conv_bias else None,
+            decay,
+            skip,
+            step_bias,
+            weights.vector(f"{name}.norm.weight", (sizes.inner,)) if normed else None,
+            eps,
+            norm_first,
+            gains,
+        )
+
+    def __call__(
+        self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
+    ) -> mx.array:
+        """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
+        projected = self.inputs(x, norm=norm)
+        projected = projected if self.gains is None else (projected * self.gains).astype(x.dtype)
+        gate, rest = mx.split(projected, [self.sizes.inner], axis=-1)
+        y, gate = step.recur(self.layer, rest, self.update), silu(gate.astype(mx.float32))
+        y = self._normed(y) * gate if self.norm_first else self._normed(y * gate)
+        return self.output(y.astype(x.dtype), onto=onto)
+
+    def _normed(self, y: mx.array) -> mx.array:
+        if self.norm is None:
+            return y
+        rows = y.shape[0]
+        return mx.fast.rms_norm(y.reshape(rows, self.sizes.groups, -1), None, self.eps).reshape(rows, -1) * self.norm
+
+    def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Advance B sequences by L tokens: x `[B, L, channels + heads]`, states as in `MambaSizes.spec`. Returns float32
+        `[B, L, inner]` and the new states."""
+        sizes, (window, state) = self.sizes, states
+        batch, length = x.shape[:2]
+        mixed, steps = mx.split(x, [sizes.channels], axis=-1)
+        row = mx.concatenate([window.astype(mixed.dtype), mixed], axis=1)
+        mixed = mx.conv1d(row, self.convolution, groups=sizes.channels)
+        mixed = silu((mixed if self.bias is None else mixed + self.bias).astype(mx.float32))
+        heads, write, read = mx.split(mixed, [sizes.inner, sizes.inner + sizes.groups * sizes.state], axis=-1)
+        heads = heads.reshape(batch, length, sizes.heads, sizes.dim)
+        write, read = (part.reshape(batch, length, sizes.groups, sizes.state) for part in (write, read))
+        steps = mx.logaddexp(steps.astype(mx.float32) + self.step_bias, mx.zeros((), mx.float32))
+        steps = mx.clip(steps, sizes.least, sizes.most)
+        outputs = []
+        for start in range(0, length, CHUNK):
+            part = slice(start, min(start + CHUNK, length))
+            y, state = self._chunk(heads[:, part], steps[:, part], write[:, part], read[:, part], state)
+            outputs.append(y)
+        y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+        y = y + heads * self.skip[:, None]
+        return y.reshape(batch, length, sizes.inner), (row[:, length:].astype(mx.float32), state)
+
+    def _chunk(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        """Read from the state before the chunk, and from the chunk's own tokens, each as far as it has decayed: heads `[B, L, H, P]`, steps
+        `[B, L, H]`, write and read `[B, L, G, N]`, state `[B, H, P, N]` to `[B, L, H, P]` and the state after the chunk."""
+        length, each = heads.shape[1], self.sizes.heads // self.sizes.groups
+        sums = mx.cumsum(steps * -mx.exp(self.decay), axis=1).swapaxes(1, 2)  # [B, H, L], the logarithm of what is left
+        fed = (heads * steps[..., None]).swapaxes(1, 2)  # [B, H, L, P]
+        writes, reads = (mx.repeat(part.swapaxes(1, 2), each, axis=1) for part in (write, read))  # [B, H, L, N]
+        y = (reads @ state.swapaxes(-1, -2)) * mx.exp(sums)[..., None]
+        own = mx.where(_causal(length), mx.exp(mx.minimum(sums[..., :, None] - sums[..., None, :], 0.0)), 0.0)
+        y = y + ((reads @ writes.swapaxes(-1, -2)) * own) @ fed
+        left = mx.exp(sums[..., -1:] - sums)[..., None]
+        state = state * mx.exp(sums[..., -1])[..., None, None] + (fed * left).swapaxes(-1, -2) @ writes
+        return y.swapaxes(1, 2), state
+
+
+def _causal(length: int) -> mx.array:
+    positions = mx.arange(length)
+    return positions[:, None] >= positions[None]

@@ -1,0 +1,71 @@
+"""Conversion and the way back, and GGUF files that llama.cpp's converter wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.families import GOLDEN, LIMIT, NAMES, column, config, error, reference
+from support.plain_step import PlainCache
+from support.plain_weights import PlainWeights
+from support.planned import MB
+from support.step_peak import measured_peak
+from support.tiny import logits_of
+from support.tiny_directory import tiny_directory
+
+from mlxinfer.convert import convert
+from mlxinfer.device import DeviceMemory
+from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.loading.gguf import GGUFCheckpoint
+from mlxinfer.loading.load import load
+from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.models import build
+
+GGUF = Path(__file__).parents[1] / "golden" / "gguf"
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+}
+"""`model_type` to the name of llama.cpp's architecture, where it is another."""
+
+
+@column("conversion")
+def test_conversion_and_reload(name: str, tmp_path: Path) -> None:
+    """Nothing is lost but by quantization, and every tensor of the source is accounted for."""
+    tokens, expected = reference(name)
+    report = convert(GOLDEN / name, tmp_path / "out")
+    used = {source for tensor in report.tensors for source in tensor.sources}
+    assert used | set(report.skipped) == set(SafetensorsCheckpoint(GOLDEN / name).names())
+    assert error(logits_of(load(tmp_path / "out", dtype="float32").model, tokens), expected) < LIMIT
+    convert(GOLDEN / name, tmp_path / "eight", bits=8, group_size=32)
+    lossy = logits_of(load(tmp_path / "eight", dtype="float32").model, tokens)
+    assert np.abs(lossy - expected).mean() < 0.1 * expected.std()
+
+
+@column("GGUF")
+def test_gguf(name: str) -> None:
+    """The file is of another random checkpoint of the same architecture, with transformers' logits for that one."""
+    kind = config(name)["model_type"]
+    file = GGUF / f"{ARCHITECTURES.get(kind, kind)}.gguf"
+    if not file.exists():
+        pytest.skip("no GGUF file of this architecture is read yet")
+    checkpoint = GGUFCheckpoint(file)
+    model = build(checkpoint.config, PlainWeights({tensor: checkpoint.read(tensor) for tensor in checkpoint.names()}))
+    checkpoint.close()
+    data = np.load(file.with_suffix(".npz"))
+    ids = mx.array(data["ids"])
+    logits = model.logits(model.hidden(ids, PlainCache(model.layers).step([(0, ids.size)])))
+    assert error(np.array(logits), data["logits"]) < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_no_step_takes_more_than_was_planned(name: str, tmp_path: Path) -> None:
+    loaded = load(tiny_directory(tmp_path, name, context=4096))
+    plan = plan_memory(loaded, memory=DeviceMemory(2000 * MB, 1000 * MB), max_context=2048)
+    assert measured_peak(loaded, plan, prompt=1000, streams=16) <= plan.step
