@@ -53,6 +53,10 @@ class PlainStep:
         y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
+    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+        """Never called: no plan is made where layers share their pages."""
+        raise AssertionError
+
     def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
         """Never called, as `runs_blocks` says."""
         raise AssertionError

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
+from ..cache.base import AttentionSpec
 from ..device import default_dtype, is_gpu
+from ..errors import ConversionError
 from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
@@ -63,6 +64,7 @@ def sensitivities(
 ) -> Sensitivities:
     """What an error in each matrix costs on these texts (token ids). `forward` is the checkpoint opened to compute with. One block of
     layers is in memory at a time, with the states of the texts between all blocks. Raises `MLXInferError`."""
+    _check_family(forward)
     read = batches(texts)
     kept = _States()
     read_through(forward, read, _Nothing(), progress, kept)
@@ -78,6 +80,15 @@ def sensitivities(
     scale = plan_of(checkpoint.config).embedding_scale
     squares = np.concatenate([np.square(to_numpy(each) * scale) for each in gradients]).mean(0)
     return Sensitivities(places, final, squares, [token for batch in read for token in batch.tokens])
+
+
+def _check_family(checkpoint: Checkpoint) -> None:
+    """Raise `ConversionError` for a model that gradients are not taken back through: its blocks get more than the stream."""
+    plan = plan_of(checkpoint.config)
+    shares = any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
+    if plan.inputs is not None or shares:
+        family = checkpoint.config["model_type"]
+        raise ConversionError(f"a budget of bits cannot be planned for {family}: give --bits, or a plan of your own with --plan")
 
 
 class _Nothing:
@@ -112,7 +123,9 @@ class _Back:
 
     def through(self, number: int, states: list[mx.array], gradients: list[mx.array]) -> tuple[list[mx.array], list[list[Sensitivity]]]:
         """Gradients with respect to the inputs of part `number`, from those of its outputs, and the sensitivities of its matrices."""
-        block = cast(Block, load_part(self._checkpoint, number)[0])
+        block = load_part(self._checkpoint, number)[0]
+        if not isinstance(block, Block):
+            raise ConversionError("a budget of bits cannot be planned for blocks of this build: give --bits, or a plan with --plan")
         taps = _tap(block, self._names[number])
         before = []
         for batch, x, gradient in zip(self._texts, states, gradients, strict=True):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import mlx.core as mx
 import numpy as np
 
-from ..cache.base import Rotation, Segment
+from ..cache.base import AttentionSpec, Rotation, Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
 from ..device import default_dtype
@@ -17,8 +17,8 @@ from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
 from ..models import architecture, build
-from ..models.block import Block
-from ..models.decoder import Architecture
+from ..models.block import AnyBlock
+from ..models.decoder import Architecture, LayerInputs
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.linear import Embedding, JoinedLinear, Linear
 from ..nn.moe import ExpertLinear
@@ -141,7 +141,7 @@ class StreamedWeights(CheckpointWeights):
         """Whether matrices are asked for that nobody will use."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
-        last = request.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        last = request.name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight"))
         if not last and not (self.skipping and request.kind == "matrix"):
             return super()._answer(request)
         self._embedding = self._embedding or (request if last else None)
@@ -267,7 +267,15 @@ class _Reader:
         self._weights, self._watcher, self._bookmarks = weights, watcher, bookmarks
         self._parts = 0
         self._embedding: list[str] = []
-        kept = bookmarks.load() if bookmarks else None
+        self._inputs: list[list[mx.array]] | None = None
+        """For each batch what the blocks to come get besides the stream, where they get something."""
+        self._steps: dict[int, CacheStep] | None = None
+        """The steps of batches, where layers read what earlier ones have stored."""
+        if any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs):
+            self._steps = {}
+        if self._steps is not None or plan.inputs is not None:
+            self._bookmarks = None  # more than the states would have to be kept
+        kept = self._bookmarks.load() if self._bookmarks else None
         self._done, self._states = kept or (0, [])
 
     def read(self, part: object) -> None:
@@ -279,10 +287,12 @@ class _Reader:
         if self._parts > self._done:
             if isinstance(part, Embedding):
                 self._embed()
-            elif isinstance(part, Block):
-                self._read_block(part, names)
+            elif isinstance(part, list):
+                self._read_head(part, names)
+            elif self._plan.inputs and self._inputs is None:
+                self._read_inputs(cast(LayerInputs, part), names)
             else:
-                self._read_head(cast("list[Any]", part), names)
+                self._read_block(cast(AnyBlock, part), names)
             if self._bookmarks:
                 self._bookmarks.save(self._parts, self._states)
         self._weights.skipping = self._parts < self._done
@@ -296,7 +306,23 @@ class _Reader:
         self._states = [*mx.split(rows, ends.tolist())]
         mx.eval(self._states)
 
-    def _read_block(self, block: Block, names: Names) -> None:
+    def _read_inputs(self, part: LayerInputs, names: Names) -> None:
+        """Every block's own input; their products read the embedded tokens."""
+        places: list[tuple[list[str], Place]] = []
+        for parts, linears in zip(names, places_of(part), strict=True):
+            tensors = [name for each in parts for name in each]
+            place = self._watcher.place(tensors) if isinstance(linears[0], Linear) else None
+            if place is not None:
+                places.append((tensors, place))
+                for batch, states in zip(self._texts, self._states, strict=True):
+                    place.add(states, None, 0, batch.held_out)
+        self._watcher.done(places)
+        settle(part)
+        pairs = zip(self._texts, self._states, strict=True)
+        self._inputs = [list(part(mx.array(batch.tokens, mx.int32), states)) for batch, states in pairs]
+        mx.eval(self._inputs)
+
+    def _read_block(self, block: AnyBlock, names: Names) -> None:
         settle(block)
         watched: list[_Watched] = []
         places: list[tuple[list[str], Place]] = []
@@ -318,20 +344,23 @@ class _Reader:
             settle(block)
             after = self._through(block, [])
         self._states = after
+        for own in self._inputs or ():
+            own.pop(0)
         for linears in joined:
             for linear in linears:
                 linear.matrix = Dense(mx.zeros((1, 1)))
 
-    def _through(self, block: Block, watched: list[_Watched]) -> list[mx.array]:
+    def _through(self, block: AnyBlock, watched: list[_Watched]) -> list[mx.array]:
         """All texts, from the states before the block to those after it."""
         after = []
-        for batch, states in zip(self._texts, self._states, strict=True):
+        for number, (batch, states) in enumerate(zip(self._texts, self._states, strict=True)):
             for matrix in watched:
                 object.__setattr__(matrix, "held_out", batch.held_out)
-            step = self._step(batch)
+            step = self._step(batch) if self._steps is None else self._steps.setdefault(number, self._step(batch))
             rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
-            after.append(block(states, step, rotations))
+            after.append(block(states, step, rotations, self._inputs[number][0] if self._inputs else None))
             mx.eval(after[-1])
+            step.full.clear()  # nobody reads the pages of a layer that is done
         mx.clear_cache()
         return after
 

@@ -33,7 +33,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
     "interpret": BELOW_MODELS | {"models"},
-    "convert": BELOW_ENGINE,
     "engine": BELOW_ENGINE,
     "evaluation": BELOW_ENGINE | {"engine"},
     "convert": BELOW_ENGINE | {"engine", "evaluation"},
