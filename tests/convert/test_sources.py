@@ -106,7 +106,7 @@ def test_converted(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
     converted = ours(tmp_path / "out")
     assert np.abs(converted - theirs(tmp_path / "out")).max() < 1e-3 * np.abs(converted).max()
-    assert np.abs(converted - ours(source)).max() < 5e-3 * np.abs(converted).max()
+    assert np.abs(converted - ours(source)).max() < (1e-3 if case.exact else 5e-2) * np.abs(converted).max()
 
 
 def test_what_is_unpacked_and_quantized_again_says_so(tmp_path: Path) -> None:

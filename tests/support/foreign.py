@@ -211,8 +211,8 @@ def float4(kind: str, whole: float = 1.0) -> Case:
             exponents = rng.integers(118, 123, (out, columns // size)).astype(np.uint8)
             scales = 2.0 ** (exponents.astype(np.float64) - 127)
             return Encoded({"weight_packed": ("U8", stored), "weight_scale": ("U8", exponents)}, E2M1[codes] * np.repeat(scales, size, 1))
-        eights = rng.integers(0x28, 0x38, (out, columns // size)).astype(np.uint8)
-        factor = np.float32(whole / 32)
+        eights = rng.integers(0x50, 0x60, (out, columns // size)).astype(np.uint8)
+        factor = np.float32(whole / 256)
         scales = (E4M3[eights].astype(np.float32) * factor).astype(np.float64)
         truth = E2M1[codes] * np.repeat(scales, size, 1)
         if kind == "modelopt":
@@ -224,7 +224,8 @@ def float4(kind: str, whole: float = 1.0) -> Case:
             {"weight_packed": ("U8", stored), "weight_scale": ("F8_E4M3", eights), "weight_global_scale": ("F32", divisor)}, truth
         )
 
-    form = (4, 32, "mxfp4") if kind == "mxfp4" else (4, 16, "nvfp4") if math.log2(whole).is_integer() else None
+    folds = math.log2(whole).is_integer() and whole > 0.1  # else scales leave the normal range of their 8 bits
+    form = (4, 32, "mxfp4") if kind == "mxfp4" else (4, 16, "nvfp4") if folds else None
     if kind == "modelopt":
         return Case({}, encode, form, {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}, exact=True)
     return Case(_compressed_block(f"{kind}-pack-quantized", "float", 4), encode, form, exact=True)
@@ -288,6 +289,7 @@ CASES: dict[str, Case] = {
     "compressed-fp8": compressed("fp8"),
     "compressed-nvfp4": float4("nvfp4", 1.1),
     "compressed-nvfp4-power": float4("nvfp4", 0.5),
+    "compressed-nvfp4-too-fine": float4("nvfp4", 2.0**-8),
     "compressed-mxfp4": float4("mxfp4"),
     "modelopt-nvfp4": float4("modelopt", 0.9),
     "modelopt-nvfp4-power": float4("modelopt", 1.0),
