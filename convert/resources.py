@@ -13,10 +13,11 @@ from ..device import default_dtype
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from ..nn.weights import Dense, Format
+from . import reader
 from .encoders import Encoder
 from .mapper import ConversionPlan, Output
 from .quantizer import Quantizer
-from .reader import BLOCK, can_read_rows
+from .reader import can_read_rows
 
 _BASE = 160_000_000
 """Bytes that the program itself takes, libraries included."""
@@ -78,9 +79,9 @@ def pieces(
         return _BASE + whole + elements * _BYTES_PER_ELEMENT
 
     if max_memory is None:
-        return Pieces(BLOCK, batch, max(reading(batch), quantizing(BLOCK)))
+        return Pieces(reader.BLOCK, batch, max(reading(batch), quantizing(reader.BLOCK)))
     limit = round(max_memory * 1e9)
-    block = min(BLOCK, max(_LEAST_BLOCK, (limit - quantizing(0)) // _BYTES_PER_ELEMENT))
+    block = min(reader.BLOCK, max(_LEAST_BLOCK, (limit - quantizing(0)) // _BYTES_PER_ELEMENT))
     batch = min(batch, max(_LEAST_BATCH, (limit - reading(0)) // max(inner * _STATES, 1))) if tokens else batch
     peak = max(reading(batch), quantizing(block))
     if peak > limit:
