@@ -30,6 +30,7 @@ from .destination import Staging, check_destination, check_room, staged
 from .documents import write_documents
 from .encoded import Encodings
 from .encoders import Encoder, check_encoder
+from .importance import BATCH as WEIGHED_AT_ONCE
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
@@ -83,8 +84,8 @@ def convert(
     own, the default), "random", or a `Calibration`; "minmax" rounds within the range of each group, as `mx.quantize` does. Instead of bits,
     `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
     expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
-    `max_memory` is the GB that may be resident, which changes how much is in memory at a time and nothing else; `estimated` is called with
-    what the conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
+    `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
+    conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
     destination is complete or absent. Interrupted, it goes on when it is called again. Raises `MLXInferError`.
     """
     budget = Budget.asked_for(bpw, target_kl, plan, bits, group_size, mode)
@@ -110,15 +111,15 @@ def convert(
         report.source_nbytes = _bytes_of(checkpoint)
         options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
         report.settings = {**options, "encoder": chosen, "calibration": name_of(calibration), "budget": budget and budget.key()}
-        with staged(destination, _key(files, report.settings)) as staging:
+        with staged(destination, _key(files, {**report.settings, "tokens at once": sizes.batch})) as staging:
             if budget:
                 planned = budget.decide(checkpoint, planned, calibration, staging.journal, weighing)
                 budget.write(staging.files)
             _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
             importance = {} if chosen == "minmax" else weighed_alike(planned)
             if chosen == "fit":
-                importance |= _importance(checkpoint.path, planned, staging.journal, weighing)
-            encoded = encodings(checkpoint, planned, calibration, staging.journal, weighing) if chosen == "gptq" else None
+                importance |= _importance(checkpoint.path, planned, staging.journal, sizes.batch, weighing)
+            encoded = encodings(checkpoint, planned, calibration, staging.journal, weighing, sizes.batch) if chosen == "gptq" else None
             report.notes += encoded.notes if encoded else ()
             _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block, encoded)
             report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
@@ -154,7 +155,14 @@ def _pieces(
 ) -> Pieces:
     reads = encoder != "minmax" and needs_importance(planned)
     tokens = 0 if not reads else TOKENS if encoder == "fit" else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs))
-    sizes = pieces(checkpoint, planned, tokens=tokens, batch=min(tokens, BATCH), max_memory=max_memory, factors=encoder == "gptq")
+    sizes = pieces(
+        checkpoint,
+        planned,
+        tokens=tokens,
+        batch=BATCH if encoder == "gptq" else WEIGHED_AT_ONCE,
+        max_memory=max_memory,
+        factors=encoder == "gptq",
+    )
     if estimated:
         estimated(estimate(planned, encoder, tokens, sizes.peak))
     return sizes
@@ -170,7 +178,7 @@ def _key(files: SourceFiles, options: dict[str, Any]) -> dict[str, Any]:
 def _notes_of(journal: Journal) -> list[str]:
     if journal.changed:
         return [f"what an interrupted run has left was not used: {journal.changed}"]
-    return [f"continued what an interrupted run had begun: {journal.count} steps were done"] if journal.resumed else []
+    return [f"continued what an interrupted run had begun: {journal.found} steps were done"] if journal.resumed else []
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
@@ -204,19 +212,15 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _importance(path: Path, planned: ConversionPlan, journal: Journal, progress: Progress | None) -> Importance:
+def _importance(path: Path, planned: ConversionPlan, journal: Journal, batch: int, progress: Progress | None) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
     if not needs_importance(planned):
         return {}
-    if found := journal.load("importance"):
-        return found[0]
     checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
-        measured = measure_importance(checkpoint, random_texts(checkpoint.config), progress)
+        return measure_importance(checkpoint, random_texts(checkpoint.config), progress, journal, batch)
     finally:
         checkpoint.close()
-    journal.save("importance", measured)
-    return measured
 
 
 def _write_tensors(
