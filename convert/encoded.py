@@ -23,7 +23,7 @@ from .products import add_gram, to_numpy
 from .quantization_plan import is_planned
 from .quantizer import Quantizer
 from .reader import blocks
-from .stream import Place, batches, read_through
+from .stream import BATCH, Place, batches, read_through
 
 _ASIDE = 16
 """One text of so many is kept aside, to judge by."""
@@ -41,6 +41,8 @@ def encode_all(
     texts: Sequence[Sequence[int]],
     journal: Journal,
     progress: Progress | None = None,
+    *,
+    batch: int = BATCH,
 ) -> Encodings:
     """All matrices that are to be rounded to an affine format, encoded by error feedback while the model reads these texts.
 
@@ -55,7 +57,7 @@ def encode_all(
         aside = max(len(texts) // _ASIDE, 1) if len(texts) > 1 else 0
         encoder = _Encoder(checkpoint, planned, journal, sum(map(len, texts)))
         bookmarks = _Bookmarks(journal)
-        read_through(forward, batches(texts, held_out=aside), encoder, progress, bookmarks)
+        read_through(forward, batches(texts, held_out=aside, size=batch), encoder, progress, bookmarks)
         journal.record("gptq", {"units": [_unit(output) for output in planned.outputs if journal.done(_unit(output))]})
         bookmarks.forget()
     return Encodings(journal, planned)

@@ -12,6 +12,7 @@ import numpy as np
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
 from ..nn.weights import Matrix
+from .journal import Journal
 from .stream import Place, batches, plan_of, read_through
 
 Importance = dict[str, mx.array]
@@ -23,10 +24,10 @@ _EXPERT_FLOOR = 0.1
 
 _TEXTS, _TOKENS = 8, 512
 """How many random texts are read, and tokens of each."""
-
-
 TOKENS = _TEXTS * _TOKENS
 """Tokens in all random texts."""
+BATCH = 1024
+"""Tokens that go through a block of layers at once: a few texts, as it is in memory for all of them."""
 
 
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
@@ -37,12 +38,56 @@ def random_texts(config: dict[str, Any]) -> list[list[int]]:
     return cast("list[list[int]]", ids.tolist())
 
 
-def measure(checkpoint: Checkpoint, texts: Sequence[Sequence[int]], progress: Progress | None = None) -> Importance:
-    """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning; memory,
-    progress and errors as of `read_through`."""
+def measure(
+    checkpoint: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    journal: Journal | None = None,
+    batch: int = BATCH,
+) -> Importance:
+    """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning, about `batch`
+    tokens at once; memory, progress and errors as of `read_through`. With a `journal`, an interrupted reading goes on at its block, and
+    what was measured before is returned."""
+    if journal and (kept := journal.load(_UNIT)):
+        return kept[0]
     moments = _EveryMoments()
-    read_through(checkpoint, batches(texts), moments, progress)
+    bookmarks = _Bookmarks(journal, moments) if journal else None
+    read_through(checkpoint, batches(texts, size=batch), moments, progress, bookmarks)
+    if journal and bookmarks:
+        journal.save(_UNIT, moments.found)
+        bookmarks.forget()
     return moments.found
+
+
+_UNIT = "importance"
+
+
+class _Bookmarks:
+    """`stream.Bookmarks` in the journal, with what has been found so far."""
+
+    def __init__(self, journal: Journal, moments: _EveryMoments) -> None:
+        self._journal, self._moments, self._last = journal, moments, 0
+
+    def load(self) -> tuple[int, list[mx.array]] | None:
+        place = self._journal.done("weighed")
+        kept = self._journal.load(f"weighed {place['parts']}") if place else None
+        if kept is None or place is None:
+            return None
+        self._last = int(place["parts"])
+        found = {name[1:]: array for name, array in kept[0].items() if name.startswith("/")}
+        self._moments.found = found
+        return self._last, [kept[0][str(number)] for number in range(len(kept[0]) - len(found))]
+
+    def save(self, parts: int, states: list[mx.array]) -> None:
+        found = {f"/{name}": mean for name, mean in self._moments.found.items()}
+        self._journal.save(f"weighed {parts}", {str(number): state for number, state in enumerate(states)} | found)
+        self._journal.record("weighed", {"parts": parts})
+        self.forget()
+        self._last = parts
+
+    def forget(self) -> None:
+        """Delete what was saved last."""
+        self._journal.forget(f"weighed {self._last}")
 
 
 class _EveryMoments:

@@ -75,6 +75,8 @@ class Journal:
         self._begin()
         self.resumed = bool(self._units)
         """Whether units of an earlier run are there."""
+        self.found = len(self._units)
+        """How many."""
 
     @property
     def count(self) -> int:

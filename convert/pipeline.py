@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,26 @@ from .._version import __version__
 from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
-from ..loading.formats import check_format, dtype_name, parse_dtype
+from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
-from ..nn.weights import Format
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
-from .allocation import Budget
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
 from .documents import write_documents
 from .encoded import Encodings
-from .encoders import Encoder, check_encoder
+from .importance import BATCH as WEIGHED_AT_ONCE
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
 from .mapper import ConversionPlan
 from .mapper import plan as plan_formats
-from .preparation import Texts, default_tokens, encodings, name_of, weighed_alike
+from .options import Options
+from .preparation import Texts, default_tokens, encodings, weighed_alike
 from .quality import measure_loss, tokens_to_measure
 from .report import Report
 from .resources import Estimate, Pieces, estimate, needs_importance, pieces
@@ -49,6 +49,15 @@ from .writer import SHARD_BYTES, Writer
 
 _MOST_GROWTH = 1.5
 """How many times as large as its source a result may be without being asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Who is told how it goes."""
+
+    written: Progress | None
+    read: Progress | None
+    estimated: Callable[[Estimate], None] | None
 
 
 def convert(
@@ -83,94 +92,86 @@ def convert(
     own, the default), "random", or a `Calibration`; "minmax" rounds within the range of each group, as `mx.quantize` does. Instead of bits,
     `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
     expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
-    `max_memory` is the GB that may be resident, which changes how much is in memory at a time and nothing else; `estimated` is called with
-    what the conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
+    `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
+    conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
     destination is complete or absent. Interrupted, it goes on when it is called again. Raises `MLXInferError`.
     """
-    budget = Budget.asked_for(bpw, target_kl, plan, bits, group_size, mode)
-    bits = 4 if budget else bits  # the plan replaces them
-    if group_size is not None and bits is None and mode == "affine":
-        raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
-    asked = check_format(bits, group_size, mode) if bits is not None or mode != "affine" else None
-    target_dtype = None if dtype is None else parse_dtype(dtype)
-    chosen = check_encoder(encoder)
+    options = Options.checked(
+        bits=bits, group_size=group_size, mode=mode, dtype=dtype, encoder=encoder, calibration=calibration, bpw=bpw, target_kl=target_kl,
+        plan=plan, shard_bytes=shard_bytes, max_memory=max_memory, measure=measure,
+    )  # fmt: skip
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
     found = resolve(src)
     checkpoint = open_checkpoint(found.path)
     try:
-        files = SourceFiles(checkpoint.path)
-        planned = _plan(checkpoint, asked, group_size is None, target_dtype)
-        planned = budget.replay(planned) if budget else planned
-        check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
-        sizes = _pieces(checkpoint, planned, chosen, max_memory, estimated)
-        tokenizer = load_tokenizer(checkpoint)
-        report = Report(checkpoint.path, destination, skipped=planned.skipped, name=found.name)
-        report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
-        report.source_nbytes = _bytes_of(checkpoint)
-        options = {"bits": bits, "group_size": group_size, "mode": mode, "dtype": dtype and str(dtype), "shard_bytes": shard_bytes}
-        report.settings = {**options, "encoder": chosen, "calibration": name_of(calibration), "budget": budget and budget.key()}
-        with staged(destination, _key(files, report.settings)) as staging:
-            if budget:
-                planned = budget.decide(checkpoint, planned, calibration, staging.journal, weighing)
-                budget.write(staging.files)
-            _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
-            importance = {} if chosen == "minmax" else weighed_alike(planned)
-            if chosen == "fit":
-                importance |= _importance(checkpoint.path, planned, staging.journal, weighing)
-            encoded = encodings(checkpoint, planned, calibration, staging.journal, weighing) if chosen == "gptq" else None
-            report.notes += encoded.notes if encoded else ()
-            _write_tensors(checkpoint, planned, importance, report, staging, files, progress, shard_bytes, sizes.block, encoded)
-            report.skipped = write_towers(checkpoint, planned.skipped, staging.files, staging.journal)
-            verify(staging.files, planned)
-            files.check(headers=True)
-            _describe(report, staging.files, tokenizer, measure, max_memory, budget)
-            report.notes += _notes_of(staging.journal)
+        return _convert(checkpoint, found.name, destination, options, _Told(progress, weighing, estimated))
     finally:
         checkpoint.close()
+
+
+def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Options, told: _Told) -> Report:
+    files = SourceFiles(checkpoint.path)
+    planned = _plan(checkpoint, options)
+    check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
+    sizes = _pieces(checkpoint, planned, options, told)
+    tokenizer = load_tokenizer(checkpoint)
+    report = Report(checkpoint.path, destination, skipped=planned.skipped, name=name, settings=options.settings)
+    report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
+    report.source_nbytes = _bytes_of(checkpoint)
+    with staged(destination, _key(files, options, sizes)) as staging:
+        journal = staging.journal
+        if options.budget:
+            planned = options.budget.decide(checkpoint, planned, options.calibration, journal, told.read)
+            options.budget.write(staging.files)
+        _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
+        importance = _importance(checkpoint.path, planned, options, sizes, journal, told.read)
+        encoded = _encoded(checkpoint, planned, options, sizes, journal, told.read)
+        report.notes += encoded.notes if encoded else ()
+        _write_tensors(checkpoint, planned, importance, encoded, report, staging, files, options, sizes, told.written)
+        report.skipped = write_towers(checkpoint, planned.skipped, staging.files, journal)
+        verify(staging.files, planned)
+        files.check(headers=True)
+        _describe(report, staging.files, tokenizer, options)
+        report.notes += _notes_of(journal)
     return report
 
 
-def _plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
+def _plan(checkpoint: Checkpoint, options: Options) -> ConversionPlan:
     """What will be written. Raises `MLXInferError`."""
-    if isinstance(checkpoint, GGUFCheckpoint) and (asked or dtype is None):
-        checkpoint.pack(SAME_BITS if asked else PACKINGS.keys() - SHARED)
-    planned = plan_formats(checkpoint, asked, any_group, dtype)
-    if asked is None and dtype is None:
+    if isinstance(checkpoint, GGUFCheckpoint) and (options.form or options.dtype is None):
+        checkpoint.pack(SAME_BITS if options.form else PACKINGS.keys() - SHARED)
+    planned = plan_formats(checkpoint, options.form, options.any_group, options.dtype)
+    if options.form is None and options.dtype is None:
         _check_growth(checkpoint, planned, _bytes_of(checkpoint))
-    return planned
+    return options.budget.replay(planned) if options.budget else planned
 
 
 def _bytes_of(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.nbytes(name) for name in checkpoint.names())
 
 
-def _pieces(
-    checkpoint: Checkpoint,
-    planned: ConversionPlan,
-    encoder: Encoder,
-    max_memory: float | None,
-    estimated: Callable[[Estimate], None] | None,
-) -> Pieces:
-    reads = encoder != "minmax" and needs_importance(planned)
-    tokens = 0 if not reads else TOKENS if encoder == "fit" else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs))
-    sizes = pieces(checkpoint, planned, tokens=tokens, batch=min(tokens, BATCH), max_memory=max_memory, factors=encoder == "gptq")
-    if estimated:
-        estimated(estimate(planned, encoder, tokens, sizes.peak))
+def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, told: _Told) -> Pieces:
+    reads, gptq = options.encoder != "minmax" and needs_importance(planned), options.encoder == "gptq"
+    tokens = 0 if not reads else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs)) if gptq else TOKENS
+    batch = BATCH if gptq else WEIGHED_AT_ONCE
+    sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
+    if told.estimated:
+        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak))
     return sizes
 
 
-def _key(files: SourceFiles, options: dict[str, Any]) -> dict[str, Any]:
+def _key(files: SourceFiles, options: Options, sizes: Pieces) -> dict[str, Any]:
     """Everything that the result depends on."""
     kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
     program = {"version of mlxinfer": __version__, "version of mlx": mx.__version__, "device": str(mx.default_device()), "kernels": kernels}  # type: ignore[attr-defined]
-    return {"options": options, "files": files.key(), **program}
+    return {"options": {**options.settings, "tokens at once": sizes.batch}, "files": files.key(), **program}
 
 
 def _notes_of(journal: Journal) -> list[str]:
     if journal.changed:
         return [f"what an interrupted run has left was not used: {journal.changed}"]
-    return [f"continued what an interrupted run had begun: {journal.count} steps were done"] if journal.resumed else []
+    return [f"continued what an interrupted run had begun: {journal.found} steps were done"] if journal.resumed else []
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
@@ -204,50 +205,55 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
     report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
-def _importance(path: Path, planned: ConversionPlan, journal: Journal, progress: Progress | None) -> Importance:
+def _importance(
+    path: Path, planned: ConversionPlan, options: Options, sizes: Pieces, journal: Journal, progress: Progress | None
+) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
-    if not needs_importance(planned):
-        return {}
-    if found := journal.load("importance"):
-        return found[0]
+    alike = {} if options.encoder == "minmax" else weighed_alike(planned)
+    if options.encoder != "fit" or not needs_importance(planned):
+        return alike
     checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
-        measured = measure_importance(checkpoint, random_texts(checkpoint.config), progress)
+        return alike | measure_importance(checkpoint, random_texts(checkpoint.config), progress, journal, sizes.batch)
     finally:
         checkpoint.close()
-    journal.save("importance", measured)
-    return measured
+
+
+def _encoded(
+    checkpoint: Checkpoint, planned: ConversionPlan, options: Options, sizes: Pieces, journal: Journal, progress: Progress | None
+) -> Encodings | None:
+    if options.encoder != "gptq":
+        return None
+    return encodings(checkpoint, planned, options.calibration, journal, progress, sizes.batch)
 
 
 def _write_tensors(
     checkpoint: Checkpoint,
     planned: ConversionPlan,
     importance: Importance,
+    encoded: Encodings | None,
     report: Report,
     staging: Staging,
     files: SourceFiles,
+    options: Options,
+    sizes: Pieces,
     progress: Progress | None,
-    shard_bytes: int,
-    block: int,
-    encoded: Encodings | None,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
-    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=shard_bytes)
+    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=options.shard_bytes)
     try:
-        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, block, encoded)
+        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, sizes.block, encoded)
         report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
         writer.finish(report.parameters)
     finally:
         writer.close()
 
 
-def _describe(
-    report: Report, written: Path, tokenizer: Tokenizer, measure: bool | None, memory_gb: float | None, budget: Budget | None
-) -> None:
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: Options) -> None:
     """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
-    if any(tensor.error for tensor in report.tensors) and measure is not False:
-        _measure(report, written, tokenizer, memory_gb, required=measure is True)
-    report.notes += budget.notes(report) if budget else []
+    if any(tensor.error for tensor in report.tensors) and options.measure is not False:
+        _measure(report, written, tokenizer, options.max_memory, required=options.measure is True)
+    report.notes += options.budget.notes(report) if options.budget else []
     report.copied += write_documents(written, report)
 
 

@@ -43,12 +43,14 @@ def weighed_alike(planned: ConversionPlan) -> Importance:
     return {output.request.name: mx.ones((output.request.shape[-1],)) for output in planned.outputs if output.is_rounded}
 
 
-def encodings(checkpoint: Checkpoint, planned: ConversionPlan, texts: Texts, journal: Journal, progress: Progress | None) -> Encodings:
-    """All matrices that are rounded to an affine format, encoded by GPTQ. Raises `MLXInferError`."""
+def encodings(
+    checkpoint: Checkpoint, planned: ConversionPlan, texts: Texts, journal: Journal, progress: Progress | None, batch: int
+) -> Encodings:
+    """All matrices that are rounded to an affine format, encoded by GPTQ, `batch` tokens at once. Raises `MLXInferError`."""
     read = texts_to_read(checkpoint, texts, journal)
     forward = open_checkpoint(checkpoint.path, raw_blocks=kernels_cpu.in_use())
     try:
-        return encode_all(checkpoint, forward, planned, read, journal, progress)
+        return encode_all(checkpoint, forward, planned, read, journal, progress, batch=batch)
     finally:
         forward.close()
         mx.clear_cache()

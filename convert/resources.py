@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..device import default_dtype
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
@@ -134,7 +135,8 @@ def _largest_layer(outputs: tuple[Output, ...]) -> int:
     sizes: dict[str, list[int]] = {}
     for output in outputs:
         if found := _LAYER.search(output.request.name):
-            sizes.setdefault(found[1], []).append(math.prod(output.request.shape) * default_dtype().size)
+            halves = kernels_cpu.in_use() and output.stored in (mx.bfloat16, mx.float16)
+            sizes.setdefault(found[1], []).append(math.prod(output.request.shape) * (2 if halves else default_dtype().size))
     return max((sum(layer) + max(layer) for layer in sizes.values()), default=0)
 
 

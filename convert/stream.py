@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import mlx.core as mx
 import numpy as np
 
+from .. import kernels_cpu
 from ..cache.base import AttentionSpec, Rotation, Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
@@ -78,12 +79,12 @@ class Batch:
         return [token for text in self.texts for token in text]
 
 
-def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0) -> list[Batch]:
-    """Texts in order in batches of about `BATCH` tokens, the last `held_out` of them apart."""
+def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0, size: int = BATCH) -> list[Batch]:
+    """Texts in order in batches of about `size` tokens, the last `held_out` of them apart."""
     found: list[Batch] = []
     for number, text in enumerate(texts):
         aside = number >= len(texts) - held_out
-        if not found or found[-1].held_out != aside or len(found[-1].tokens) + len(text) > BATCH:
+        if not found or found[-1].held_out != aside or len(found[-1].tokens) + len(text) > size:
             found.append(Batch([], aside))
         found[-1].texts.append(text)
     return found
@@ -104,6 +105,7 @@ def read_through(
     names = names_of_inputs(checkpoint)
     config = checkpoint.config
     weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
+    weights.keeps_halves = kernels_cpu.in_use()
     reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
     build(config, weights, ready=reader.read)
     weights.finish()
@@ -139,14 +141,27 @@ class StreamedWeights(CheckpointWeights):
         self._embedding: TensorRequest | None = None
         self.skipping = False
         """Whether matrices are asked for that nobody will use."""
+        self.keeps_halves = False
+        """Whether a matrix in 16 bits stays so, as the CPU's products take it: a block of layers lies in memory unpacked before it is
+        packed."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
         last = request.name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight"))
         if not last and not (self.skipping and request.kind == "matrix"):
-            return super()._answer(request)
+            return self._read(request)
         self._embedding = self._embedding or (request if last else None)
         self._count(request)
         return Dense(mx.zeros(request.shape, self.dtype))  # never evaluated
+
+    def _read(self, request: TensorRequest) -> Matrix:
+        stored = self.index.checkpoint.stored(request.sources[0])
+        if not self.keeps_halves or request.kind == "vector" or stored not in (mx.bfloat16, mx.float16):
+            return super()._answer(request)
+        usual, self.dtype = self.dtype, cast("mx.Dtype", stored)
+        try:
+            return super()._answer(request)
+        finally:
+            self.dtype = usual
 
     def embedded(self, tokens: Sequence[int]) -> mx.array:
         """Rows of the embedding `[tokens, hidden]`."""

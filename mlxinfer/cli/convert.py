@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 @click.option("--plan", type=click.Path(path_type=Path), help="Instead of bits: a quantization_plan.json, as --bpw writes it.")
 @click.option("--calibration", help="What gptq and --bpw read: samples (the model's own), random, or a text file.  [default: samples]")
 @click.option("--encoder", help="How to round: fit (to what each layer computes), gptq (slower, closer) or minmax.  [default: fit]")
-@click.option(
-    "--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time. It takes as long, and gives the same."
-)
+@click.option("--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time, as far as that can be computed.")
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
 @click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:

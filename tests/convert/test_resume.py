@@ -17,7 +17,7 @@ import pytest
 from support.checkpoints import config_of, random_checkpoint
 from support.tiny_directory import tiny_directory
 
-from mlxinfer.convert import convert, tensors, writer
+from mlxinfer.convert import convert, stream, tensors, writer
 from mlxinfer.convert.journal import Journal
 from mlxinfer.errors import CheckpointError, DestinationError
 
@@ -133,6 +133,26 @@ def test_a_full_disk_can_be_continued_from(
             convert(source, tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
     convert(source, tmp_path / "out", **OPTIONS)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_what_was_weighed_is_not_weighed_again(
+    source: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = stream._Reader._read_block
+
+    def read_block(self: stream._Reader, *rest: Any) -> None:
+        read.append(self._parts)
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        original(self, *rest)
+
+    monkeypatch.setattr(stream._Reader, "_read_block", read_block)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", **OPTIONS)
+    convert(source, tmp_path / "out", **OPTIONS)
+    assert read == [2, 3, 3]
     assert contents(tmp_path / "out") == expected
 
 
