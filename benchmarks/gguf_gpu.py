@@ -84,6 +84,9 @@ class Requantized:
     def kind(self, name: str) -> str:
         return self._checkpoint.kind(name)
 
+    def unpacked_from(self, name: str) -> str | None:
+        return self._checkpoint.unpacked_from(name)
+
     def close(self) -> None:
         self._checkpoint.close()
 

@@ -94,8 +94,8 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
         members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
         if members:
             forms = _forms(members)
-            costs = sum((_costs(checkpoint, sensitivity, members, forms) for sensitivity in place), np.zeros(len(forms)))
-            items.append(_item(members, forms, costs.tolist()))
+            together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
+            items.append(_item(members, forms, together.tolist()))
     if found.final.name in outputs:
         head = outputs.pop(found.final.name)
         forms = _forms([head])
@@ -104,7 +104,7 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
             costs = [a + b for a, b in zip(costs, _embedding_costs(checkpoint, head, found, forms), strict=True)]
         items.append(_item([head], forms, costs))
     for output in list(outputs.values()):
-        if output.name.endswith("embed_tokens.weight"):
+        if output.name.endswith(("embed_tokens.weight", "embeddings.weight")):
             del outputs[output.request.name]
             forms = _forms([output])
             items.append(_item([output], forms, _embedding_costs(checkpoint, output, found, forms)))

@@ -14,6 +14,7 @@ from ..device import default_dtype
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
 from ..nn.weights import Format, Matrix, Quantized
+from .batches import BATCH, batches
 from .encoders import Parts, fit_parts, pack_codes
 from .gptq import Factor, encode, factorize
 from .importance import Moments
@@ -23,7 +24,7 @@ from .products import add_gram, to_numpy
 from .quantization_plan import is_planned
 from .quantizer import Quantizer
 from .reader import blocks
-from .stream import BATCH, Place, batches, read_through
+from .stream import Place, read_through
 
 _ASIDE = 16
 """One text of so many is kept aside, to judge by."""

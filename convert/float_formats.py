@@ -89,7 +89,8 @@ def _unpacked(matrix: Quantized, form: Format) -> mx.array:
     """uint8 codes of a packed matrix."""
     lanes = 32 // form.bits
     shifts = mx.arange(lanes, dtype=mx.uint32) * form.bits
-    return ((matrix.weight[..., None] >> shifts) & (2**form.bits - 1)).astype(mx.uint8).reshape(matrix.shape)
+    codes: mx.array = ((matrix.weight[..., None] >> shifts) & (2**form.bits - 1)).astype(mx.uint8).reshape(matrix.shape)
+    return codes
 
 
 def _packed(codes: mx.array, bits: int) -> mx.array:

@@ -12,8 +12,9 @@ import numpy as np
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
 from ..nn.weights import Matrix
+from .batches import batches
 from .journal import Journal
-from .stream import Place, batches, plan_of, read_through
+from .stream import Place, plan_of, read_through
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""

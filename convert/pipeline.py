@@ -24,6 +24,7 @@ from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from .batches import BATCH
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
 from .documents import write_documents
@@ -41,7 +42,6 @@ from .report import Report
 from .resources import Estimate, Pieces, estimate, needs_importance, pieces
 from .sidecars import copy_sidecars, sidecars
 from .source_files import SourceFiles
-from .stream import BATCH
 from .tensors import Progress, write_tensors
 from .towers import tower_bytes, write_towers
 from .verifier import verify

@@ -25,10 +25,11 @@ from ..models.block import Block
 from ..nn.norms import RMSNorm
 from ..nn.packing import objects
 from ..nn.weights import Matrix, RawBlocks, numbers
+from .batches import Batch, batches
 from .head import FinalStates
 from .plain_step import PlainStep, linear
 from .products import add_gram, to_numpy
-from .stream import Batch, Names, Place, batches, load_part, names_of_inputs, places_of, plan_of, read_through
+from .stream import Names, Place, load_part, names_of_inputs, places_of, plan_of, read_through
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ class SafetensorsFile:
         row = info.nbytes // max(shape[0], 1)
         start, count = info.start + first * row, (last - first) * row
         bytes_of_rows = np.frombuffer(self._map, dtype=np.uint8, count=count, offset=start)
-        codes = bytes_of_rows.copy().view(f"<u{size}").reshape(last - first, *shape[1:])
+        codes: np.ndarray = bytes_of_rows.copy().view(f"<u{size}").reshape(last - first, *shape[1:])
         del bytes_of_rows
         self._give_back(start, count)
         return codes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +31,7 @@ class FourBitMatrix:
     def __init__(self, tensors: StoredTensors, name: str, state: str) -> None:
         self._tensors, self._name = tensors, name
         self._state = _read_state(tensors, state)
-        shape, self._block = self._state.get("shape"), self._state.get("blocksize")
+        shape, self._block = self._state.get("shape"), cast("int", self._state.get("blocksize"))
         if not (isinstance(shape, list) and len(shape) == 2 and type(self._block) is int and self._block > 0):
             raise CheckpointError(f"{tensors.path}: {state} has no shape and blocksize")
         self.shape: tuple[int, ...] = (int(shape[0]), int(shape[1]))

@@ -8,7 +8,7 @@ outputs), `weight_shape` and `weight_g_idx`; as bytes with 8-bit scales it is NV
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -35,7 +35,7 @@ class IntegerMatrix:
         out, width = tensors.info(self._codes).shape
         if packed:
             tensors.check(f"{base}.weight_shape", (2,))
-        columns = int(tensors.array(f"{base}.weight_shape")[1].item()) if packed else width
+        columns = cast("int", tensors.array(f"{base}.weight_shape")[1].item()) if packed else width
         self._bits = width * 32 // columns if packed and columns else 8
         if self._bits not in _BITS or (packed and width * 32 != columns * self._bits):
             raise UnsupportedModelError(f"{tensors.path}: {base} packs {columns} numbers into {width} words, which cannot be read")
@@ -71,9 +71,11 @@ class IntegerMatrix:
         if name not in self._tensors:
             return np.full((1, 1), half, np.int32)
         if self._tensors.info(name).dtype != "I32":
-            return self._tensors.codes(name).view(np.int8).astype(np.int32).reshape(-1, self._groups) + half
+            zeros: np.ndarray = self._tensors.codes(name).view(np.int8).astype(np.int32).reshape(-1, self._groups) + half
+            return zeros
         packed = self._tensors.codes(name).reshape(-1, self._groups)
-        return unpack(np.ascontiguousarray(packed.T), self._bits).T[: self.shape[0]].astype(np.int32)
+        found: np.ndarray = unpack(np.ascontiguousarray(packed.T), self._bits).T[: self.shape[0]].astype(np.int32)
+        return found
 
     @cached_property
     def _group_of(self) -> np.ndarray:

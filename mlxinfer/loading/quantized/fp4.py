@@ -53,7 +53,7 @@ class NVFP4Matrix:
     @cached_property
     def _folded(self) -> np.ndarray | None:
         """The codes of scales that hold the matrix's as well; None where they cannot."""
-        mantissa, exponent = np.frexp(np.float32(self._whole.item()))
+        mantissa, exponent = np.frexp(np.float32(float(self._whole.item())))  # type: ignore[arg-type]
         if mantissa != 0.5:
             return None
         exponent = 1 - int(exponent) if self._divides else int(exponent) - 1

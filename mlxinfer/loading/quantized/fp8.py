@@ -61,7 +61,7 @@ class FP8Matrix:
         """float32 `[..., rows of blocks, columns of blocks]`."""
         of_scale = self._tensors.info(self._scale)
         if of_scale.dtype == "F8_E8M0":
-            found = np.ldexp(np.float32(1), self._tensors.codes(self._scale).astype(np.int32) - 127)
+            found: np.ndarray = np.ldexp(np.float32(1), self._tensors.codes(self._scale).astype(np.int32) - 127)
         else:
             found = np.array(self._tensors.array(self._scale).astype(mx.float32))
         counts = -(-self.shape[-2] // self._rows), -(-self.shape[-1] // self._columns)

@@ -44,7 +44,8 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
         return words.view(np.uint8)
     if bits in (2, 4):
         by_byte = words.view(np.uint8)[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)
-        return (by_byte & np.uint8(2**bits - 1)).reshape(*words.shape[:-1], -1)
+        codes: np.ndarray = (by_byte & np.uint8(2**bits - 1)).reshape(*words.shape[:-1], -1)
+        return codes
     three = words.reshape(*words.shape[:-1], -1, bits)
     stream = np.unpackbits(three.view(np.uint8), axis=-1, bitorder="little").reshape(*words.shape[:-1], -1, bits)
     return np.packbits(stream, axis=-1, bitorder="little")[..., 0]

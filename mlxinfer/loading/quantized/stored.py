@@ -65,10 +65,13 @@ class PackedMatrix(Protocol):
 
     parts: tuple[str, ...]
     """The stored tensors that make it up."""
-    kind: str
-    """How it is quantized, in words."""
     shape: tuple[int, ...]
     """Of the unpacked matrix `[..., out, in]`."""
+
+    @property
+    def kind(self) -> str:
+        """How it is quantized, in words."""
+        ...
 
     @property
     def stored(self) -> Format | mx.Dtype:
