@@ -112,3 +112,13 @@ def test_smollm2_answers_two_hundred_of_them(part, capsys):
     with capsys.disabled():
         print(f"the same alone: {sum(same)} of {len(same)}")  # noqa: T201
     assert all(equal for equal, each in zip(same, stats, strict=True) if not each.preemptions)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_says_the_same_alone():
+    with LLM("smollm2", kv="4", deterministic=True) as llm:
+        prompts, params, _ = requests(compiler_of(llm), corpus(9, seed=8), max_tokens=48)
+        alone = [answer.token_ids for prompt, each in zip(prompts, params, strict=True) for answer in llm.generate(prompt, each)]
+        preempting(llm.engine)
+        assert [answer.token_ids for answer in llm.generate(prompts, params)] == alone
