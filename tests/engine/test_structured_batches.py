@@ -90,7 +90,8 @@ def test_each_is_what_it_is_alone_where_that_is_promised(tmp_path):
 @pytest.mark.model
 @pytest.mark.parametrize("part", range(PARTS))
 def test_smollm2_answers_two_hundred_of_them(part, capsys):
-    """Whatever ends by itself fits, and each answer is what it is alone and without drafts."""
+    """Whatever ends by itself fits, and each answer is what it is alone and without drafts. One that was preempted is computed again in
+    other pieces, and the cache has 4 bits: where nobody asked for `deterministic`, it may go another way from there on."""
     options = {"kv": "4", "max_context": 2048}
     with LLM("smollm2", **options) as llm:
         calls = preempting(llm.engine)
@@ -107,4 +108,17 @@ def test_smollm2_answers_two_hundred_of_them(part, capsys):
     assert preempted > 0
     with LLM("smollm2", **options, speculate=False) as llm:
         alone = [answer.token_ids for prompt, each in zip(prompts, params, strict=True) for answer in llm.generate(prompt, each)]
-    assert [answer.token_ids for answer in answers] == alone
+    same = [answer.token_ids == other for answer, other in zip(answers, alone, strict=True)]
+    with capsys.disabled():
+        print(f"the same alone: {sum(same)} of {len(same)}")  # noqa: T201
+    assert all(equal for equal, each in zip(same, stats, strict=True) if not each.preemptions)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_says_the_same_alone():
+    with LLM("smollm2", kv="4", deterministic=True) as llm:
+        prompts, params, _ = requests(compiler_of(llm), corpus(9, seed=8), max_tokens=48)
+        alone = [answer.token_ids for prompt, each in zip(prompts, params, strict=True) for answer in llm.generate(prompt, each)]
+        preempting(llm.engine)
+        assert [answer.token_ids for answer in llm.generate(prompts, params)] == alone
