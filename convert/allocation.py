@@ -74,7 +74,8 @@ class Budget:
         *,
         gptq: bool = False,
     ) -> ConversionPlan:
-        """The conversion in formats that suit what was asked for; with `gptq`, more texts will be needed afterwards. Raises `ConversionError` where that cannot be had, `MLXInferError`."""
+        """The conversion in formats that suit what was asked for; with `gptq`, more texts will be needed afterwards. Raises
+        `ConversionError` where that cannot be had, `MLXInferError`."""
         if self.replayed:
             return planned
         items = self._items(checkpoint, planned, texts_to_read(checkpoint, texts, journal, None if gptq else TOKENS), journal, progress)
