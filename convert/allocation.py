@@ -65,12 +65,20 @@ class Budget:
         return self.plan.apply(planned) if self.plan else planned
 
     def decide(
-        self, checkpoint: Checkpoint, planned: ConversionPlan, texts: Texts, journal: Journal, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        planned: ConversionPlan,
+        texts: Texts,
+        journal: Journal,
+        progress: Progress | None,
+        *,
+        gptq: bool = False,
     ) -> ConversionPlan:
-        """The conversion in formats that suit what was asked for. Raises `ConversionError` where that cannot be had, `MLXInferError`."""
+        """The conversion in formats that suit what was asked for; with `gptq`, more texts will be needed afterwards. Raises
+        `ConversionError` where that cannot be had, `MLXInferError`."""
         if self.replayed:
             return planned
-        items = self._items(checkpoint, planned, texts, journal, progress)
+        items = self._items(checkpoint, planned, texts_to_read(checkpoint, texts, journal, None if gptq else TOKENS), journal, progress)
         self.plan = make_plan(planned, items, bpw=self.bpw, target_kl=self.target_kl)
         return self.plan.apply(planned)
 
@@ -91,14 +99,14 @@ class Budget:
         return notes
 
     def _items(
-        self, checkpoint: Checkpoint, planned: ConversionPlan, texts: Texts, journal: Journal, progress: Progress | None
+        self, checkpoint: Checkpoint, planned: ConversionPlan, texts: Sequence[Sequence[int]], journal: Journal, progress: Progress | None
     ) -> list[Item]:
         outputs = {output.name: output for output in planned.outputs}
         kept = journal.done("costs")
         if kept is None:
             read: list[Sequence[int]] = []
             used = 0
-            for text in texts_to_read(checkpoint, texts, journal):
+            for text in texts:
                 if used + len(text) <= TOKENS or not read:
                     read.append(text)
                     used += len(text)

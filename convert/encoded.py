@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..device import default_dtype
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
-from ..nn.weights import Format, Matrix, Quantized
+from ..nn.weights import Format, Quantized
 from .batches import BATCH, batches
 from .encoders import Parts, fit_parts, pack_codes
 from .gptq import Factor, encode, factorize
@@ -28,7 +26,6 @@ from .stream import Place, read_through
 
 _ASIDE = 16
 """One text of so many is kept aside, to judge by."""
-_FROM_ROUNDED = os.environ.get("MLXINFER_TRY_ROUNDED", "0") == "1"
 _HELD_OUT = 512
 """Inputs of these that are remembered."""
 _LEAST_SEEN = 4
@@ -187,30 +184,18 @@ class _Encoder:
         wanted = [self._outputs[name] for name in names if name in self._outputs]
         return _Inputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1]) if wanted else None
 
-    def done(self, places: list[tuple[list[str], Place]]) -> dict[str, Matrix]:
-        rounded: dict[str, Matrix] = {}
+    def done(self, places: list[tuple[list[str], Place]]) -> None:
         for names, inputs in places:
             assert isinstance(inputs, _Inputs)
             wanted = [self._outputs[name] for name in names if name in self._outputs]
             left = [output for output in wanted if self._journal.done(_unit(output)) is None]
+            if not left:
+                continue
             rounders = _Rounders(inputs, names[0])
             inputs.sums = None
             for output in left:
                 self._encode(output, rounders)
-            if _FROM_ROUNDED:
-                rounded |= {output.request.name: self._rounded(output) for output in wanted}
             mx.clear_cache()
-        return rounded
-
-    def _rounded(self, output: Output) -> Quantized:
-        """What was encoded, to compute with: scales in the dtype of the reading."""
-        found, dtype = self._journal.load(_unit(output)), default_dtype()
-        assert found is not None
-        assert isinstance(output.target, Format)
-        arrays, shape = found[0], output.request.shape[:-1]
-        parts = [mx.concatenate([arrays[f"{piece}.{part}"] for piece in range(len(arrays) // 3)]) for part in range(3)]
-        codes, scales, biases = (part.reshape(*shape, part.shape[-1]) for part in parts)
-        return Quantized(codes, scales.astype(dtype), biases.astype(dtype), output.target)
 
     def _encode(self, output: Output, rounders: _Rounders) -> None:
         rounding = _Rounding(output, rounders)

@@ -122,7 +122,7 @@ def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Opti
     with staged(destination, _key(files, options, sizes)) as staging:
         journal = staging.journal
         if options.budget:
-            planned = options.budget.decide(checkpoint, planned, options.calibration, journal, told.read)
+            planned = options.budget.decide(checkpoint, planned, options.calibration, journal, told.read, gptq=options.encoder == "gptq")
             options.budget.write(staging.files)
         _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
         importance = _importance(checkpoint.path, planned, options, sizes, journal, told.read)

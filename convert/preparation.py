@@ -56,8 +56,9 @@ def encodings(
         mx.clear_cache()
 
 
-def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal) -> Sequence[Sequence[int]]:
-    """Token ids to calibrate with, kept in the journal: sampling them takes a while. Raises `MLXInferError`."""
+def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal, tokens: int | None = None) -> Sequence[Sequence[int]]:
+    """Token ids to calibrate with, `tokens` of them, by default as many as GPTQ wants; kept in the journal, as sampling them takes a while.
+    Raises `MLXInferError`."""
     from . import calibration
 
     kept = journal.done("calibration")
@@ -66,7 +67,7 @@ def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal) -> Seq
             found = texts
         else:
             sizes = plan_of(checkpoint.config).sizes
-            tokens = default_tokens(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()))
+            tokens = tokens or default_tokens(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()))
             found = calibration.calibration(texts or "samples", checkpoint.path, sizes.vocab, tokens)
         kept = {"texts": [list(text) for text in found.texts], "name": found.name}
         journal.record("calibration", kept)

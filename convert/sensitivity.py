@@ -98,8 +98,7 @@ class _Nothing:
     def place(self, names: list[str]) -> Place | None:
         return None
 
-    def done(self, places: list[tuple[list[str], Place]]) -> dict[str, Matrix]:
-        return {}
+    def done(self, places: list[tuple[list[str], Place]]) -> None: ...
 
 
 class _States:

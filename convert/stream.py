@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -24,7 +24,7 @@ from ..nn.linear import Embedding, JoinedLinear, Linear
 from ..nn.moe import ExpertLinear
 from ..nn.norms import RMSNorm
 from ..nn.packing import objects, settle
-from ..nn.weights import Dense, Matrix, concat, map_rows, numbers
+from ..nn.weights import Dense, Matrix, map_rows, numbers
 from .batches import Batch
 from .reader import blocks
 
@@ -45,9 +45,8 @@ class Watcher(Protocol):
         """For the tensors that are multiplied with one input; None where it does not matter."""
         ...
 
-    def done(self, places: list[tuple[list[str], Place]]) -> Mapping[str, Matrix]:
-        """All texts have been read by the part of the model that has these places. If tensors are returned, the part reads the texts once
-        more with these instead of its own, and the next part goes on from there."""
+    def done(self, places: list[tuple[list[str], Place]]) -> None:
+        """All texts have been read by the part of the model that has these places."""
         ...
 
 
@@ -320,35 +319,21 @@ class _Reader:
                 places.append((tensors, place))
                 watched.append(_Watched(linears[0].matrix, place))
                 linears[0].matrix = watched[-1]  # the others read the same
-        after = self._through(block, watched)
-        for matrix, linears in zip(watched, (linears for linears in joined if isinstance(linears[0].matrix, _Watched)), strict=True):
-            linears[0].matrix = matrix.matrix
-        changed = self._watcher.done(places)
-        if changed:
-            after.clear()
-            _replace(joined, names, changed)
-            settle(block)
-            after = self._through(block, [])
-        self._states = after
+        for number, batch in enumerate(self._texts):
+            for matrix in watched:
+                object.__setattr__(matrix, "held_out", batch.held_out)
+            step = self._step(batch) if self._steps is None else self._steps.setdefault(number, self._step(batch))
+            rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
+            self._states[number] = block(self._states[number], step, rotations, self._inputs[number][0] if self._inputs else None)
+            mx.eval(self._states[number])
+            step.full.clear()  # nobody reads the pages of a layer that is done
         for own in self._inputs or ():
             own.pop(0)
         for linears in joined:
             for linear in linears:
                 linear.matrix = Dense(mx.zeros((1, 1)))
-
-    def _through(self, block: AnyBlock, watched: list[_Watched]) -> list[mx.array]:
-        """All texts, from the states before the block to those after it."""
-        after = []
-        for number, (batch, states) in enumerate(zip(self._texts, self._states, strict=True)):
-            for matrix in watched:
-                object.__setattr__(matrix, "held_out", batch.held_out)
-            step = self._step(batch) if self._steps is None else self._steps.setdefault(number, self._step(batch))
-            rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
-            after.append(block(states, step, rotations, self._inputs[number][0] if self._inputs else None))
-            mx.eval(after[-1])
-            step.full.clear()  # nobody reads the pages of a layer that is done
         mx.clear_cache()
-        return after
+        self._watcher.done(places)
 
     def _step(self, batch: Batch) -> CacheStep:
         """An empty cache, as a step over these texts sees it."""
@@ -367,11 +352,3 @@ class _Reader:
         for batch, states in zip(self._texts, self._states, strict=True):
             place.add(norm(states), None, 0, batch.held_out)
         self._watcher.done([(tensors, place)])
-
-
-def _replace(joined: list[list[Linear | Embedding]], names: Names, changed: Mapping[str, Matrix]) -> None:
-    """Give products other matrices, where all tensors that they are made of are among `changed`."""
-    for parts, linears in zip(names, joined, strict=True):
-        for tensors, linear in zip(parts, linears, strict=True):
-            if all(name in changed for name in tensors):
-                linear.matrix = concat([changed[name] for name in tensors])
