@@ -25,6 +25,8 @@ gemma3      := $(VENV)/.gemma3
 
 smoke_tests := $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
 quick_tests := not model and not torch and not long
+# Kernels in the emulator need a compiler, and minutes.
+quickest    := $(quick_tests) and not emulator
 # What the CPU kernels compute otherwise, what is stored and named, and the Metal kernels.
 mac_tests   := $(addprefix tests/,cache nn models engine loading convert server cli kernels_metal bench benchmarks)
 # As many processes as there are processors, four at most: each may load a model. ARGS="-n 0" runs tests in one, for a debugger.
@@ -51,8 +53,8 @@ chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
 smoke: $(small)  ## one test of each layer (seconds)
 	HYPOTHESIS_PROFILE=smoke $(bin)/python -m pytest -q -m smoke $(smoke_tests) $(ARGS)
 
-quick: $(small)  ## the tests that need no real model, without the long ones (minutes)
-	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quick_tests)" $(ARGS)
+quick: $(small)  ## the tests that need no real model and no emulator of Metal, without the long ones (three minutes)
+	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quickest)" $(ARGS)
 
 test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
 	$(check)

@@ -69,3 +69,10 @@ def __getattr__(name: str) -> Any:
 
         return ToolCall
     raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext mlxinfer` in a notebook: `%%chat`, and objects that show themselves."""
+    from .notebook.magics import load
+
+    load(shell)

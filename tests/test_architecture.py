@@ -19,7 +19,7 @@ FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKE
 PLAIN = {"errors", "structure", "tools", "function_schema", "types", "typed_reader", "config", "device", "garbage", "records", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
-BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format"}
+BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors", "records"},
     "kernels_cpu": {"records"},
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "output_format": {*PLAIN, "tokenizer"},
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
+    "interpret": BELOW_MODELS | {"models"},
     "engine": BELOW_ENGINE,
     "evaluation": BELOW_ENGINE | {"engine"},
     "convert": BELOW_ENGINE | {"engine", "evaluation"},
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": BELOW_ENGINE | {"engine"},
     "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation"},
 }
-ROOT_MODULES = {"__init__": {*PLAIN, "engine"}, "__main__": {"cli"}}
+ROOT_MODULES = {"__init__": {*PLAIN, "engine", "notebook"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, COMMAND_LINES = 400, 60, 15
 HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}

@@ -58,6 +58,7 @@ def test_sdist_holds_every_module(built: Path) -> None:
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
 
 
+@pytest.mark.long
 def test_wheel_holds_every_module(built: Path) -> None:
     (archive,) = built.glob("*.whl")
     with zipfile.ZipFile(archive) as wheel:

@@ -53,6 +53,7 @@ def _last_line(folder: Path, files: dict[str, str], *options: str, **environment
     return counts, last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [0, 2])
 def test_the_last_line_lists_what_was_skipped(tmp_path: Path, processes: int) -> None:
     """What was deselected is not counted where there are several processes."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ModelNotFoundError, PromptError
 from .console import fitted, opened, tell
-from .options import complete_model, engine_options, one_sequence_options, sampling, sampling_options, split
+from .options import complete_model, engine_options, one_sequence_options, sampling, sampling_options, split, system_option
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..engine.llm import LLM
     from .repl.saved import Archive, Saved
     from .repl.tools import ToolRunner
 
@@ -25,7 +28,7 @@ _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown a
 
 @click.command(short_help="Talk with a model.")
 @click.argument("model", required=False, shell_complete=complete_model)
-@click.option("--system", metavar="TEXT", help="The system message.")
+@system_option
 @click.option("--continue", "-c", "resume", is_flag=True, help="Go on with the last conversation; without MODEL, with its model.")
 @click.option("--list", "listed", is_flag=True, help="List the conversations that were kept, and end.")
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
@@ -60,8 +63,9 @@ def _talk(
     **options: Any,
 ) -> int:
     """Returns the exit code."""
+    from .repl.commands import Session
     from .repl.conversation import Conversation
-    from .repl.loop import Session, converse
+    from .repl.loop import converse
 
     model_settings, given = split(options)
     sampling(given)
@@ -71,10 +75,11 @@ def _talk(
     if keep is None:
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
     runner = None if tools_file is None else _runner(tools_file)
-    with opened(model, model_settings) as llm:
+    with ExitStack() as stack:
+        llm = stack.enter_context(opened(model, model_settings))
         tools = None if runner is None else runner.tools
         conversation = Conversation(llm, sampling(given, llm.default_params), system, source, tools)
-        session = Session(conversation, archive if keep else None, not quiet, runner)
+        session = Session(conversation, archive if keep else None, not quiet, runner, switch=partial(_switch, stack, model_settings))
         if saved:
             chosen = {name: value for name, value in given.items() if value is not None and value != ()}
             params = replace(saved.params, **chosen) if saved.params else session.conversation.params
@@ -83,6 +88,15 @@ def _talk(
             if told:
                 tell(told)
         return converse(session)
+
+
+def _switch(stack: ExitStack, settings: dict[str, Any], model: str) -> LLM:
+    """Close the model that is open and open another one, once that is known to be there. Raises `MLXInferError`."""
+    from ..loading.resolve import resolve
+
+    resolve(model)
+    stack.close()
+    return stack.enter_context(opened(model, settings))
 
 
 def _runner(tools_file: str) -> ToolRunner:

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -67,6 +68,9 @@ def did_you_mean(typed: str, names: Iterable[str]) -> str:
     return f" (did you mean {by_lower[near[0]]}?)" if near else ""
 
 
+_MOST_BYTES = 2_000_000
+"""Above this no file is read as text: it would not fit in a context."""
+
 _SWITCH = ("0", "1")
 _ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
     "MLXINFER_THREADS": ("a number from 1 to 256", lambda text: text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 256),
@@ -115,6 +119,16 @@ def as_text(data: bytes, what: str) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise PromptError(f"{what} is not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}") from None
+
+
+def text_of_file(path: Path) -> str:
+    """Raises `PromptError` for a file that cannot be read, is too large or is no text."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise PromptError(f"{path} is too large for a message: {human_bytes(path.stat().st_size)}")
+        return as_text(path.read_bytes(), str(path))
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
 
 
 def usage_line(usage: Usage) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 from ..config import EngineArgs, Setting, default_text, flags_of, kind_of, settings
 from ..errors import MLXInferError
 from ..types import SamplingParams
+from .console import text_of_file
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -128,6 +130,14 @@ def engine_options(command: Command) -> Command:
 def sampling_options(command: Command) -> Command:
     """The fields of `SamplingParams`; None or empty where not given."""
     return _all(_SAMPLING, command)
+
+
+def _system(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    return text_of_file(Path(text[1:]).expanduser()) if text and text.startswith("@") else text
+
+
+system_option = click.option("--system", metavar="TEXT|@FILE", callback=_system, help="The system message, or the file that holds it.")
+"""The system message as text, wherever it was."""
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
-from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split
+from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split, system_option
 
 if TYPE_CHECKING:
     from ..engine.input_processor import PreparedPrompt
@@ -41,7 +41,7 @@ def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Sch
 @click.command(short_help="Answer one prompt.")
 @model_argument
 @click.argument("prompt", required=False)
-@click.option("--system", metavar="TEXT", help="The system message.")
+@system_option
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--schema", metavar="FILE", callback=_schema, help="Hold the answer to the JSON Schema in FILE; - is standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")

@@ -22,6 +22,7 @@ from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .chat_prompt import ChatPrompt
 from .engine_thread import EngineThread, Piece, Progress, Request
 from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
+from .hooked_requests import Tracing
 from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
@@ -30,6 +31,8 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..interpret.places import Layers
+    from ..interpret.trace import Trace
     from ..output_format.format import OutputFormat
 
 Result = TypeVar("Result")
@@ -163,6 +166,22 @@ class AsyncLLM(FrontDoor):
         (logits,) = await self._whole(Request(sequences, streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
         return logits
+
+    async def trace(
+        self,
+        prompt: Prompt,
+        layers: Layers = None,
+        what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
+        **options: Unpack[RequestKeywords],
+    ) -> Trace:
+        """What the model computes for a prompt, as `LLM.trace`. What is computed from a trace later, such as its logit lens, waits for the
+        engine's thread."""
+        terms, opened = RequestOptions.of("trace", options), await self._opened()
+        ids = await _prepared(_size(prompt), partial(opened.inputs.scored_ids, prompt))
+        tracing = Tracing.of(opened.loaded.model, what, layers, ids)
+        (logits,) = await self._whole(Request([opened.inputs.scored(ids, 0, terms, tracing.hooks)], streams=False, wants_logits=True))
+        assert isinstance(logits, mx.array)
+        return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute)
 
     async def close(self) -> None:
         """Give the memory back. Requests under way and later ones get `EngineError`."""

@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Union
+from typing import TypeVar, Union
 
 import mlx.core as mx
 
@@ -25,6 +25,7 @@ from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
 
+Result = TypeVar("Result")
 Piece = Union[Chunk, Completion, mx.array]
 """Part of an answer, a whole one, or logits."""
 
@@ -177,6 +178,25 @@ class EngineThread:
             if self._over:
                 raise EngineError(self._over)
             self._commands.put(partial(self._submit, request))
+
+    def compute(self, function: Callable[[], Result]) -> Result:
+        """Call a function in this thread, between two steps, and wait for what it returns. Raises what it raises; what is no user's error
+        is a fault of the engine."""
+        result: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+                if not isinstance(error, MLXInferError):
+                    raise
+
+        with self._gate:
+            if self._over:
+                raise EngineError(self._over)
+            self._commands.put(run)
+        return result.result()
 
     def cancel(self, request: Request) -> None:
         """End a request between two steps. Harmless if it has ended."""

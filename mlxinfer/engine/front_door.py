@@ -18,6 +18,7 @@ from ..loading.memory_plan import MemoryPlan
 from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
+from .hooked_requests import HookedRequests
 from .open_model import ModelInfo
 from .sequence import Sequence
 
@@ -65,7 +66,7 @@ def known_keywords(init: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-class FrontDoor:
+class FrontDoor(HookedRequests):
     """A model, described by the properties below."""
 
     @known_keywords

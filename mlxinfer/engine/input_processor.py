@@ -21,9 +21,12 @@ from ..tokenizer.tokenizer import Tokenizer
 from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
 from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
+from .hooked_requests import active_hooks
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from ..models.decoder import Model
+    from ..models.hooks import Hooks
     from ..output_format.format import OutputFormat
 
 Prompt = Union[str, Many[int]]
@@ -111,6 +114,8 @@ class InputProcessor:
     """Compiles what answers are held to."""
     tool_format: str | None = None
     """`EngineArgs.tool_format`."""
+    model: Model | None = None
+    """The model that will compute the requests: interventions are looked up by it."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
@@ -203,7 +208,7 @@ class InputProcessor:
         seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         limit = min(len(ids) + (params.max_tokens or self.max_context), self.max_context)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
-        constraint = self._constraint(params, chat)
+        constraint, hooks = self._constraint(params, chat), active_hooks(self.model)
         snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
         sequences = [
             Sequence(
@@ -219,6 +224,7 @@ class InputProcessor:
                 snapshot_points=snapshot_points,
                 constraint=constraint and constraint.copy(),
                 chat=chat if chat is not None and chat.has_parts else None,
+                hooks=hooks,
             )
             for i in range(params.n)
         ]
@@ -234,8 +240,9 @@ class InputProcessor:
         rules = AnswerRules(chat.format, chat.tools, chat.choice, chat.begun, params.structure, params.thinking_token_budget)
         return rules.constraint(self.grammars, self.vocab_size)
 
-    def scored(self, ids: list[int], top: int, options: RequestOptions) -> Sequence:
-        """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64)."""
+    def scored(self, ids: list[int], top: int, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
+        """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64); `hooks`
+        besides those that are active."""
         return Sequence(
             ids,
             SamplingParams(logprobs=top).resolved(),
@@ -245,6 +252,7 @@ class InputProcessor:
             client_id=options.client_id,
             priority=options.priority,
             deadline=options.deadline,
+            hooks=hooks or active_hooks(self.model),
         )
 
 

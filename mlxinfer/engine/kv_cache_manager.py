@@ -88,7 +88,8 @@ class KVCacheManager:
 
     def _cache_salt(self, sequence: Sequence) -> str | None:
         """What its keys and values depend on besides its tokens; None if they are not shared."""
-        return self._rope.cache_salt(sequence) if self._prefix_cache and not sequence.wants_logits else None
+        shared = self._prefix_cache and not sequence.wants_logits and sequence.hooks is None
+        return self._rope.cache_salt(sequence) if shared else None
 
     def _fork_all(self) -> None:
         for leader in list(self.leaders):

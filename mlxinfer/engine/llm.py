@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
@@ -19,6 +19,7 @@ from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .chat_prompt import ChatPrompt
 from .engine import Engine
 from .front_door import FrontDoor, prompt_logprobs
+from .hooked_requests import Tracing
 from .inproc_client import InprocClient
 from .input_processor import AnyPrompt, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
@@ -27,7 +28,11 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..interpret.places import Layers
+    from ..interpret.trace import Trace
     from ..output_format.format import OutputFormat
+
+Made = TypeVar("Made")
 
 
 class LLM(FrontDoor):
@@ -176,6 +181,28 @@ class LLM(FrontDoor):
         """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
         terms, inputs = RequestOptions.of("logits", options), self._client.opened.inputs
         return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), 0, terms))
+
+    def trace(
+        self,
+        prompt: Prompt,
+        layers: Layers = None,
+        what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
+        **options: Unpack[RequestKeywords],
+    ) -> Trace:
+        """What the model computes for a prompt (text or token ids), layer by layer: see `interpret.Trace` for `what` there is.
+
+        `layers` is one, several, or None for all. Interventions that are active hold for it. Raises `SettingError`, also for a trace of
+        more than 4 GiB, and `UnsupportedModelError` for a model that runs on mlx-lm's graph.
+        """
+        terms, opened = RequestOptions.of("trace", options), self._client.opened
+        ids = opened.inputs.scored_ids(prompt)
+        tracing = Tracing.of(opened.loaded.model, what, layers, ids)
+        logits = self._client.logits(opened.inputs.scored(ids, 0, terms, tracing.hooks))
+        return tracing.result(opened.loaded, ids, logits, self._make)
+
+    def _make(self, compute: Callable[[], Made]) -> Made:
+        with self._client.turn():
+            return compute()
 
     def close(self) -> None:
         """Give the memory back. Streams end; further calls raise `MLXInferError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -77,6 +78,8 @@ class PendingStep:
     """For sequences that want them: the position of their first row, and all rows' logits, float32 `[count, vocab]`."""
     needs_commit: bool
     """Whether it fills pages: it has to have ended before the next step is submitted, which reads them where they are stored."""
+    kept: list[mx.array] = field(default_factory=list)
+    """What hooks have kept of it."""
     sealed: bool = False
     """Whether the pages that it fills have been given their places."""
     logits_to_sample: mx.array | None = None
@@ -110,7 +113,7 @@ class PendingStep:
             found.append(self.logits_to_sample)
         for row in self.rows:
             found += row.state
-        return found
+        return found + self.kept
 
     def collect(self) -> list[SequenceOutput]:
         """Wait for the step, and bring over what it sampled, all at once."""
@@ -166,15 +169,19 @@ class ModelRunner:
         logits: dict[Sequence, tuple[int, mx.array]] = {}
         sampled_rows: list[mx.array] = []
         start = 0
-        for part in [[w] for w in work] if self._apart else [work]:
+        kept: list[mx.array] = []
+        for part in self._parts(work):
             segments = _segments(part)
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
-            hidden = self.model.hidden(tokens[start : start + count] if self._apart else tokens, step)
+            hooks = part[0].sequence.hooks
+            hidden = self.model.hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
             sampled_rows += self._logits(part, segments, hidden, logits)
             steps.append(step)
             start += count
-        pending = PendingStep(schedule, steps, rows, None, logits, any(step.needs_commit for step in steps))
+            if hooks is not None:
+                kept += hooks.arrays()
+        pending = PendingStep(schedule, steps, rows, None, logits, any(step.needs_commit for step in steps), kept=kept)
         if rows:
             pending.logits_to_sample = sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)
         self._last = None
@@ -189,6 +196,14 @@ class ModelRunner:
         self.cache.submit()
         pending.submit()
         return pending
+
+    def _parts(self, work: list[Work]) -> list[list[Work]]:
+        """What goes through the model together: neighbours with the same hooks."""
+        if self._apart:
+            return [[w] for w in work]
+        if all(w.sequence.hooks is None for w in work):
+            return [work]
+        return [list(part) for _, part in groupby(work, key=lambda w: id(w.sequence.hooks))]
 
     def sample(self, pending: PendingStep) -> None:
         """Choose the tokens of a step whose answers have taken all tokens before, without waiting for it."""

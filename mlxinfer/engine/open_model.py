@@ -122,7 +122,7 @@ class OpenModel:
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
         recommended = default_params(loaded.generation_config)
-        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, recommended, grammars, args.tool_format)
+        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, recommended, grammars, args.tool_format, loaded.model)
         info = ModelInfo(
             name=loaded.name,
             tokenizer=loaded.tokenizer,

@@ -16,6 +16,7 @@ from ..types import EngineStats, FinishReason, RequestStats, SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from ..models.hooks import Hooks
     from ..structured_output.constraint import Constraint
     from .chat_prompt import ChatPrompt
 
@@ -57,6 +58,9 @@ class Sequence:
     """What the answer is held to; it has taken the tokens of `answer`. None for free text."""
     chat: ChatPrompt | None = None
     """How the answer is told apart into reasoning, content and calls; None for plain text."""
+    hooks: Hooks | None = None
+    """What looks into the model while it computes this sequence, or changes it: it goes through the model without the others then, and
+    shares no pages with them. None for nothing."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""

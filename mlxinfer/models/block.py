@@ -119,6 +119,11 @@ class Block:
         x, row = Stream(x, y, self.norms.after_mixer, self.residual).normed(self.norms.before_mlp)
         return Stream(x, self.mlp(row), self.norms.after_mlp, self.residual)
 
+    def added(self, y: mx.array, after: RMSNorm | None) -> mx.array:
+        """What a part's result `[T, hidden]` adds to the stream, where that is a value of its own."""
+        y = y if after is None else after(y)
+        return y if self.residual == 1.0 else (y * mx.array(self.residual)).astype(y.dtype)
+
     def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
         """Add a part's result to the stream, unless the part has done so itself because nothing comes between."""
         if self.residual == 1.0:

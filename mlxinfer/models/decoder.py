@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -19,6 +19,9 @@ from ..records import dataclass
 from .block import Block
 from .common import Sizes
 from .fused_blocks import runs
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
 
 
 class Model(Protocol):
@@ -39,7 +42,7 @@ class Model(Protocol):
         """Equal for all lengths at which a sequence's tokens are rotated in the same way."""
         ...
 
-    def hidden(self, tokens: mx.array, step: Step) -> mx.array:
+    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """int32 `[T]` to the last layer's states `[T, hidden]` as `logits` takes them, keys and values appended to the cache."""
         ...
 
@@ -113,17 +116,22 @@ class Decoder:
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
 
-    def hidden(self, tokens: mx.array, step: Step) -> mx.array:
+    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
         which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`)."""
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        return self.through(x, step)
+        return self.through(x, step, hooks)
 
-    def through(self, x: mx.array, step: Step) -> mx.array:
+    def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
         rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        if hooks is not None:
+            from .hooks import run_blocks
+
+            x = run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
+            return self.norm(x) if self.joined else x
         if self.joined:
             stream = Stream(x)
             for block in self.blocks:
@@ -140,13 +148,16 @@ class Decoder:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
-        norm = None if self.joined else self.norm
-        y = (self.head(hidden, norm=norm) if self.head else self.embedding.as_linear(hidden, norm=norm)).astype(mx.float32)
+        y = self.unembed(hidden, None if self.joined else self.norm)
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:
             y = mx.tanh(y / self.logit_cap) * self.logit_cap
         return y
+
+    def unembed(self, rows: mx.array, norm: RMSNorm | None = None) -> mx.array:
+        """`[R, hidden]` through the head alone, after `norm` if it is given: float32 `[R, vocab]`, neither scaled nor capped."""
+        return (self.head(rows, norm=norm) if self.head else self.embedding.as_linear(rows, norm=norm)).astype(mx.float32)
 
 
 def load_head(weights: Weights, vocab: int, hidden: int) -> Linear | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
@@ -20,6 +20,9 @@ from mlx.utils import tree_flatten
 from ..cache.base import LayerSpec, OpaqueSpec, Step
 from ..errors import UnsupportedModelError, WeightsError
 from .hf_compat import lost_in_old_style, to_old_style
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
 
 Tensors = Mapping[str, mx.array]
 
@@ -88,8 +91,9 @@ class FallbackModel:
     def rotation(self, length: int) -> tuple[int, ...]:
         return ()
 
-    def hidden(self, tokens: mx.array, step: Step) -> mx.array:
+    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """int32 `[T]` to logits `[T, vocab]`."""
+        assert hooks is None
         rows = []
         for segment in step.segments:
             state = step.opaque(segment)

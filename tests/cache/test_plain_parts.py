@@ -56,6 +56,7 @@ SCENES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize(("joined", "scores"), [(1, 2**24), (2**26, 40_000), (20_000, 4_000)])
 def test_the_answers_are_those_of_the_whole(monkeypatch, name, joined, scores):
@@ -105,6 +106,7 @@ CASES = {
 PAST, ROWS, FIXED = 4096, 128, 2**21
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("small", [False, True], ids=["whole", "in parts"])
 def test_plain_attention_takes_what_is_counted(monkeypatch, name, small):
@@ -140,6 +142,7 @@ def test_what_the_metal_step_leaves_to_plain_mlx_is_counted(monkeypatch):
     assert counted == 2 * (past + PAGE * 8 * 256 * 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [1, 4])
 def test_mlx_waits_where_its_limit_is_reached(layers):
     """Layers are not in memory at once where it is short, though MLX runs ahead of what is computed: `limit_memory` relies on it."""

@@ -113,6 +113,7 @@ def check(name: str, kv: KVFormat, tokens: list[int], found: tuple[Match, np.nda
         np.testing.assert_allclose(rows, want, atol=2e-5)
 
 
+@pytest.mark.long
 @every_kind
 def test_going_on_at_any_kind_of_position(name, kv):
     reader = Reader(name, kv)
@@ -141,6 +142,7 @@ def test_two_that_compute_the_same_at_once_share_it(name, kv):
     same(rows[1], want[150:200])
 
 
+@pytest.mark.long
 @every_kind
 def test_little_memory_changes_nothing(name, kv):
     """Pages are written again and again, and what is found is what has survived."""

@@ -9,9 +9,9 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.cli.repl import loop
+from mlxinfer.cli.repl import commands
+from mlxinfer.cli.repl.commands import COMMANDS, Leave, Session
 from mlxinfer.cli.repl.conversation import Conversation
-from mlxinfer.cli.repl.loop import COMMANDS, Leave, Session
 from mlxinfer.cli.repl.terminal import bar, meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
 
@@ -31,7 +31,7 @@ def conversation(llm):
 
 
 def obey(conversation: Conversation, line: str) -> str:
-    return loop.obey(Session(conversation), line)
+    return commands.obey(Session(conversation), line)
 
 
 def say(conversation: Conversation, text: str) -> str:
@@ -80,7 +80,8 @@ def test_every_command_is_in_the_help(conversation):
     text = obey(conversation, "/help")
     assert all(name in text for name in COMMANDS)
     assert set(COMMANDS) == {
-        *("/help", "/reset", "/undo", "/continue", "/trim", "/system", "/save", "/load", "/history", "/set", "/stats", "/exit")
+        *("/help", "/reset", "/undo", "/retry", "/edit", "/continue", "/copy", "/trim", "/system", "/model", "/tools", "/tokens"),
+        *("/save", "/load", "/history", "/set", "/stats", "/exit"),
     }
 
 
@@ -201,15 +202,15 @@ def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tm
 def test_a_session_saves_to_its_own_file_again(llm, conversation, tmp_path):
     session, path = Session(conversation), tmp_path / "my talk.json"
     say(conversation, "hello")
-    assert loop.obey(session, f'/save "{path}"') == f"saved to {path}"
+    assert commands.obey(session, f'/save "{path}"') == f"saved to {path}"
     say(conversation, "again")
-    loop.obey(session, "/save")
-    loop.obey(session, "/reset")
+    commands.obey(session, "/save")
+    commands.obey(session, "/reset")
     say(conversation, "other")
     with pytest.raises(MLXInferError, match="holds 4 messages"):
-        loop.obey(session, f"/save {path}")
-    loop.obey(session, f"/save! {str(path).replace(' ', chr(92) + ' ')}")
-    assert loop.obey(session, f"/load {path}").startswith("2 messages from")
+        commands.obey(session, f"/save {path}")
+    commands.obey(session, f"/save! {str(path).replace(' ', chr(92) + ' ')}")
+    assert commands.obey(session, f"/load {path}").startswith("2 messages from")
 
 
 def test_undo_puts_the_message_back(conversation):

@@ -114,6 +114,7 @@ def test_a_call_is_shown_asked_about_and_answered(start, tools_file):
     child.expect(pexpect.EOF)
 
 
+@pytest.mark.long
 def test_ctrl_c_at_the_question_declines(start, tools_file):
     child = start("--max-tokens", "120")
     child.send("hello\r")

@@ -84,6 +84,7 @@ def test_a_dtype_unpacks(source: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["IQ3_XXS", "Q3_K", "IQ4_NL"])
 def test_what_would_grow_manifold_is_refused_before_it_is_written(tmp_path: Path, kind: str) -> None:
     source = write_tiny_kquants(tmp_path / "k.gguf", lambda name, layer: kind)

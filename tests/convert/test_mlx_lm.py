@@ -55,6 +55,7 @@ def agree(directory: Path) -> bool:
     return float(np.abs(ours(directory) - theirs(directory)).max()) < LIMIT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_plain_and_quantized(tmp_path: Path, name: str) -> None:
     source = random_checkpoint(tmp_path / "source", config_of(name, **CHANGES.get(name, {})))

@@ -165,6 +165,7 @@ def test_a_call_that_begins_in_free_text_is_held_to_the_tools(llm):
     assert held_in_text(llm, begun + 'off", "arguments": {}}\n</tool_call>\nAnd <tool_call>') == "\n"
 
 
+@pytest.mark.long
 def test_together_it_is_what_it_is_alone_and_without_drafts(llm, path):
     prompts = [
         llm.chat_prompt(HELLO, tools=[turn_on, off], tool_choice="required", template_vars=THINKS),

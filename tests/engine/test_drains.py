@@ -69,6 +69,7 @@ def test_storing_pages_does_not_wait(monkeypatch):
     assert len(sealed) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", ["16", "4"])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_filled_page_drains_nothing(name, kv, drains, monkeypatch):

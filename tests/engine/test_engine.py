@@ -146,6 +146,7 @@ def test_an_interrupt_inside_a_step_leaves_a_fresh_engine(monkeypatch):
     assert run(engine, [request(PROMPTS[1], 6)]) == [greedy(PROMPTS[1], 6)]
 
 
+@pytest.mark.long
 def test_what_can_never_fit_is_refused_and_what_can_waits():
     engine = tiny_engine(kv_cache_tokens=256)
     with pytest.raises(MemoryPlanError, match="does not fit"):

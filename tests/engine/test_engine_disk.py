@@ -18,6 +18,7 @@ def engine(name, directory, kv):
     return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, fingerprint=name, disk=DiskStorage(directory, 10**9))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
 def test_a_restart(name, kv, tmp_path):

@@ -107,6 +107,7 @@ def after(tokens: int, slots: int = 1) -> Callable[[DecodePlan], bool]:
     return lambda plan: len(plan.sequences) >= slots and max(r.past for r in plan.sequences) >= tokens and plan.shape.kv_heads == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "speculate"),
     [(ValueError(ERROR), True), (RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error"), False)],
@@ -188,6 +189,7 @@ def test_a_fault_of_plain_mlx_is_not_tried_again(folder: Path, kernels: Kernels,
     assert len(faults) == 2  # with kernels, and without
 
 
+@pytest.mark.long
 def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kernels: Kernels, tmp_path: Path) -> None:
     async def ask() -> list[Any]:
         async with AsyncLLM(folder, dtype="float32") as llm:

@@ -106,6 +106,7 @@ def test_drafts_change_nothing(grammars, source):
     assert sum(s.accepted_tokens for s in sequences) > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", ["16", "4"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next"])
 def test_preempted_answers_fit_as_well(grammars, architecture, kv):

@@ -175,6 +175,7 @@ def test_prefill_keeps_its_matrices_in_registers() -> None:
     assert "bar.sync" in compiled[0]
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_products_compile() -> None:
     """Their pieces stay in registers too."""
@@ -209,6 +210,7 @@ def cut(vocabulary: int = 1500) -> mx.array:
     return threshold(mx.array(logits), mx.array([[vocabulary, 0.9], [20, 1], [40, 0.8], [vocabulary, 0.3]], mx.float32))
 
 
+@pytest.mark.long
 @needs_nvrtc
 def test_what_runs_between_layers_and_after_them_compiles() -> None:
     compiled = Compiled()

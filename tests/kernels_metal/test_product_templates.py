@@ -14,6 +14,7 @@ from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS, block_dequant
 mlx_templates = pytest.importorskip("support.mlx_templates")
 
 
+@pytest.mark.long
 @needs_emulator
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_products_compile_as_templates(dtype: mx.Dtype) -> None:

@@ -134,6 +134,7 @@ def test_exact_leaves_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any("KL" in note for note in one.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q5_K", "IQ4_XS", "IQ3_XXS"])
 def test_every_type_loads_and_answers(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_kquants(tmp_path / "m.gguf", lambda name, layer: kind)

@@ -65,6 +65,7 @@ def test_ids() -> None:
         assert HubId.parse(text) is None
 
 
+@pytest.mark.long
 def test_only_what_is_needed_is_downloaded_and_once(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     endpoint, requests = server
     directory = Path(ask("org/model", tmp_path, endpoint))
@@ -83,6 +84,7 @@ def test_one_gguf_of_many(tmp_path: Path, server: tuple[str, list[str]]) -> None
     assert not (path.parent / "a.gguf").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "kind", "hint"),
     [
@@ -103,6 +105,7 @@ def test_refusals(tmp_path: Path, server: tuple[str, list[str]], what: str, kind
     assert "\n" not in said
 
 
+@pytest.mark.long
 def test_no_network_and_offline(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     assert "cannot be reached" in ask("org/model", tmp_path, "http://127.0.0.1:9")
     said = ask("org/model", tmp_path, server[0], HF_HUB_OFFLINE="1")

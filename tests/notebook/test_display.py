@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from support.notebook_kernel import Cell, notebook_kernel
 from support.optional import needs
 from support.tiny_directory import tiny_directory
 
@@ -12,12 +12,7 @@ from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.errors import PromptError
 from mlxinfer.notebook import stream
 
-if TYPE_CHECKING:
-    from jupyter_client.blocking.client import BlockingKernelClient
-    from jupyter_client.manager import KernelManager
-
 needs("ipykernel")
-start_new_kernel = needs("jupyter_client.manager").start_new_kernel
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -42,47 +37,11 @@ def test_errors_are_those_of_the_library(model):
         stream(llm, "", PARAMS)
 
 
-class Cell:
-    """Runs code in a kernel and collects what the front end would see."""
-
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
-        self.manager, self.client = manager, client
-        self.displays: dict[str, dict[str, str]] = {}
-        self.printed = ""
-
-    def run(self, code: str, interrupt_after: int | None = None) -> str:
-        """Execute, interrupting once a display has so many characters. Returns what was printed; a traceback fails."""
-        self.printed, sent = "", False
-        request = self.client.execute(code)
-        while True:
-            message = self.client.get_iopub_msg(timeout=60)
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            assert kind != "error", "\n".join(content["traceback"])
-            if kind == "stream":
-                self.printed += content["text"]
-            if kind in ("display_data", "update_display_data"):
-                self.displays[content["transient"]["display_id"]] = content["data"]
-                if interrupt_after is not None and not sent and len(content["data"]["text/plain"]) >= interrupt_after:
-                    self.manager.interrupt_kernel()
-                    sent = True
-            if kind == "status" and content["execution_state"] == "idle":
-                return self.printed.strip()
-
-    @property
-    def last_display(self) -> dict[str, str]:
-        return list(self.displays.values())[-1]
-
-
 @pytest.fixture(scope="module")
 def cell(model: str) -> Iterator[Cell]:
-    manager, client = start_new_kernel()
-    cell = Cell(manager, client)
-    cell.run(f"from mlxinfer import LLM, SamplingParams\nfrom mlxinfer.notebook import stream\nllm = LLM({model!r})\nhello = {HELLO!r}")
-    yield cell
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
+    with notebook_kernel() as cell:
+        cell.run(f"from mlxinfer import LLM, SamplingParams\nfrom mlxinfer.notebook import stream\nllm = LLM({model!r})\nhello = {HELLO!r}")
+        yield cell
 
 
 def test_the_display_ends_with_the_whole_text(cell):

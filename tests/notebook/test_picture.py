@@ -7,7 +7,7 @@ from support.optional import needs
 
 from mlxinfer.errors import MLXInferError
 from mlxinfer.notebook import logprobs_picture
-from mlxinfer.notebook.display import MOST_TOKENS
+from mlxinfer.notebook.pictures import MOST_TOKENS
 from mlxinfer.types import Completion, TokenLogprob, Usage
 
 needs("matplotlib")

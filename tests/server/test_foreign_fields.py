@@ -137,6 +137,7 @@ def test_programs_get_the_answer_that_they_would_get_without(live: LiveServer, n
     assert sorted(note.split()[0] for note in notes) == sorted(noted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "least", "field"),
     [("/v1/chat/completions", CHAT, "max_tokens"), ("/v1/responses", RESPONSE, "max_output_tokens"), ("/v1/completions", {}, "max_tokens")],

@@ -99,6 +99,7 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
+@pytest.mark.long
 def test_the_first_signal_lets_answers_end(start: Start) -> None:
     server = start()
     assert server.ready() == f"ready on unix:{server.path} (tiny)"
@@ -112,6 +113,7 @@ def test_the_first_signal_lets_answers_end(start: Start) -> None:
     assert not server.path.exists()
 
 
+@pytest.mark.long
 def test_the_second_signal_stops_them(start: Start) -> None:
     server = start()
     server.ready()
@@ -124,6 +126,7 @@ def test_the_second_signal_stops_them(start: Start) -> None:
     assert not server.path.exists()
 
 
+@pytest.mark.long
 def test_signals_that_were_blocked_at_the_start(start: Start) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -262,6 +265,7 @@ def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(
     assert not path.parent.exists()
 
 
+@pytest.mark.long
 def test_four_hundred_connections_where_256_files_may_be_open(start: Start) -> None:
     """As in a Mac's shell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -282,6 +286,7 @@ def test_four_hundred_connections_where_256_files_may_be_open(start: Start) -> N
     assert server.end()[0] == 0
 
 
+@pytest.mark.long
 def test_connections_are_refused_before_files_run_out(start: Start) -> None:
     server = start(files=256, most_files=256)
     server.ready()
@@ -300,6 +305,7 @@ def test_connections_are_refused_before_files_run_out(start: Start) -> None:
     assert any("192 connections at a time" in entry["message"] for entry in log)
 
 
+@pytest.mark.long
 def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: Path) -> None:
     """Neither takes what the other needs, and both answer."""
     long = tiny_directory(short_path / "long", context=1 << 20)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import PromptError, SamplingError
+from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..console import did_you_mean
@@ -26,12 +26,17 @@ SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name no
 """Sampling fields that /set changes."""
 
 
+def check_template(llm: LLM) -> None:
+    """Raise `PromptError` for a model that cannot chat."""
+    if llm.tokenizer.chat_template is None:
+        raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
+
+
 class Conversation:
     """`ask` streams the next answer. Whatever ends it, the text so far stays; a message without an answer becomes the `draft` again."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "", tools: Tools | None = None) -> None:
-        if llm.tokenizer.chat_template is None:
-            raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
+        check_template(llm)
         self._llm = llm
         self._source = source
         self._tools = tools or {}
@@ -57,6 +62,15 @@ class Conversation:
         return self._llm.max_context
 
     @property
+    def weight_bytes(self) -> int:
+        return self._llm.weight_bytes
+
+    @property
+    def last_message(self) -> str | None:
+        """The user's last message; None where there is none."""
+        return next((turn["content"] for turn in reversed(self.turns) if turn["role"] == "user"), None)
+
+    @property
     def effective_params(self) -> SamplingParams:
         """`params`, and the model's own where a field was left out."""
         return self.params.resolved(self._llm.default_params)
@@ -69,6 +83,17 @@ class Conversation:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
         self.draft = text
         yield from self._answer(self._prompt([{"role": "user", "content": text}]), text)
+
+    def retry(self) -> Generator[Chunk, None, None]:
+        """Another answer to the last message, in place of the one that it has; if it is stopped before its first token, that one stays.
+        Raises `PromptError` where there is none."""
+        before, used = list(self.turns), self.context_used
+        text = self.undo()
+        try:
+            yield from self.ask(text)
+        finally:
+            if self.draft:
+                self.turns, self.context_used, self.draft = before, used, ""
 
     def give(self, results: Sequence[str]) -> Generator[Chunk, None, None]:
         """The results of `calls`, in order, and the answer to them."""
@@ -95,9 +120,11 @@ class Conversation:
 
     def _check_size(self, tokens: int) -> None:
         if tokens >= self.context_size:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the conversation would take {tokens} tokens of a context of {self.context_size}: /trim drops its oldest messages, "
-                "/undo the last one, /reset begins anew"
+                "/undo the last one, /reset begins anew",
+                tokens,
+                self.context_size,
             )
 
     def _answer(self, prompt: ChatPrompt, text: str | None) -> Generator[Chunk, None, None]:
@@ -167,6 +194,42 @@ class Conversation:
         count = min(count, len(starts))
         self._replace_turns(self.turns[starts[count] :] if count < len(starts) else [])
         return count
+
+    def make_room(self, text: str) -> int:
+        """Drop the oldest messages with their answers until `text` has room in three quarters of the context. Returns how many; 0, and
+        nothing is dropped, where it never has."""
+        starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user"]
+        limit, message = self.context_size * 3 // 4, [{"role": "user", "content": text}]
+        for count in range(1, len(starts) + 1):
+            kept = self.turns[starts[count] :] if count < len(starts) else []
+            if self._count([*kept, *message]) <= limit:
+                self._replace_turns(kept)
+                return count
+        return 0
+
+    def use(self, switch: Callable[[str], LLM], name: str) -> None:
+        """Go on with another model. Raises `MLXInferError`, and then goes on with this one."""
+        before, source = self._llm, self._source or self._llm.name
+        try:
+            self._llm = switch(name)
+            check_template(self._llm)
+            used = self._count(self.turns)
+        except MLXInferError:
+            if before.ended:
+                self._llm = switch(source)
+            raise
+        self._source, self.context_used, self._cut, self.calls = name, used, None, ()
+
+    def count_text(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self._llm.tokenizer.encode(text))
+
+    def token_counts(self) -> list[tuple[str, int]]:
+        """What takes how many tokens of the context, roughly: the parts by themselves, without the template's words between them."""
+        found = [("system message", self.count_text(self.system))] if self.system else []
+        for turn in self.turns:
+            found.append((f"{turn['role']}: {' '.join(turn['content'].split())[:40]}", self.count_text(turn["content"])))
+        return found
 
     def _replace_turns(self, turns: list[dict[str, Any]]) -> None:
         self.reset()

@@ -276,7 +276,8 @@ class TerminalReader:
         return unquoted(self._session.prompt(default=draft, reserve_space_for_menu=rows))
 
     def _suggests(self) -> bool:
-        return self._session.default_buffer.text.startswith("/") and self._rows >= _ROWS_FOR_MENU
+        text = self._session.default_buffer.text
+        return (text.startswith("/") or " @" in f" {text}") and self._rows >= _ROWS_FOR_MENU
 
     @property
     def _rows(self) -> int:
@@ -332,7 +333,7 @@ def _keys() -> KeyBindings:
 
 
 class _CommandCompleter(Completer):
-    """Completes commands, names of files after /save and /load, and names of settings after /set."""
+    """Completes commands, names of files after /save, /load and @, and names of settings after /set."""
 
     def __init__(self, commands: Iterable[str]) -> None:
         self._commands = sorted(commands)
@@ -345,6 +346,8 @@ class _CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(argument), complete_event)
         elif space and name == "/set":
             yield from _beginning_with(argument, (*SETTABLE, "stats"))
+        elif (word := text.rpartition(" ")[2]).startswith("@"):
+            yield from self._paths.get_completions(Document(word[1:]), complete_event)
         elif text.startswith("/") and not space:
             yield from _beginning_with(text, self._commands)
 

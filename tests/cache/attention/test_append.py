@@ -46,6 +46,7 @@ def engine_of(model: Model, kv: KVFormat) -> Engine:
     return Engine(model, config, dtype=mx.float32, kv=kv)
 
 
+@pytest.mark.long
 @pytest.mark.emulator
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_says_the_same_as_with_plain_mlx(family: str, on_a_mac: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
     assert "plain MLX" in attention_lines([odd], KVFormat(), mx.float32)[0]
 
 
+@pytest.mark.long
 @pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
     assert "passed their trial" in gpu_status()

@@ -32,6 +32,7 @@ def plain(name="llama", kv=None):
     return run(tiny_engine(name, kv, max_draft=0), requests())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", [None, "4"])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mixtral", "qwen3_next", "llama_linear"])
 def test_drafts_right_and_wrong_change_nothing(name, kv):

@@ -23,6 +23,7 @@ def read(content: bytes, size: int, source: dict[str, Any] = SOURCE) -> dict[str
     return read_places(io.BytesIO(content), size, source)
 
 
+@pytest.mark.long
 @given(SIZES)
 def test_matrices_have_places_of_their_own(sizes: dict[str, int]) -> None:
     planned = plan(SOURCE, sizes)

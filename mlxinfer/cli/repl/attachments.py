@@ -1,0 +1,58 @@
+"""What comes into a chat from outside, and leaves it: files that a message names, and the clipboard."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ...errors import PromptError
+from ..console import dumb_terminal, human_bytes, text_of_file
+
+_NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
+_CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input"))
+
+
+def with_files(message: str) -> tuple[str, list[str]]:
+    """A message with the contents of the files that it names as `@path` (in double quotes, if there are spaces in it) below it, and a line
+    about each. What names no file stays as it is. Raises `PromptError` for a file that cannot be read, is too large or is no text."""
+    told, blocks = [], []
+    for quoted, word in _NAMED.findall(message):
+        path = _file(quoted or word)
+        if path is None:
+            continue
+        text = text_of_file(path)
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+        blocks.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
+        told.append(f"{path} ({human_bytes(len(text.encode()))})")
+    return "\n\n".join([message, *blocks]), told
+
+
+def _file(name: str) -> Path | None:
+    """The file that is named, punctuation at the end of a sentence left aside."""
+    for text in (name, name.rstrip(".,;:!?)")):
+        path = Path(text).expanduser()
+        try:
+            if text and path.is_file():
+                return path
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def copy_to_clipboard(text: str) -> None:
+    """By the system's own program where there is one, else by asking the terminal (OSC 52), which also works over ssh. Raises
+    `PromptError` where there is neither."""
+    for command in _CLIPBOARDS:
+        if shutil.which(command[0]) and (command[0] == "pbcopy" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            done = subprocess.run(command, input=text.encode(), check=False, capture_output=True, timeout=10)
+            if done.returncode == 0:
+                return
+    if not sys.stdout.isatty() or dumb_terminal():
+        raise PromptError("there is no clipboard here")
+    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
+    sys.stdout.flush()

@@ -1,0 +1,79 @@
+"""The places in a model that can be looked at or changed, and checks of what a caller names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Union
+
+from ..cache.base import AttentionSpec
+from ..errors import SettingError, UnsupportedModelError
+from ..models.decoder import Decoder, Model
+from ..models.hooks import ATTENTION_OUT, HEADS, MLP, RESIDUAL, ROUTER
+
+ATTENTION, KV, LOGITS = "attention", "kv", "logits"
+
+TRACED = (RESIDUAL, ATTENTION, ATTENTION_OUT, HEADS, MLP, ROUTER, KV, LOGITS)
+"""What a trace can hold."""
+
+Layers = Union[int, Iterable[int], None]
+"""One layer, several, or None for all."""
+
+
+def native(model: Model) -> Decoder:
+    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, which cannot be looked into."""
+    if not isinstance(model, Decoder):
+        raise UnsupportedModelError(
+            f"{model.model_type} runs on mlx-lm's graph, which cannot be looked into: choose a model with a native one"
+        )
+    return model
+
+
+def checked_names(what: Union[str, Iterable[str]], known: Sequence[str]) -> tuple[str, ...]:
+    """Names of places. Raises `SettingError` for one that is not `known`."""
+    names = (what,) if isinstance(what, str) else tuple(what)
+    for name in names:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            raise SettingError(
+                f"{name!r} is no part of a model: {f'did you mean {near[0]!r}?' if near else 'choose of ' + ', '.join(known)}"
+            )
+    return names
+
+
+def place_to_change(what: str) -> str:
+    """The place that `what` names in an intervention, where "attention" stands for what attention adds to the stream."""
+    (name,) = checked_names(what, (RESIDUAL, ATTENTION, ATTENTION_OUT, HEADS, MLP))
+    return ATTENTION_OUT if name == ATTENTION else name
+
+
+def checked_layers(model: Decoder, layers: Layers, *, place: str) -> tuple[int, ...]:
+    """The layers meant, ascending. The stream has one more than the model: what leaves the last block. Raises `SettingError`."""
+    count = len(model.blocks) + (place == RESIDUAL)
+    if layers is None:
+        return tuple(range(count))
+    wanted = (layers,) if isinstance(layers, int) else tuple(layers)
+    for layer in wanted:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < count:
+            raise SettingError(f"layer {layer!r} is not one of 0 to {count - 1}" + (f" (of {place})" if place else ""))
+    return tuple(sorted(set(wanted)))
+
+
+def attends(model: Decoder, layer: int) -> bool:
+    """Whether a layer is attention; others keep a recurrent state."""
+    return isinstance(model.layers[layer], AttentionSpec)
+
+
+def checked_heads(model: Decoder, layers: Iterable[int], heads: Iterable[int] | None) -> tuple[int, ...] | None:
+    """The heads meant; None for all. Raises `SettingError`."""
+    if heads is None:
+        return None
+    wanted = (heads,) if isinstance(heads, int) else tuple(heads)
+    for layer in layers:
+        spec = model.layers[layer]
+        if not isinstance(spec, AttentionSpec):
+            raise SettingError(f"layer {layer} is no attention layer and has no heads")
+        for head in wanted:
+            if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < spec.query_heads:
+                raise SettingError(f"head {head!r} is not one of 0 to {spec.query_heads - 1} of layer {layer}")
+    return wanted

@@ -1,0 +1,132 @@
+"""The same prompts through several models, or one model with several settings, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Union
+
+import mlx.core as mx
+
+from ..engine.llm import LLM
+from ..errors import MLXInferError, PromptError, SettingError
+from ..types import SamplingParams
+from .formats import table
+
+Compared = Union[str, Path, LLM, Mapping[str, Any]]
+"""What is compared: what a model is asked for by, an open one, or the keywords of `LLM`, such as `{"path_or_id": "smollm2", "kv": "4"}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedAnswer:
+    """What one model made of one prompt."""
+
+    model: str
+    """Name, and the settings that differ from the defaults."""
+    prompt: str
+    """The prompt."""
+    answer: str
+    """Its own answer."""
+    logprob: float
+    """Mean log-probability, in nats per token, that it gives the first model's answer."""
+    kl: float
+    """Mean KL divergence from the first model's probabilities, in nats, over prompt and the first model's answer."""
+    top1: float
+    """Share of these positions at which both find the same token likeliest, 0 to 1."""
+    tokens_per_second: float
+    """Speed of its answer after the first token."""
+    megabytes: float
+    """Its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All answers, by prompt and then by model."""
+
+    rows: list[ComparedAnswer]
+    """One for each pair of prompt and model."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise MLXInferError("to_pandas needs pandas: pip install pandas") from error
+        return pandas.DataFrame([asdict(row) for row in self.rows])
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        for row in self.rows:
+            loss = (f"{row.kl:.4g}", f"{row.top1:.1%}")
+            yield row.prompt, row.model, row.answer, f"{row.logprob:.3f}", *loss, f"{row.tokens_per_second:.1f}", f"{row.megabytes:,.0f}"
+
+    def _repr_html_(self) -> str:
+        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), self._lines())
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{model:<24} KL {kl:<9} {speed:>7} tokens/s  {answer!r}" for _, model, answer, _, kl, _, speed, _ in self._lines()
+        )
+
+
+def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: SamplingParams | None = None) -> Comparison:
+    """Let each model answer each prompt, and measure how far it is from the first one: on the first one's answer, token by token.
+
+    Models are opened one after the other and closed again, unless they are open already. All must have the first one's vocabulary. Greedy
+    unless `params` say otherwise. Raises `MLXInferError`s.
+    """
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not texts:
+        raise PromptError("there is no prompt to compare")
+    params = params or SamplingParams(temperature=0, max_tokens=48)
+    expected: list[tuple[list[int], int, mx.array]] = []
+    found: list[list[ComparedAnswer]] = [[] for _ in texts]
+    for model in models:
+        with _opened(model) as (llm, name):
+            first = not expected
+            completions = llm.generate(texts, params)
+            for number, (text, completion) in enumerate(zip(texts, completions, strict=True)):
+                if first:
+                    ids = llm.tokenizer.encode(text)
+                    tokens = [*ids, *completion.token_ids]
+                    expected.append((tokens, len(ids), _logprobs(llm, tokens)))
+                measured = _distance(llm, *expected[number])
+                speed = completion.usage.decode_tps
+                found[number].append(ComparedAnswer(name, text, completion.text, *measured, speed, llm.weight_bytes / 1e6))
+    if not expected:
+        raise SettingError("there is no model to compare")
+    return Comparison([row for rows in found for row in rows])
+
+
+def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> tuple[float, float, float]:
+    """Mean log-probability of the answer, KL divergence and share of equal likeliest tokens."""
+    found = _logprobs(llm, tokens)
+    if found.shape != expected.shape:
+        raise SettingError(f"{llm.name} has {found.shape[-1]} tokens and the first model {expected.shape[-1]}: they cannot be compared")
+    with mx.stream(mx.cpu):
+        kl = (mx.exp(expected) * (expected - found)).sum(axis=-1).mean()
+        same = (mx.argmax(expected, axis=-1) == mx.argmax(found, axis=-1)).mean()
+        chosen = mx.take_along_axis(found[prompt - 1 : -1], mx.array(tokens[prompt:])[:, None], axis=-1).mean()
+        return float(chosen.item()), float(kl.item()), float(same.item())  # type: ignore[arg-type]
+
+
+def _logprobs(llm: LLM, tokens: list[int]) -> mx.array:
+    logits = llm.logits(tokens)
+    with mx.stream(mx.cpu):
+        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(found)
+    return found
+
+
+@contextmanager
+def _opened(model: Compared) -> Iterator[tuple[LLM, str]]:
+    if isinstance(model, LLM):
+        yield model, model.name
+        return
+    keywords = dict(model) if isinstance(model, Mapping) else {"path_or_id": model}
+    if "path_or_id" not in keywords:
+        raise SettingError('settings to compare name their model: {"path_or_id": "smollm2", "kv": "4"}')
+    with LLM(**keywords) as llm:
+        settings = [f"{name}={value}" for name, value in keywords.items() if name != "path_or_id"]
+        yield llm, " ".join([llm.name, *settings])

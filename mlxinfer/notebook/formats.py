@@ -1,0 +1,107 @@
+"""How models, answers and statistics look as the result of a cell: self-contained HTML in the notebook's own colours, light or dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from html import escape
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+from ..types import Completion, EngineStats, TokenLogprob
+
+if TYPE_CHECKING:
+    from ..engine.front_door import FrontDoor
+
+_MUTED = "opacity:0.65;font-size:85%"
+_TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
+_CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"
+
+
+def register(shell: Any) -> None:
+    """Have an IPython shell show mlxinfer's objects as HTML. Plain text stays what it is."""
+    html = shell.display_formatter.formatters["text/html"]
+    html.for_type(Completion, completion_html)
+    html.for_type(EngineStats, stats_html)
+    html.for_type(list, _list_html)
+    html.for_type_by_name("mlxinfer.engine.llm", "LLM", model_html)
+    html.for_type_by_name("mlxinfer.engine.async_llm", "AsyncLLM", model_html)
+    html.for_type_by_name("mlxinfer.convert.report", "Report", conversion_html)
+
+
+def completion_html(completion: Completion) -> str:
+    """The answer, its tokens coloured by probability (with `SamplingParams(logprobs=...)`), the alternatives in their tooltips."""
+    usage = completion.usage
+    parts = [f"{usage.completion_tokens} tokens", completion.finish_reason]
+    parts += [f"{usage.decode_tps:.1f} tokens/s"] if usage.decode_tps else []
+    body = "".join(map(_token, completion.logprobs)) if completion.logprobs else escape(completion.text)
+    thought = ""
+    if completion.reasoning:
+        thought = f'<details style="{_MUTED}"><summary>thought</summary><div style="{_TEXT}">{escape(completion.reasoning)}</div></details>'
+    calls = "".join(f"<div><code>{escape(call.name)}({escape(call.arguments)})</code></div>" for call in completion.tool_calls)
+    return f'<div>{thought}<div style="{_TEXT}">{body}</div>{calls}<div style="{_MUTED}">{escape(" · ".join(parts))}</div></div>'
+
+
+def _token(token: TokenLogprob) -> str:
+    """Shaded the more, the less likely it was: what the model was sure of stays plain."""
+    chance = exp(token.logprob)
+    others = "".join(f"&#10;{exp(logprob):6.1%}  {escape(repr(text))}" for _, text, logprob in token.top)
+    shade = f"background:rgba(224,108,52,{0.55 * (1 - chance):.2f});border-radius:3px" if chance < 0.95 else ""
+    return f'<span style="{shade}" title="{chance:.1%}{others}">{escape(token.text)}</span>'
+
+
+def _list_html(values: list[Any]) -> str | None:
+    """Completions side by side; None, which shows the text, for any other list."""
+    if not values or not all(isinstance(value, Completion) for value in values):
+        return None
+    columns = "".join(f'<div style="flex:1 1 18em;min-width:14em">{completion_html(value)}</div>' for value in values)
+    return f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{columns}</div>'
+
+
+def stats_html(stats: EngineStats) -> str:
+    """All numbers that are not zero."""
+    rows = [(each.name.replace("_", " "), _number(getattr(stats, each.name))) for each in fields(stats) if getattr(stats, each.name)]
+    return table(("", ""), rows)
+
+
+def model_html(llm: FrontDoor) -> str:
+    """A model in a few lines: what it is, and what it takes."""
+    if getattr(llm, "ended", False):
+        return f'<div style="{_MUTED}">a closed {type(llm).__name__}</div>'
+    plan = llm.plan
+    rows = [
+        ("architecture", str(llm.config.get("model_type", ""))),
+        ("weights", f"{llm.weight_bytes / 1e6:,.0f} MB, computed in {str(llm.dtype).rpartition('.')[2]}"),
+        ("context", f"{llm.max_context:,} tokens, cache at {llm.kv.name} bits"),
+        ("memory", f"{plan.used / 1e9:.2f} GB planned"),
+    ]
+    notes = "".join(f'<div style="{_MUTED}">{escape(note)}</div>' for note in llm.notes)
+    return f"<div><b>{escape(llm.name)}</b>{table(('', ''), rows)}{notes}</div>"
+
+
+def conversion_html(report: Any) -> str:
+    """What a conversion wrote and lost, with its tensors folded away."""
+    rows = [
+        ("written", f"{report.nbytes / 1e6:,.1f} MB, {report.bits_per_weight:.2f} bits per weight"),
+        ("source", f"{report.source_nbytes / 1e6:,.1f} MB"),
+        ("tensors", ", ".join(f"{count} {action}" for action, count in report.actions.items())),
+    ]
+    if report.quality is not None:
+        rows.append(("loss", f"KL {report.quality.kl:.4g}, the same likeliest token at {report.quality.top1:.1%}"))
+    tensors = [(t.name, " × ".join(map(str, t.shape)), t.action, t.stored, f"{t.error:.4f}" if t.error else "") for t in report.tensors]
+    details = table(("tensor", "shape", "action", "stored", "error"), tensors)
+    return f"<div>{table(('', ''), rows)}<details><summary>{len(tensors)} tensors</summary>{details}</details></div>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of text as an HTML table, which is escaped."""
+
+    def line(cells: Sequence[str], kind: str) -> str:
+        return "<tr>" + "".join(f'<{kind} style="{_CELL}">{escape(cell)}</{kind}>' for cell in cells) + "</tr>"
+
+    top = line(head, "th") if any(head) else ""
+    return f"<table>{top}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

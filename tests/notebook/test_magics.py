@@ -1,0 +1,56 @@
+"""`%load_ext mlxinfer` in a real kernel: one conversation, options, errors without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.notebook_kernel import Cell, notebook_kernel
+from support.optional import needs
+from support.tiny_directory import tiny_directory
+
+needs("ipykernel")
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    model = str(tiny_directory(tmp_path_factory.mktemp("models") / "long", eos=False, context=100_000))
+    with notebook_kernel() as cell:
+        cell.run(f"%load_ext mlxinfer\nmodel = {model!r}")
+        yield cell
+
+
+def test_cells_are_one_conversation(cell):
+    cell.run("%%chat --model $model --max-tokens 8 --temperature 0\nhello")
+    assert cell.last_display["text/markdown"].startswith(cell.last_display["text/plain"])
+    cell.run("%%chat -n 4\nand then?")
+    assert cell.run("print([m['role'] for m in conversation.messages])") == "['user', 'assistant', 'user', 'assistant']"
+    cell.run("%%chat --system 'Be brief.' -n 4\nhello")
+    assert cell.run("print(conversation.messages[0], len(conversation.messages))") == "{'role': 'system', 'content': 'Be brief.'} 3"
+    cell.run("%%chat --new -n 4\nhello")
+    assert cell.run("print(len(conversation.messages))") == "2"
+
+
+def test_an_interrupted_answer_stays_in_the_conversation(cell):
+    cell.run("%%chat --new --temperature 0 -n 90000\nhello", interrupt_after=20)
+    count = int(cell.run("print(len(conversation.messages[-1]['content']))"))
+    assert 20 <= count < 90_000
+    assert "stopped" in cell.last_display["text/markdown"]
+
+
+def test_mistakes_are_one_line(cell):
+    for line, message in (
+        ("--modle x", "unrecognized arguments"),
+        ("-n many", "invalid int value"),
+        ("--model nowhere/at-all", "nowhere/at-all"),
+    ):
+        (told,) = [text for text in cell.run(f"%%chat {line}\nhello").split("\n") if text.startswith("mlxinfer: ")]
+        assert message in told
+
+
+def test_a_question_in_a_line_and_what_objects_look_like(cell):
+    cell.run("conversation.messages.clear()")
+    cell.run("%chat hello", interrupt_after=10)
+    assert cell.run("print(conversation.messages[0])") == "{'role': 'user', 'content': 'hello'}"
+    cell.run("from IPython.display import display; display(conversation.llm, display_id=True)")
+    assert "architecture" in cell.last_display["text/html"]
