@@ -95,13 +95,23 @@ def _mlx_lm_gptq(source: Path, target: Path) -> None:
     save(target, str(source), model, tokenizer, config)
 
 
+def _imatrix(source: Path, checkpoint: SafetensorsCheckpoint) -> dict[str, np.ndarray]:
+    """Mean squares of the inputs of each matrix, float32 `[in]`, while the source reads its samples; kept next to it."""
+    kept = source.with_name(f"{source.name}.imatrix.npz")
+    if not kept.exists():
+        found = measure(checkpoint, samples(source))
+        np.savez(kept, **{name: np.array(values, np.float32) for name, values in found.items()})
+    with np.load(kept) as found:
+        return dict(found)
+
+
 def _llama_cpp(source: Path, target: Path, *, kind: str) -> float:
     """Every matrix in one type, weighted with an importance matrix of the source's own samples, unpacked again for our engine.
 
     Blocks of 256 do not divide rows of 576: then several rows make a block row, where llama.cpp itself would take another type.
     """
     checkpoint = SafetensorsCheckpoint(source)
-    importance = measure(checkpoint, samples(source))
+    importance = _imatrix(source, checkpoint)
     size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     tensors, bits, weights = {}, 0.0, 0
     for name in checkpoint.names():
@@ -110,7 +120,7 @@ def _llama_cpp(source: Path, target: Path, *, kind: str) -> float:
         if matrix:
             columns = math.lcm(plain.shape[1], size)
             known = importance.get(name)
-            weighing = None if known is None else np.tile(np.array(known, np.float32), columns // plain.shape[1])
+            weighing = None if known is None else np.tile(known, columns // plain.shape[1])
             blocks = quantize(plain, kind, columns, weighing)
             plain = dequantize(blocks.reshape(-1, nbytes), GGMLQuantizationType[kind]).reshape(plain.shape)
         tensors[name] = mx.array(plain)

@@ -54,7 +54,7 @@ def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(module, "ways", lambda: [Way("a", "8 bits", make), Way("b", "none", refused)])
     monkeypatch.setattr(module, "source", lambda name, path, room: path)
-    monkeypatch.setattr(module, "POSITIONS", 600)
+    monkeypatch.setattr(module, "POSITIONS", 512)
     model, told = tiny_directory(tmp_path / "model", "mistral"), []
     for _ in range(2):
         study = Study(tmp_path / "results.json", tmp_path / "room", told.append)
