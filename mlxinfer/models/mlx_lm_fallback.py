@@ -51,13 +51,13 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
         raise UnsupportedModelError(f"mlx-lm cannot represent {', '.join(lost)}, and would give other logits")
     old = to_old_style(config)
     old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
-    model = _instantiate(old)
+    model, window = _instantiate(old)
     weights = _sanitized(model, tensors)
     _quantize(model, old, weights)
     _check_names(model, weights)
     model.load_weights(list(_cast(model, weights, dtype).items()))
     model.eval()
-    return FallbackModel(model, old)
+    return FallbackModel(model, old, window)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,8 @@ class FallbackModel:
 
     recompute_at: int | None = None
 
-    def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: Mapping[str, Any], window: int | None = None) -> None:
+        """`window`: tokens of a window that mlx-lm's graph does not know, and within which its logits are right."""
         from mlx_lm.models.cache import make_prompt_cache
 
         text = config.get("text_config") or {}
@@ -87,6 +88,9 @@ class FallbackModel:
         self.max_context = next((int(c[key]) for c in (config, text) for key in _CONTEXT_KEYS if c.get(key)), _NO_LIMIT)
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
         self.notes = (f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache",)
+        if window is not None and window < self.max_context:
+            self.max_context = window
+            self.notes += (f"mlx-lm's graph does not know this model's window of {window} tokens: that is as long as a context may be",)
 
     def rotation(self, length: int) -> tuple[int, ...]:
         return ()
@@ -119,7 +123,8 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
     return next((module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__) if module.name == renamed), None)
 
 
-def _instantiate(config: dict[str, Any]) -> Any:
+def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
+    """The model, and the window that it does not know."""
     name = _module_name(config)
     try:
         module: Any = import_module(f"mlx_lm.models.{name}")
@@ -129,7 +134,7 @@ def _instantiate(config: dict[str, Any]) -> Any:
         raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
     _check_that_rope_is_read(module.ModelArgs, name, config)
     try:
-        return module.Model(module.ModelArgs.from_dict(config))
+        return module.Model(module.ModelArgs.from_dict(config)), _unread_window(module.ModelArgs, config)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
 
@@ -155,6 +160,14 @@ def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[s
         raise UnsupportedModelError(f"mlx-lm's {name} does not read rope_scaling, which this config has")
     if share != 1 and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
         raise UnsupportedModelError(f"mlx-lm's {name} does not read partial_rotary_factor, which is {share} in this config")
+
+
+def _unread_window(arguments: Any, config: Mapping[str, Any]) -> int | None:
+    """Tokens that every layer sees, where the config says so and mlx-lm's model does not read it."""
+    window, read = config.get("sliding_window"), signature(arguments).parameters
+    if not isinstance(window, int) or "sliding_window" in read or "text_config" in read or config.get("use_sliding_window") is False:
+        return None
+    return window
 
 
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:

@@ -53,13 +53,10 @@ class SparseLayers:
         self.scale = reader.number("routed_scaling_factor", scale)
         reader.only("moe_layer_freq", 1)
         reader.only("scoring_func", scores)
-        if normalizes:
-            reader.only("topk_method", "noaux_tc")
-        else:
-            reader.only("topk_method", "greedy", "group_limited_greedy")
-            if reader.values.get("topk_method", "greedy") == "greedy":
-                self.kept = self.groups
-            reader.skip("aux_loss_alpha", "seq_aux")
+        reader.only("topk_method", *(("noaux_tc",) if normalizes else ("greedy", "group_limited_greedy")))
+        if not normalizes and reader.values.get("topk_method", "greedy") == "greedy":
+            self.kept = self.groups
+        reader.skip("aux_loss_alpha", "seq_aux")
 
     def load(self, weights: Weights, layer: int) -> FeedForward:
         if self.kinds[layer] == "dense":

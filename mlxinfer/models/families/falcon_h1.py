@@ -40,10 +40,13 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
     sizes = read_sizes(reader, FALCON_H1)
     heads = sizes.heads
     mamba = _mamba(reader, sizes)
-    conv_bias, normed = reader.boolean("mamba_conv_bias", True), reader.boolean("mamba_rms_norm", False)
-    norm_first = reader.boolean("mamba_norm_before_gate", True)
+    how: Mapping[str, Any] = {
+        "conv_bias": reader.boolean("mamba_conv_bias", True),
+        "normed": reader.boolean("mamba_rms_norm", False),
+        "norm_first": reader.boolean("mamba_norm_before_gate", True),
+        "gains": mx.array(_gains(reader, mamba), mx.float32),
+    }
     factors = Factors.read(reader)
-    gains = mx.array(_gains(reader, mamba), mx.float32)
     gate = _gate(sizes.activation, *_numbers(reader, "mlp_multipliers", 2))
     rope = read_rope(reader, heads.dim, sizes.positions)
     embedding_scale, logit_scale = reader.number("embedding_multiplier", 1.0), reader.number("lm_head_multiplier", 1.0)
@@ -54,29 +57,17 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
         qkv, output = load_qkv(weights, f"{name}.self_attn", heads), load_output(weights, f"{name}.self_attn", heads)
         return FalconBlock(
             Attention(2 * layer + 1, heads, qkv, output, rope=rope, scale=heads.dim**-0.5 * factors.scores),
-            Mamba2.load(
-                weights,
-                f"{name}.mamba",
-                2 * layer,
-                mamba,
-                bias=False,
-                conv_bias=conv_bias,
-                eps=sizes.eps,
-                normed=normed,
-                norm_first=norm_first,
-                gains=gains,
-            ),
+            Mamba2.load(weights, f"{name}.mamba", 2 * layer, mamba, bias=False, eps=sizes.eps, **how),
             GatedMLP.load(weights, f"{name}.feed_forward", hidden, sizes.inner, gate),
             RMSNorm.load(weights, f"{name}.input_layernorm", hidden, sizes.eps),
             RMSNorm.load(weights, f"{name}.pre_ff_layernorm", hidden, sizes.eps),
             factors,
         )
 
-    full = AttentionSpec(heads.kv, heads.dim, heads.dim, query_heads=heads.count)
-    specs: tuple[LayerSpec, ...] = (mamba.spec, full) * sizes.layers
+    specs: tuple[LayerSpec, ...] = (mamba.spec, AttentionSpec(heads.kv, heads.dim, heads.dim, query_heads=heads.count))
     return Architecture(
         sizes,
-        specs,
+        specs * sizes.layers,
         {"rope": rope},
         block,
         embedding_scale=embedding_scale,

@@ -45,12 +45,9 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
     others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": partial}}
     ropes = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
     cap = reader.optional_number("final_logit_softcapping")
-    reader.only("use_bidirectional_attention", "vision", False)
-    reader.only("attention_bias", False)
     experts = _Experts.read(reader, sizes)
     own, vocab = reader.integer("hidden_size_per_layer_input", 256, low=0), reader.integer("vocab_size_per_layer_input", 262144)
-    reader.skip("hidden_act")
-    reader.finish()
+    _check_the_rest(reader)
     gate = gated(sizes.activation)
 
     def block(weights: Weights, layer: int) -> Gemma4Block:
@@ -76,6 +73,13 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
         logit_cap=cap,
         inputs=(lambda weights: LayerEmbeddings.load(weights, sizes, vocab, own)) if own else None,
     )
+
+
+def _check_the_rest(reader: ConfigReader) -> None:
+    reader.only("use_bidirectional_attention", "vision", False)
+    reader.only("attention_bias", False)
+    reader.skip("hidden_act")
+    reader.finish()
 
 
 @dataclass(frozen=True, slots=True)
