@@ -100,7 +100,8 @@ def _imatrix(source: Path, checkpoint: SafetensorsCheckpoint) -> dict[str, np.nd
     kept = source.with_name(f"{source.name}.imatrix.npz")
     if not kept.exists():
         found = measure(checkpoint, samples(source))
-        np.savez(kept, **{name: np.array(values, np.float32) for name, values in found.items()})
+        arrays: dict[str, Any] = {name: np.array(values, np.float32) for name, values in found.items()}
+        np.savez(kept, **arrays)
     with np.load(kept) as found:
         return dict(found)
 
