@@ -46,7 +46,7 @@ def compiled(function: Callable[..., Any], arguments: Sequence[mx.array]) -> flo
 def kernel(definition: dict[str, Any], arguments: Sequence[mx.array], launch: dict[str, Any]) -> float:
     """Seconds of a call of a Metal kernel; `definition` are the arguments of `mx.fast.metal_kernel`, `launch` those of a launch but the
     arrays."""
-    made: Callable[..., Any] = _metal_kernel(**definition)  # type: ignore[assignment]
+    made: Any = _metal_kernel(**definition)
     found: list[float] = []
 
     def traced(*inputs: mx.array) -> Any:
