@@ -16,6 +16,10 @@ struct ActivationKernels {
   void (*quantize[2])(
       const float* x, int64_t blocks, int rows, int m, bool by_rows, int8_t* q, float* scales, float* sums, float* half_sums, int32_t* code_sums);
 
+  // The same for nested scales of groups of 32 columns, or of 16 (`halves`); see NestedTile. `zero`: the code that means zero.
+  void (*quantize_nests[2])(
+      const float* x, int64_t nests, int rows, int m, bool by_rows, bool halves, int zero, int8_t* q, float* scales, float* sums, int32_t* starts);
+
   // Row `m` of a tile of `rows` rows as it is; see FloatTile.
   void (*place)(const float* x, int64_t blocks, int rows, int m, float* tile, float* sums);
 };

@@ -86,6 +86,55 @@ void quantize(
   }
 }
 
+template <int Planes>
+void quantize_nests(
+    const float* x, int64_t nests, int rows, int m, bool by_rows, bool halves, int zero, int8_t* q, float* scales, float* sums, int32_t* starts) {
+  constexpr float limit = Planes == 1 ? 127.0f : 127.0f * 256.0f + 127.0f;
+  constexpr int parts = kNestColumns / kBlockColumns;
+  for (int64_t nest = 0; nest < nests; ++nest, x += kNestColumns) {
+    F32 most = {};
+    for (int i = 0; i < kNestColumns; i += kWidth) {
+      most = max(most, abs(load(x + i)));
+    }
+    const float top = max_across(most);
+    const bool counts = top > 1e-30f; // below, the scale would lose its precision
+    const float inverse = counts ? limit / top : 0.0f, scale = counts ? top / limit : 0.0f;
+    scales[nest * rows + m] = scale;
+    for (int part = 0; part < parts; ++part) {
+      const int64_t b = nest * parts + part;
+      int8_t codes[2][kBlockColumns];
+      I32 of_half[2][2] = {}; // [half][plane]
+      for (int i = 0; i < kVectors; ++i) {
+        I32 code = (I32)(load(x + part * kBlockColumns + i * kWidth) * inverse + 12582912.0f) - 0x4b400000; // as above
+        I32 high = Planes == 1 ? code : (code + 128) >> 8, low = code - (high << 8);
+        I32(&half)[2] = of_half[i / (kVectors / 2)];
+        half[0] += high;
+        half[1] += low;
+        store_bits(codes[0] + i * kWidth, __builtin_convertvector(high, I8Lanes));
+        store_bits(codes[1] + i * kWidth, __builtin_convertvector(low, I8Lanes));
+      }
+      for (int plane = 0; plane < Planes; ++plane) {
+        if (by_rows) { // [nests][parts / 2][planes][rows][64]
+          memcpy(q + (((b / 2) * Planes + plane) * rows + m) * 2 * kBlockColumns + b % 2 * kBlockColumns, codes[plane], kBlockColumns);
+        } else {
+          scatter(codes[plane], q + (b * Planes + plane) * kBlockColumns * rows + m * 4, int64_t{4} * rows);
+        }
+      }
+      for (int g = 0; g < (halves ? 2 : 1); ++g) {
+        int32_t of_plane[2];
+        for (int plane = 0; plane < 2; ++plane) {
+          of_plane[plane] = sum_across(halves ? of_half[g][plane] : of_half[0][plane] + of_half[1][plane]);
+        }
+        const int64_t group = halves ? 2 * b + g : b;
+        sums[group * rows + m] = scale * static_cast<float>(Planes == 1 ? of_plane[0] : of_plane[0] * 256 + of_plane[1]);
+        for (int plane = 0; plane < Planes; ++plane) {
+          starts[(group * Planes + plane) * rows + m] = -zero * of_plane[plane];
+        }
+      }
+    }
+  }
+}
+
 void place(const float* x, int64_t blocks, int rows, int m, float* tile, float* sums) {
   for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns) {
     F32 halves[2] = {};
@@ -142,6 +191,7 @@ namespace mlxinfer::cpu {
 MLXINFER_DEFINE_KERNELS(ActivationKernels, activation_kernels) = {
     {MLXINFER_ISA::load_row<float>, MLXINFER_ISA::load_row<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::load_row<MLXINFER_ISA::Half>},
     {MLXINFER_ISA::quantize<1>, MLXINFER_ISA::quantize<2>},
+    {MLXINFER_ISA::quantize_nests<1>, MLXINFER_ISA::quantize_nests<2>},
     MLXINFER_ISA::place};
 MLXINFER_DEFINE_KERNELS(FinishKernels, finish_kernels) = {
     {MLXINFER_ISA::finish<float>, MLXINFER_ISA::finish<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::finish<MLXINFER_ISA::Half>},

@@ -80,7 +80,6 @@ namespace mlxinfer::cpu {
 #define MLXINFER_CODES_(planes)                                                                             \
   {MLXINFER_TILES_(affine1, planes), MLXINFER_TILES_(affine2, planes), MLXINFER_TILES_(affine3, planes), \
    MLXINFER_TILES_(affine4, planes), MLXINFER_TILES_(affine5, planes), MLXINFER_TILES_(affine6, planes), \
-   MLXINFER_TILES_(affine8, planes), MLXINFER_TILES_(halves2, planes), MLXINFER_TILES_(halves3, planes), \
-   MLXINFER_TILES_(halves6, planes), MLXINFER_TILES_(mxfp4, planes), MLXINFER_TILES_(nvfp4, planes), {}, {}, {}, {}}
+   MLXINFER_TILES_(affine8, planes), {}, {}, {}, MLXINFER_TILES_(mxfp4, planes), MLXINFER_TILES_(nvfp4, planes), {}, {}, {}, {}}
 MLXINFER_DEFINE_KERNELS(IntegerKernels, integer_kernels) = {{MLXINFER_CODES_(1), MLXINFER_CODES_(2)}};
 }

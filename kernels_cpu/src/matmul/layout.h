@@ -15,7 +15,7 @@ namespace mlxinfer::cpu {
 constexpr int kPanelRows = 16;
 constexpr int kBlockColumns = 32;
 
-constexpr int kNestColumns = 256;
+constexpr int kNestColumns = 256, kNestBlocks = kNestColumns / kBlockColumns;
 
 // Files with packed matrices outlive this program: another number for every change of what lies where.
 constexpr int kPackedVersion = 1;
@@ -35,6 +35,10 @@ constexpr bool is_plain(Code c) {
 // Whether the halves of a block have scales of their own.
 constexpr bool has_halves(Code c) {
   return (c >= Code::halves2 && c <= Code::halves6) || c == Code::nvfp4;
+}
+// Whether nested scales come with biases; where not, a code means zero.
+constexpr bool nest_has_biases(Code c) {
+  return c != Code::halves3 && c != Code::halves6;
 }
 constexpr int code_bits(Code c) {
   constexpr int bits[kCodes] = {1, 2, 3, 4, 5, 6, 8, 2, 3, 6, 4, 4, 8, 32, 16, 16};

@@ -186,8 +186,7 @@ namespace mlxinfer::cpu {
   {MLXINFER_ISA::kernel<Code::affine1 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::affine2 __VA_ARGS__>,                                        \
    MLXINFER_ISA::kernel<Code::affine3 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::affine4 __VA_ARGS__>,                                        \
    MLXINFER_ISA::kernel<Code::affine5 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::affine6 __VA_ARGS__>,                                        \
-   MLXINFER_ISA::kernel<Code::affine8 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::halves2 __VA_ARGS__>,                                        \
-   MLXINFER_ISA::kernel<Code::halves3 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::halves6 __VA_ARGS__>,                                        \
+   MLXINFER_ISA::kernel<Code::affine8 __VA_ARGS__>, nullptr, nullptr, nullptr,                                                              \
    MLXINFER_ISA::kernel<Code::mxfp4 __VA_ARGS__>, MLXINFER_ISA::kernel<Code::nvfp4 __VA_ARGS__>, nullptr, nullptr, nullptr, nullptr}
 MLXINFER_DEFINE_KERNELS(MatrixKernels, matrix_kernels) = {
     MLXINFER_EACH_CODE_(spread), {MLXINFER_EACH_CODE_(tile, , 1), MLXINFER_EACH_CODE_(tile, , 2)}};

@@ -35,8 +35,8 @@ struct Prepared {
   uint8_t* values; // planes of codes or float32, by tiles
   float* sums; // in float32 products, twice as many: those of the halves of blocks
   float* scales;
-  float* half_sums;
-  int32_t* code_sums;
+  float* half_sums; // nested scales: sums of groups
+  int32_t* code_sums; // nested scales: starts
   uint8_t* finite; // [rows]
 };
 
@@ -54,7 +54,10 @@ class Run {
         padded_(blocks_ * kBlockColumns),
         item_(item_bytes(product.dtype)),
         largest_(largest_tile(planes_ > 0)),
-        on_matrix_unit_(planes_ > 0 && has_matrix_unit() && matrix_kernels().spread[static_cast<int>(product.layout.code)] != nullptr) {}
+        code_(static_cast<int>(product.layout.code)),
+        nested_(planes_ > 0 && product.layout.scale == Scale::nested),
+        group_halves_(has_halves(product.layout.code) ? 2 : 1),
+        on_matrix_unit_(planes_ > 0 && has_matrix_unit() && (nested_ || matrix_kernels().spread[code_] != nullptr)) {}
 
   void all() {
     order_rows();
@@ -116,13 +119,13 @@ class Run {
   void prepare() {
     static thread_local Scratch scratch;
     const int64_t values = value_bytes(count_ * padded_), per_block = count_ * blocks_ * 4;
-    uint8_t* memory = scratch.take(static_cast<size_t>(values + 6 * per_block + count_));
+    uint8_t* memory = scratch.take(static_cast<size_t>(values + 8 * per_block + count_));
     prepared_.values = memory;
     prepared_.sums = reinterpret_cast<float*>(memory += values);
     prepared_.scales = reinterpret_cast<float*>(memory += per_block);
     prepared_.half_sums = reinterpret_cast<float*>(memory += per_block);
     prepared_.code_sums = reinterpret_cast<int32_t*>(memory += 2 * per_block);
-    prepared_.finite = memory + 2 * per_block;
+    prepared_.finite = memory + 4 * per_block;
     // Rows of a tile share cache lines, so a tile is one thread's where there are enough of them.
     const int64_t few = std::max<int64_t>(kPreparedElements / padded_, 1), grain = count_ < 2 * kLargestTile ? few : kLargestTile;
     parallel_for(static_cast<size_t>(count_), static_cast<size_t>(grain), [this](size_t begin, size_t end) {
@@ -147,6 +150,10 @@ class Run {
     uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
       activation_kernels().place(row, blocks_, tile.size, m, reinterpret_cast<float*>(values), prepared_.sums + 2 * at);
+    } else if (nested_) {
+      activation_kernels().quantize_nests[planes_ - 1](
+          row, blocks_ / kNestBlocks, tile.size, m, by_matrix_unit(tile), group_halves_ == 2, p_.layout.zero, reinterpret_cast<int8_t*>(values), prepared_.scales + at,
+          prepared_.half_sums + at * group_halves_, prepared_.code_sums + at * group_halves_ * planes_);
     } else {
       activation_kernels().quantize[planes_ - 1](
           row, blocks_, tile.size, m, by_matrix_unit(tile), reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at,
@@ -160,13 +167,20 @@ class Run {
 
   void run_panels() {
     const int64_t panels = result_panels(), work = panels * static_cast<int64_t>(segments_.size());
-    const int64_t size = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
+    const int64_t fair = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
+    const int64_t size = nested_ ? (fair + 1) / 2 * 2 : fair; // pairs stay together
     const int64_t pieces = (panels + size - 1) / size;
     parallel_for(static_cast<size_t>(pieces) * segments_.size(), 1, [=, this](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const Segment& segment = segments_[i / static_cast<size_t>(pieces)];
-        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size;
-        for (int64_t panel = from; panel < std::min<int64_t>(from + size, panels); ++panel) {
+        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size, to = std::min<int64_t>(from + size, panels);
+        if (nested_ && by_matrix_unit(tiles_[segment.first_tile])) { // the largest tiles come first
+          for (int64_t panel = from; panel < to; panel += p_.gate ? 1 : 2) {
+            run_nested_panels(segment, panel, p_.gate ? panel + panels : std::min(panel + 1, to - 1));
+          }
+          continue;
+        }
+        for (int64_t panel = from; panel < to; ++panel) {
           run_panel(segment, panel);
         }
       }
@@ -184,7 +198,7 @@ class Run {
 
   void run_panel(const Segment& segment, int64_t index) const {
     const Panel panel = panel_at(segment.expert, index), up = panel_at(segment.expert, p_.gate ? index + result_panels() : index);
-    const bool spread = by_matrix_unit(tiles_[segment.first_tile]); // the largest tiles come first
+    const bool spread = by_matrix_unit(tiles_[segment.first_tile]);
     const SpreadPanel wide = spread ? spread_panel(panel, 0) : SpreadPanel{};
     const SpreadPanel wide_up = spread && p_.gate ? spread_panel(up, 1) : SpreadPanel{};
     alignas(64) float results[2][kLargestTile * kPanelRows];
@@ -199,6 +213,44 @@ class Run {
     }
   }
 
+  // Two panels at once, the second one that of the gate's other half or a neighbour, which may be the first one again.
+  void run_nested_panels(const Segment& segment, int64_t first, int64_t second) const {
+    static thread_local Scratch scratch;
+    const size_t begin = segment.first_tile;
+    size_t full = 1;
+    while (begin + full < segment.last_tile && by_matrix_unit(tiles_[begin + full])) {
+      ++full;
+    }
+    const Panel panels[2] = {panel_at(segment.expert, first), panel_at(segment.expert, second)};
+    const SpreadPanel spread[2] = {spread_panel(panels[0], 0), spread_panel(panels[1], 1)};
+    float* sums = scratch.floats(2 * static_cast<int64_t>(full) * kLargestTile * kPanelRows);
+    nested_matrix_kernels().tiles[planes_ - 1][code_](spread, nested_tile(tiles_[begin]), static_cast<int64_t>(full), sums);
+    alignas(64) float rest[2][kLargestTile * kPanelRows];
+    for (size_t t = 0; t < segment.last_tile - begin; ++t) {
+      const Tile& tile = tiles_[begin + t];
+      float* results[2];
+      for (size_t i = 0; i < 2; ++i) {
+        results[i] = t < full ? sums + (i * full + t) * kLargestTile * kPanelRows : rest[i];
+        if (t >= full) {
+          nested_kernels().tile[planes_ - 1][code_][tile.kind](panels[i], nested_tile(tile), results[i]);
+        }
+        run_carefully(panels[i], tile, results[i]);
+      }
+      for (int m = 0; m < tile.size; ++m) {
+        finish(tile, m, first, results[0] + m * kPanelRows, results[1] + m * kPanelRows);
+        if (!p_.gate && second != first) {
+          finish(tile, m, second, results[1] + m * kPanelRows, nullptr);
+        }
+      }
+    }
+  }
+
+  NestedTile nested_tile(const Tile& tile) const {
+    const int64_t at = tile.first * blocks_;
+    return {reinterpret_cast<const int8_t*>(prepared_.values + value_bytes(at * kBlockColumns)), prepared_.scales + at,
+            prepared_.half_sums + at * group_halves_, prepared_.code_sums + at * group_halves_ * planes_};
+  }
+
   bool by_matrix_unit(const Tile& tile) const {
     return on_matrix_unit_ && tile.size == kLargestTile;
   }
@@ -206,39 +258,43 @@ class Run {
   // `index`: which one of the panels that are in use at once.
   SpreadPanel spread_panel(const Panel& panel, int index) const {
     static thread_local Scratch scratch[2];
-    const int64_t code_bytes = blocks_ * kSpreadBlockBytes, scales = blocks_ * spread_scales(p_.layout.code);
+    const Code code = p_.layout.code;
+    const int64_t code_bytes = blocks_ * kSpreadBlockBytes * (nested_ ? nested_bytes(code) : 1);
+    const int64_t scales = nested_ ? blocks_ / kNestBlocks * nested_scales(code) : blocks_ * spread_scales(code);
     uint8_t* codes = scratch[index].take(static_cast<size_t>(code_bytes + scales * 4));
     const SpreadPanel spread{codes, reinterpret_cast<float*>(codes + code_bytes), blocks_};
-    matrix_kernels().spread[static_cast<int>(p_.layout.code)](panel, spread);
+    (nested_ ? nested_matrix_kernels().spread : matrix_kernels().spread)[code_](panel, spread);
     return spread;
   }
 
   void run_tile(const Panel& panel, const SpreadPanel& spread, const Tile& tile, float* out) const {
-    const int code = static_cast<int>(p_.layout.code);
     const int64_t at = tile.first * blocks_;
     const uint8_t* values = prepared_.values + value_bytes(at * kBlockColumns);
     if (planes_ == 0) {
-      float_kernels().tile[code][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + 2 * at}, out);
+      float_kernels().tile[code_][tile.kind](panel, {reinterpret_cast<const float*>(values), prepared_.sums + 2 * at}, out);
+    } else if (nested_) {
+      nested_kernels().tile[planes_ - 1][code_][tile.kind](panel, nested_tile(tile), out);
     } else {
       const IntegerTile x{reinterpret_cast<const int32_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at};
       if (by_matrix_unit(tile)) {
-        matrix_kernels().tile[planes_ - 1][code](spread, x, out);
+        matrix_kernels().tile[planes_ - 1][code_](spread, x, out);
       } else {
-        integer_kernels().tile[planes_ - 1][code][tile.kind](panel, x, out);
+        integer_kernels().tile[planes_ - 1][code_][tile.kind](panel, x, out);
       }
     }
-    for (int m = 0; m < tile.size; ++m) {
-      if (!prepared_.finite[tile.first + m]) {
-        run_carefully(panel, tile.first + m, out + m * kPanelRows);
-      }
-    }
+    run_carefully(panel, tile, out);
   }
 
-  void run_carefully(const Panel& panel, int64_t i, float* out) const {
+  // Rows that are not finite, again.
+  void run_carefully(const Panel& panel, const Tile& tile, float* out) const {
     static thread_local Scratch scratch;
-    float* row = scratch.floats(padded_);
-    load(i, row);
-    float_kernels().careful[static_cast<int>(p_.layout.code)](panel, {row, nullptr}, out);
+    for (int m = 0; m < tile.size; ++m) {
+      if (!prepared_.finite[tile.first + m]) {
+        float* row = scratch.floats(padded_);
+        load(tile.first + m, row);
+        float_kernels().careful[code_](panel, {row, nullptr}, out + m * kPanelRows);
+      }
+    }
   }
 
   void finish(const Tile& tile, int m, int64_t panel, const float* x, const float* up) const {
@@ -264,6 +320,9 @@ class Run {
   const int64_t blocks_, padded_;
   const int64_t item_; // bytes of an element
   const int largest_;
+  const int code_;
+  const bool nested_; // scales, and products of integers
+  const int group_halves_; // groups of a block; of nested scales
   const bool on_matrix_unit_;
   std::vector<int64_t> order_;
   int64_t first_ = 0, count_ = 0;

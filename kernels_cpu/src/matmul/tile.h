@@ -22,6 +22,15 @@ struct IntegerTile {
   const int32_t* code_sums; // [blocks][2][rows] sum of q over each half of the block
 };
 
+// One tile of activations for codes with nested scales, quantized per 256 columns, so that all sums within those are sums of
+// integers: x = scale * q. An 8-bit q has one plane of bytes; one of 16 bits has two, q = 256 * first + second, from -127 and -128 to 127.
+struct NestedTile {
+  const int8_t* q; // [blocks][planes][8][rows] of four columns each, or as matrix units read it; see matrix.h
+  const float* scales; // [nests][rows]
+  const float* sums; // [groups][rows] sum of x over a group of columns that share a scale
+  const int32_t* starts; // [groups][planes][rows] sum of q over a group, times minus the code that means zero
+};
+
 // One tile of activations in float32.
 struct FloatTile {
   const float* x; // [blocks * 32][rows], zero beyond k
@@ -42,10 +51,15 @@ struct Panel {
 
 // `out` is [rows][16].
 using IntegerKernel = void (*)(const Panel& panel, const IntegerTile& x, float* out);
+using NestedKernel = void (*)(const Panel& panel, const NestedTile& x, float* out);
 using FloatKernel = void (*)(const Panel& panel, const FloatTile& x, float* out);
 
 struct IntegerKernels {
   IntegerKernel tile[2][kCodes][kTileSizes]; // by planes - 1; null where a code has none
+};
+// Of layouts with nested scales; null for codes that those do not have.
+struct NestedKernels {
+  NestedKernel tile[2][kCodes][kTileSizes]; // by planes - 1
 };
 struct FloatKernels {
   FloatKernel tile[kCodes][kTileSizes];
@@ -54,6 +68,7 @@ struct FloatKernels {
 };
 
 MLXINFER_DECLARE_KERNELS(IntegerKernels, integer_kernels)
+MLXINFER_DECLARE_KERNELS(NestedKernels, nested_kernels)
 MLXINFER_DECLARE_KERNELS(FloatKernels, float_kernels)
 
 } // namespace mlxinfer::cpu
