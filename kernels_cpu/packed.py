@@ -18,7 +18,8 @@ GATES = {"silu": 1, "gelu_tanh": 2}
 _GATED_ROWS = 32
 
 PRECISIONS = {"float32": 0, "int16": 1, "int8": 2}
-"""Rounding of activations in products with quantized matrices: none, or 15 or 8 bits with a scale per 32 columns."""
+"""Rounding of activations in products with quantized matrices: none, or 15 or 8 bits with a scale per 32 columns; with K-quants, 16 or
+8 bits with a scale per 256 columns."""
 
 
 def default_precision() -> str:

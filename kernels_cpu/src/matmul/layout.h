@@ -45,7 +45,8 @@ constexpr int code_bits(Code c) {
   return bits[static_cast<int>(c)];
 }
 
-// What activations become before they are multiplied with codes: nothing, or integers of 15 or 8 bits with a scale per 32 columns.
+// What activations become before they are multiplied with codes: nothing, or integers of 15 or 8 bits with a scale per 32 columns. Where
+// scales are nested, these are 16 or 8 bits with a scale per 256 columns.
 enum class Precision : int { f32, int16, int8 };
 
 enum class Scale : int { none, f32, bf16, f16, e8m0, e4m3, nested };
