@@ -1,4 +1,4 @@
-"""Products with K-quants for many rows at once: what rounding activations explains, gates, experts, and numbers of panels that leave one over."""
+"""Products with K-quants for many rows at once: what rounding activations explains, gates, experts, and odd numbers of panels."""
 
 from __future__ import annotations
 
