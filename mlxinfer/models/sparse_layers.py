@@ -27,7 +27,7 @@ class SparseLayers:
         ranked: int = 2,
         normalizes: bool = True,
         count: int = 128,
-        chosen: int | None = 8,
+        chosen: int = 8,
         inner: int = 1408,
         shared: int = 1,
         dense: int = 1,
@@ -42,7 +42,9 @@ class SparseLayers:
         self.by_probability = scores == "softmax"
         self.count = reader.count("n_routed_experts", count)
         reader.only("num_local_experts", self.count)
-        self.chosen = read_chosen_count(reader, chosen or 1, self.count)
+        known = reader.values.get("num_experts_per_tok") is not None
+        self.chosen = read_chosen_count(reader, chosen, self.count) if known else chosen
+        reader.skip("num_experts_per_tok")
         self.inner = reader.integer("moe_intermediate_size", inner)
         self.shared = (reader.optional_integer("n_shared_experts", shared, low=0) or 0) * self.inner
         self.groups, self.kept = read_groups(reader, self.count, *groups)

@@ -25,6 +25,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+MAMBA = {"mamba_d_state": 16, "mamba_n_groups": 2}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -32,6 +35,37 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_next": {**MOE, **DELTA, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {**DELTA, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_moe_text": {**MOE, **DELTA, "layer_types": ["linear_attention", "full_attention"]},
+    "glm4_moe": ROUTED,
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma4_text": {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96, "global_head_dim": 32},
+    "deepseek_v2": {**ROUTED, **LATENT},
+    "deepseek_v3": {**ROUTED, **LATENT, "n_group": 2, "topk_group": 1},
+    "glm4_moe_lite": {**ROUTED, **LATENT},
+    "mistral4": {**ROUTED, **LATENT},
+    "minicpm3": LATENT,
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "nemotron_h": {
+        **ROUTED,
+        "hybrid_override_pattern": "ME",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "moe_shared_expert_intermediate_size": 64,
+    },
+    "granitemoehybrid": {
+        **MAMBA,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "shared_intermediate_size": 64,
+        "layer_types": ["mamba", "attention"],
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4, "moe_intermediate_size": 32},
 }
 TOKENS = random_tokens(20)
 

@@ -103,6 +103,7 @@ LFM2_350M: dict[str, Any] = {
     "conv_dim": 1024,
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     "hidden_size": 1024,
+    "max_position_embeddings": 128000,
     "model_type": "lfm2",
     "norm_eps": 1e-05,
     "num_attention_heads": 16,

@@ -27,6 +27,7 @@ DEEPSEEK_V2 = {
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
+    "head_dim": 64,
     "max_position_embeddings": 2048,
 }
 DEEPSEEK_V3 = {
@@ -35,6 +36,7 @@ DEEPSEEK_V3 = {
     "intermediate_size": 18432,
     "num_hidden_layers": 61,
     "num_attention_heads": 128,
+    "head_dim": 64,
     "max_position_embeddings": 4096,
 }
 GLM4_MOE_LITE = {
@@ -62,6 +64,7 @@ MINICPM3 = {
     "intermediate_size": 6400,
     "num_hidden_layers": 62,
     "num_attention_heads": 40,
+    "head_dim": 32,
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-5,
 }
@@ -71,7 +74,7 @@ def deepseek_v2(config: dict[str, Any]) -> Architecture:
     """Experts are chosen by their probabilities."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, DEEPSEEK_V2)
-    sparse = SparseLayers(reader, sizes, scores="softmax", ranked=1, normalizes=False, count=64, chosen=None, inner=1407, shared=2, dense=0)
+    sparse = SparseLayers(reader, sizes, scores="softmax", ranked=1, normalizes=False, count=64, chosen=1, inner=1407, shared=2, dense=0)
     reader.only("rope_interleave", True)
     return _architecture(reader, sizes, sparse.load, Defaults(latent=512, query_latent=1536), paired=True)
 

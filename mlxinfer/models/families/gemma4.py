@@ -142,8 +142,9 @@ def _overridden(reader: ConfigReader, types: list[str], dim: int, kv: int | None
     by_layer = reader.take("per_layer_config")
     if by_layer is None:
         return dim, kv
-    full = {str(layer) for layer, kind in enumerate(types) if kind == FULL}
-    given = list(by_layer.values()) if isinstance(by_layer, dict) and set(by_layer) == full else []
+    full = {layer for layer, kind in enumerate(types) if kind == FULL}
+    numbered = isinstance(by_layer, dict) and all(str(key).isdecimal() for key in by_layer)
+    given = list(by_layer.values()) if numbered and {int(key) for key in by_layer} == full else []
     if not given or any(other != given[0] or not isinstance(other, dict) for other in given):
         raise reader.bad("per_layer_config", by_layer, "the same for every full layer, and for no other")
     own = ConfigReader(given[0])

@@ -85,6 +85,7 @@ def _types(reader: ConfigReader) -> list[str]:
     reader.skip("layer_types")
     if named is None and pattern is not None:
         named = [PATTERN.get(letter, letter) for letter in pattern]
+    named = [LINEAR, MOE, FULL, MLP] if named is None else named
     if not isinstance(named, list) or not named:
         raise reader.error("layers_block_type", "is missing")
     found = [OLD_NAMES.get(kind, kind) if isinstance(kind, str) else "" for kind in named]
