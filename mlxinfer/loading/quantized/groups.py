@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 import numpy as np
 
@@ -49,8 +47,3 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
     three = words.reshape(*words.shape[:-1], -1, bits)
     stream = np.unpackbits(three.view(np.uint8), axis=-1, bitorder="little").reshape(*words.shape[:-1], -1, bits)
     return np.packbits(stream, axis=-1, bitorder="little")[..., 0]
-
-
-def in_pieces(rows: int, make: Callable[[int, int], Matrix], step: int) -> list[Matrix]:
-    """What `make` gives for consecutive ranges of at most `step` rows."""
-    return [make(first, min(first + step, rows)) for first in range(0, rows, step)]
