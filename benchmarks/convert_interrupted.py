@@ -59,7 +59,7 @@ def attempt(source: Path, out: Path, options: dict[str, Any], seconds: float) ->
 
 
 def digest(directory: Path) -> str:
-    """Of all files and their names."""
+    """A digest of all files and their names."""
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(directory.rglob("*")):
         if path.is_file():

@@ -20,7 +20,7 @@ class Batch:
 
     @property
     def tokens(self) -> list[int]:
-        """Of all texts, one after another."""
+        """The token ids of all texts, one after another."""
         return [token for text in self.texts for token in text]
 
 

@@ -142,7 +142,7 @@ def _slope(before: Choice, after: Choice) -> float:
 
 
 def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[Output], forms: Sequence[Format]) -> np.ndarray:
-    """Of rounding these tensors to each format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
+    """The cost of rounding these tensors to each format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
     total, first = np.zeros(len(forms)), 0
     by_name = {output.request.name: output for output in members}
     for name in sensitivity.names:
@@ -178,7 +178,7 @@ def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.
 
 
 def _embedding_costs(checkpoint: Checkpoint, output: Output, found: Sensitivities, forms: Sequence[Format]) -> list[float]:
-    """Of rounding the embedding, as far as it is an input: half the mean of the squared gradients times the squared errors of the rows."""
+    """The cost of rounding the embedding, as far as it is an input: half the mean of the rows' squared gradients times their squared errors."""
     ids, counts = np.unique(np.array(found.tokens), return_counts=True)
     costs, first = np.zeros(len(forms)), 0
     for block in blocks(checkpoint, output.request):

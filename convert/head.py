@@ -44,7 +44,7 @@ class FinalStates:
         self._totals = np.zeros(0)
 
     def gradients(self) -> list[mx.array]:
-        """Of the logarithm of a token's probability, drawn from the model, with respect to each state: batch by batch."""
+        """Gradients of the logarithm of a token's probability, drawn from the model, with respect to each state: batch by batch."""
         chosen = self._draw()
         total = np.zeros_like(self._rows)
         for first, block in self._blocks():

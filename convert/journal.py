@@ -180,7 +180,7 @@ class Journal:
 
 
 def digest_of(path: Path, start: int, stop: int) -> str:
-    """Of the bytes `start .. stop` of a file, read in pieces. Raises OSError."""
+    """The digest of the bytes `start .. stop` of a file, read in pieces. Raises OSError."""
     digest = new_digest()
     with path.open("rb", buffering=0) as file:
         file.seek(start)

@@ -122,7 +122,7 @@ def _seconds_per_weight(output: Output, encoder: Encoder) -> float:
 
 
 def _seconds_per_product() -> float:
-    """Of one weight with one number."""
+    """Seconds to multiply one weight with one number."""
     x = mx.random.normal((_MATRIX, _MATRIX), key=mx.random.key(0)).astype(default_dtype())
     mx.eval(x)
     begun = time.perf_counter()

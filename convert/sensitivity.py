@@ -34,7 +34,7 @@ from .stream import Names, Place, load_part, names_of_inputs, places_of, plan_of
 
 @dataclass(slots=True)
 class Sensitivity:
-    """Of the matrices that read one input, in one product."""
+    """What is known of the matrices that read one input, in one product."""
 
     names: list[str]
     """Their tensors, in the order of the rows."""
@@ -48,7 +48,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivities:
-    """Of a whole model."""
+    """The sensitivities of a whole model."""
 
     places: list[list[Sensitivity]]
     """Those that read one input together."""
@@ -178,7 +178,7 @@ class _Record:
         return gradient
 
     def result(self, tokens: int) -> Sensitivity:
-        """Of all batches: `tokens` of them."""
+        """What all batches have shown, `tokens` of them."""
         rows = self.rows / max(self.rows.sum(), 1e-30)
         importance = mx.array((self.squares / max(self.count, 1)).astype(np.float32))
         return Sensitivity(self.names, self.curvature / tokens, rows.astype(np.float32), importance)

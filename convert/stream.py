@@ -98,7 +98,7 @@ def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeig
 
 
 def plan_of(config: dict[str, Any]) -> Architecture:
-    """Of the text model."""
+    """The plan of the text model."""
     return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
 
 

@@ -30,7 +30,7 @@ class Chip:
 
     @property
     def instructions(self) -> float:
-        """Of one number each, a second: a core has 128 lanes."""
+        """Instructions of one number each, a second: a core has 128 lanes."""
         return self.cores * 128 * self.clock * 1e9
 
 

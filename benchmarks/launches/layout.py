@@ -30,7 +30,7 @@ class Laid:
 
     @property
     def bytes(self) -> int:
-        """Of its distinct numbers: an axis that is only repeated counts once."""
+        """Bytes of its distinct numbers: an axis that is only repeated counts once."""
         return math.prod(n for n, stride in zip(self.shape, self.strides, strict=True) if stride) * self.dtype.size
 
     @property

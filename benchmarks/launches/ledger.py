@@ -105,5 +105,5 @@ def ledger(graph: Graph, gpu: Architecture = M4) -> Ledger:
 
 
 def total(graphs: Iterable[Graph], gpu: Architecture = M4) -> Ledger:
-    """Of submissions that run one after another."""
+    """The sum over submissions that run one after another."""
     return sum((ledger(graph, gpu) for graph in graphs), Ledger((), 0))

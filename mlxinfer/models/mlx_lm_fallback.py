@@ -87,7 +87,8 @@ class FallbackModel:
         self.vocab_size = int(config.get("vocab_size") or text.get("vocab_size") or 0)
         self.max_context = next((int(c[key]) for c in (config, text) for key in _CONTEXT_KEYS if c.get(key)), _NO_LIMIT)
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
-        self.notes: tuple[str, ...] = (f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache",)
+        alone = f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache"
+        self.notes: tuple[str, ...] = (alone,)
         if window is not None and window < self.max_context:
             self.max_context = window
             self.notes += (f"mlx-lm's graph does not know this model's window of {window} tokens: that is as long as a context may be",)

@@ -54,7 +54,7 @@ class FourBitMatrix:
         return Dense((values * scales).reshape(last - first, columns))
 
     def _codes(self, first: int, last: int) -> np.ndarray:
-        """Of the bytes `first .. last`."""
+        """The codes in the bytes `first .. last`."""
         rows = self._tensors.info(self._name).shape[0] * 2 == self.shape[0] * self.shape[1]
         packed = self._tensors.codes(self._name, first, last) if rows else self._tensors.codes(self._name).reshape(-1)[first:last]
         packed = packed.reshape(-1)

@@ -66,7 +66,7 @@ class IntegerMatrix:
         return dense(unpack(words, self._bits), scales, zeros, self._group_of)
 
     def _zeros(self) -> np.ndarray:
-        """Of codes that begin at zero, `[out or 1, groups or 1]`."""
+        """Zero points of codes that begin at zero, `[out or 1, groups or 1]`."""
         name, half = f"{self._base}.weight_zero_point", 2 ** (self._bits - 1)
         if name not in self._tensors:
             return np.full((1, 1), half, np.int32)

@@ -81,7 +81,7 @@ class MXFP4Matrix:
 
 
 def _shape(tensors: StoredTensors, weight: str, scale: str, group: int) -> tuple[int, ...]:
-    """Of the unpacked matrix; raises `CheckpointError` where the scales do not fit."""
+    """The shape of the unpacked matrix; raises `CheckpointError` where the scales do not fit."""
     shape = tensors.info(weight).shape
     columns = shape[-1] * 2
     if columns % 32 or tensors.info(scale).dtype not in _EIGHT_BITS:
