@@ -178,7 +178,7 @@ def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.
 
 
 def _embedding_costs(checkpoint: Checkpoint, output: Output, found: Sensitivities, forms: Sequence[Format]) -> list[float]:
-    """The cost of rounding the embedding, as far as it is an input: half the mean of the rows' squared gradients times their squared errors."""
+    """The cost of rounding the embedding as far as it is an input: half the mean of the rows' squared gradients times squared errors."""
     ids, counts = np.unique(np.array(found.tokens), return_counts=True)
     costs, first = np.zeros(len(forms)), 0
     for block in blocks(checkpoint, output.request):

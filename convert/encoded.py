@@ -131,7 +131,7 @@ class _Inputs:
     can_suffice: bool
     """Whether an expert could see enough tokens."""
     moments: Moments = field(default_factory=Moments)
-    """Of the inputs of experts."""
+    """Sums over the inputs of experts."""
     sums: np.ndarray | None = None
     """float32 `[in, in]`: the sum of `x x^T`."""
     count: int = 0

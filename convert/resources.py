@@ -23,7 +23,7 @@ from .reader import can_read_rows
 _BASE = 160_000_000
 """Bytes that the program itself takes, libraries included."""
 _BYTES_PER_ELEMENT = 26
-"""Of a block that is quantized: as read, in float32, its codes and what is written."""
+"""What a block that is quantized takes: as read, in float32, its codes and what is written."""
 _LEAST_BLOCK = 1 << 18
 _STATES = 20
 """Bytes per token and inner dimension while a block of layers reads a batch: gate, up, their product, in float32, and one to spare."""

@@ -163,7 +163,7 @@ class _Named(MetaWeights):
 
 
 Names = list[list[list[str]]]
-"""Of the places of one part, of the products that read one input, the tensors whose rows each of them has, in their order."""
+"""By place of a part and by product that reads its input: the tensors whose rows that product has, in their order."""
 
 
 def names_of_inputs(checkpoint: Checkpoint) -> list[Names]:

@@ -66,7 +66,7 @@ class PackedMatrix(Protocol):
     parts: tuple[str, ...]
     """The stored tensors that make it up."""
     shape: tuple[int, ...]
-    """Of the unpacked matrix `[..., out, in]`."""
+    """The shape of the unpacked matrix `[..., out, in]`."""
 
     @property
     def kind(self) -> str:
