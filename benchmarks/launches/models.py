@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,11 @@ def published() -> dict[str, dict[str, Any]]:
     if spec is None or spec.loader is None or not _PUBLISHED.exists():
         return {}
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "tests"))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "tests"))
     return cast("dict[str, dict[str, Any]]", module.PUBLISHED)
 
 

@@ -160,7 +160,7 @@ class Decoder:
                 stream = block.advance(stream, step, rotations)
             return stream.normed(self.norm)[1]
         for run in self.runs:
-            if run.native is not None and run.fits(step):
+            if run.native is not None and step.runs_blocks and not (run.temperatures and run.warm(step)):
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, run.native, run.layers, turns)
             else:

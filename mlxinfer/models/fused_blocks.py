@@ -34,9 +34,9 @@ class Run:
     temperatures: Sequence[Temperature] = ()
     """Those of its attention layers: the CPU kernels know none."""
 
-    def fits(self, step: Step) -> bool:
-        """Whether the CPU kernels can compute this step."""
-        return self.native is not None and step.runs_blocks and not any(t.beyond(step.segments) for t in self.temperatures)
+    def warm(self, step: Step) -> bool:
+        """Whether a temperature changes anything in this step, which the CPU kernels then cannot compute."""
+        return any(t.beyond(step.segments) for t in self.temperatures)
 
 
 def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:

@@ -79,26 +79,26 @@ def opened(file: Path, **options: Any) -> LLM:
 
 def test_blocks_are_unpacked_once(file: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with opened(file, max_num_seqs=2) as llm:
-        expected = llm.generate("abc", GREEDY).token_ids
+        expected = llm.generate("abc", GREEDY)[0].token_ids
         assert stored(llm) == {Blocks}
         assert growth(llm) == 0
         taken, kernel.left = llm.engine.config.kv_cache_tokens, 40
         count, whole = matrices(llm)
-        assert llm.generate("abc", GREEDY).token_ids == expected
+        assert llm.generate("abc", GREEDY)[0].token_ids == expected
         assert stored(llm) == {Dense}
         assert f"{count} of {count} matrices of GGUF blocks are unpacked once, which takes {whole / 1e6:.0f} MB" in caplog.text
         assert "every product" not in caplog.text
         assert llm.engine.config.kv_cache_tokens == taken  # the plan had left so much
         calls = kernel.products
         monkeypatch.setattr(Blocks, "dequantize", None)  # nothing is left to unpack
-        assert llm.generate("abc", GREEDY).token_ids == expected
+        assert llm.generate("abc", GREEDY)[0].token_ids == expected
         assert kernel.products == calls
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_the_cache_makes_room_as_far_as_it_can(file: Path, kernel: Kernel, caplog: pytest.LogCaptureFixture, share: float) -> None:
     with opened(file, max_num_seqs=2) as llm:
-        expected = llm.generate("abc", GREEDY).token_ids
+        expected = llm.generate("abc", GREEDY)[0].token_ids
         engine = llm.engine
         token = engine.cache.token_bytes(engine.model.layers, mx.float32, engine.kv)
         count, whole = matrices(llm)
@@ -106,7 +106,7 @@ def test_the_cache_makes_room_as_far_as_it_can(file: Path, kernel: Kernel, caplo
         engine.config = replace(engine.config, kv_cache_tokens=engine.config.max_context + more)
         engine._take_memory = lambda wanted: 0
         kernel.left = 30
-        assert llm.generate("abc", GREEDY).token_ids == expected
+        assert llm.generate("abc", GREEDY)[0].token_ids == expected
         now = engine.config.kv_cache_tokens
         dense = [h.matrix for h in packing.holders(llm.loaded.model) if isinstance(h.matrix, Dense)]
         assert engine.config.max_context <= now <= engine.config.max_context + more

@@ -128,7 +128,7 @@ def test_the_answers_come_by_plain_mlx(
         assert backends(llm) == {MetalAttention}
         kernels.error, kernels.broken = error, after(120, slots=2)
         assert answers(llm) == plain
-        assert kernels.failed == 1
+        assert 1 <= kernels.failed <= 2  # where sums with norms are kernels as well, those are given up first
         assert backends(llm) == {PlainAttention}
         assert "plain MLX" in caplog.text
         assert answers(llm) == plain
