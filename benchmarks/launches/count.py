@@ -104,7 +104,8 @@ def with_layers(subject: Subject, count: int) -> Subject:
     whole = layers(subject)
 
     def cut(config: dict[str, Any]) -> dict[str, Any]:
-        lists = {key: value[:count] for key, value in config.items() if isinstance(value, list) and len(value) == whole}
+        by_layer = {key: value for key, value in config.items() if isinstance(value, list) or key == "hybrid_override_pattern"}
+        lists = {key: value[:count] for key, value in by_layer.items() if len(value) == whole}
         inner = {"text_config": cut(config["text_config"])} if "text_config" in config else {"num_hidden_layers": count}
         return config | lists | inner
 
