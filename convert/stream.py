@@ -322,7 +322,9 @@ class _Reader:
         for number, batch in enumerate(self._texts):
             for matrix in watched:
                 object.__setattr__(matrix, "held_out", batch.held_out)
-            step = self._step(batch) if self._steps is None else self._steps.setdefault(number, self._step(batch))
+            step = (self._steps or {}).get(number) or self._step(batch)
+            if self._steps is not None:
+                self._steps[number] = step
             rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
             self._states[number] = block(self._states[number], step, rotations, self._inputs[number][0] if self._inputs else None)
             mx.eval(self._states[number])
