@@ -20,7 +20,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
-NAMES = sorted(folder.name for folder in GOLDEN.iterdir())
+QUICK = {"llama", "gemma3_text", "gpt_oss", "granitemoehybrid", "lfm2_moe", "minicpm3", "olmo2", "phi3", "qwen3_5_text", "qwen3_moe"}
+"""One of each build; the others are `slow`."""
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in sorted(folder.name for folder in GOLDEN.iterdir())]
 IDS = np.random.default_rng(3).integers(1, 90, 70).tolist()
 LIMIT = 1e-3
 
