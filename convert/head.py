@@ -88,7 +88,8 @@ class FinalStates:
             for rows in self._pieces():
                 logits, _ = self._logits(self._rows[rows], block)
                 parts.append(logits.max(-1) + np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)))
-                logits = logits - np.log(rng.standard_exponential(logits.shape, np.float32))
+                noise = np.maximum(rng.standard_exponential(logits.shape, np.float32), np.finfo(np.float32).tiny)
+                logits = logits - np.log(noise)
                 place = logits.argmax(-1)
                 value = np.take_along_axis(logits, place[:, None], -1)[:, 0]
                 better = value > best[rows]
