@@ -13,6 +13,7 @@ from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
 from ..nn.weights import Format, Quantized
 from .batches import BATCH, batches
+from .bookmarks import JournalBookmarks
 from .encoders import Parts, fit_parts, pack_codes
 from .gptq import Factor, encode, factorize
 from .importance import Moments
@@ -54,7 +55,7 @@ def encode_all(
         journal.forget("gptq")
         aside = max(len(texts) // _ASIDE, 1) if len(texts) > 1 else 0
         encoder = _Encoder(checkpoint, planned, journal, sum(map(len, texts)))
-        bookmarks = _Bookmarks(journal)
+        bookmarks = JournalBookmarks(journal, "gptq states")
         read_through(forward, batches(texts, held_out=aside, size=batch), encoder, progress, bookmarks)
         journal.record("gptq", {"units": [_unit(output) for output in planned.outputs if journal.done(_unit(output))]})
         bookmarks.forget()
@@ -97,31 +98,6 @@ def _notes(values: list[Values]) -> tuple[str, ...]:
     if unseen:
         notes.append(f"{unseen} of {pieces} experts keep the weighted fit: they saw too few tokens for GPTQ")
     return tuple(notes)
-
-
-class _Bookmarks:
-    """`stream.Bookmarks` in the journal."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal, self._last = journal, 0
-
-    def load(self) -> tuple[int, list[mx.array]] | None:
-        place = self._journal.done("gptq place")
-        found = self._journal.load(f"gptq states {place['parts']}") if place else None
-        if found is None or place is None:
-            return None
-        self._last = int(place["parts"])
-        return self._last, [found[0][str(number)] for number in range(len(found[0]))]
-
-    def save(self, parts: int, states: list[mx.array]) -> None:
-        self._journal.save(f"gptq states {parts}", {str(number): state for number, state in enumerate(states)})
-        self._journal.record("gptq place", {"parts": parts})
-        self.forget()
-        self._last = parts
-
-    def forget(self) -> None:
-        """Delete the states that were saved last."""
-        self._journal.forget(f"gptq states {self._last}")
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
 from .batches import batches
+from .bookmarks import JournalBookmarks
 from .journal import Journal
 from .stream import Place, plan_of, read_through
 
@@ -51,7 +52,7 @@ def measure(
     if journal and (kept := journal.load(_UNIT)):
         return kept[0]
     moments = _EveryMoments()
-    bookmarks = _Bookmarks(journal, moments) if journal else None
+    bookmarks = JournalBookmarks(journal, "weighed", moments.found) if journal else None
     read_through(checkpoint, batches(texts, size=batch), moments, progress, bookmarks)
     if journal and bookmarks:
         journal.save(_UNIT, moments.found)
@@ -60,34 +61,6 @@ def measure(
 
 
 _UNIT = "importance"
-
-
-class _Bookmarks:
-    """`stream.Bookmarks` in the journal, with what has been found so far."""
-
-    def __init__(self, journal: Journal, moments: _EveryMoments) -> None:
-        self._journal, self._moments, self._last = journal, moments, 0
-
-    def load(self) -> tuple[int, list[mx.array]] | None:
-        place = self._journal.done("weighed")
-        kept = self._journal.load(f"weighed {place['parts']}") if place else None
-        if kept is None or place is None:
-            return None
-        self._last = int(place["parts"])
-        found = {name[1:]: array for name, array in kept[0].items() if name.startswith("/")}
-        self._moments.found = found
-        return self._last, [kept[0][str(number)] for number in range(len(kept[0]) - len(found))]
-
-    def save(self, parts: int, states: list[mx.array]) -> None:
-        found = {f"/{name}": mean for name, mean in self._moments.found.items()}
-        self._journal.save(f"weighed {parts}", {str(number): state for number, state in enumerate(states)} | found)
-        self._journal.record("weighed", {"parts": parts})
-        self.forget()
-        self._last = parts
-
-    def forget(self) -> None:
-        """Delete what was saved last."""
-        self._journal.forget(f"weighed {self._last}")
 
 
 class _EveryMoments:

@@ -29,6 +29,7 @@ from .batches import Batch, batches
 from .head import FinalStates
 from .plain_step import PlainStep, linear
 from .products import add_gram, to_numpy
+from .stand_in import StandIn
 from .stream import Names, Place, load_part, names_of_inputs, places_of, plan_of, read_through
 
 
@@ -184,41 +185,29 @@ class _Record:
         return Sensitivity(self.names, self.curvature / tokens, rows.astype(np.float32), importance)
 
 
-class _Tap(Packed):
-    """A matrix whose products can be differentiated, and that remembers their inputs and the gradients of their outputs. Products hand
-    everything to a packed matrix, so it passes for one."""
+class _Tap(StandIn):
+    """A matrix whose products can be differentiated, and that remembers their inputs and the gradients of their outputs."""
 
-    __slots__ = ("matrix", "product", "record")
+    __slots__ = ("matrix", "plain", "record")
     matrix: mx.array
-    product: Callable[[mx.array], mx.array]
+    plain: Callable[[mx.array], mx.array]
     record: _Record
 
     def __init__(self, matrix: mx.array, names: list[str]) -> None:
         rows, size = matrix.shape[-2:]
         object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "product", _product(matrix))
+        object.__setattr__(self, "plain", _product(matrix))
         object.__setattr__(self, "record", _Record(names, np.zeros((size, size), np.float32), np.zeros(rows), np.zeros(size)))
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.matrix.shape)
 
-    def can_gate(self, activation: str) -> bool:
-        return False
+    def normed(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
+        return mx.fast.rms_norm(x, norm, eps)
 
-    def multiply(
-        self,
-        x: mx.array,
-        *,
-        bias: mx.array | None = None,
-        residual: mx.array | None = None,
-        norm: mx.array | None = None,
-        eps: float = 0.0,
-        gate: str | None = None,
-        experts: mx.array | None = None,
-    ) -> mx.array:
-        x = x if norm is None else mx.fast.rms_norm(x, norm, eps)
-        y = self.product(x) if experts is None else mx.gather_mm(x, self.matrix.swapaxes(-1, -2), rhs_indices=experts)
+    def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
+        y = self.plain(x) if experts is None else mx.gather_mm(x, self.matrix.swapaxes(-1, -2), rhs_indices=experts)
         self.record.x = mx.stop_gradient(x)
         y = linear(lambda y: y * 1, self.record.take)(y)
         y = y if experts is None else y.squeeze(-2)

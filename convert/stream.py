@@ -27,6 +27,7 @@ from ..nn.packing import objects, settle
 from ..nn.weights import Dense, Matrix, map_rows, numbers
 from .batches import Batch
 from .reader import blocks
+from .stand_in import StandIn
 
 
 class Place(Protocol):
@@ -195,8 +196,8 @@ def places_of(part: object) -> Iterator[list[Linear | Embedding]]:
             yield [node]
 
 
-class _Watched(Packed):
-    """A matrix that shows what it is multiplied with. Products hand everything to a packed matrix, so it passes for one."""
+class _Watched(StandIn):
+    """A matrix that shows what it is multiplied with."""
 
     __slots__ = ("held_out", "matrix", "place")
     matrix: Matrix | Packed
@@ -212,22 +213,10 @@ class _Watched(Packed):
     def shape(self) -> tuple[int, ...]:
         return self.matrix.shape
 
-    def can_gate(self, activation: str) -> bool:
-        return False
+    def normed(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
+        return RMSNorm(norm, eps)(x)
 
-    def multiply(
-        self,
-        x: mx.array,
-        *,
-        bias: mx.array | None = None,
-        residual: mx.array | None = None,
-        norm: mx.array | None = None,
-        eps: float = 0.0,
-        gate: str | None = None,
-        experts: mx.array | None = None,
-    ) -> mx.array:
-        assert gate is None
-        x = x if norm is None else RMSNorm(norm, eps)(x)
+    def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
         self.place.add(x, experts, self.shape[0], self.held_out)
         if isinstance(self.matrix, Packed):
             return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
