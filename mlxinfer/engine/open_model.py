@@ -100,11 +100,11 @@ class OpenModel:
                 config = engine_config(args, reservation.plan)
                 tokenizer = found.target.load_tokenizer()
                 if found.draft is None:
-                    return cls._of(args, found.target.read(tokenizer, progress), config, reservation, found.kv, None)
+                    return cls._of(found, found.target.read(tokenizer, progress), config, reservation, None)
                 drafting = found.draft.load_tokenizer()
                 check_draft(found.draft.model, drafting, tokenizer)
                 loaded, draft = found.target.read(tokenizer, progress), found.draft.read(drafting)
-                return cls._of(args, loaded, config, reservation, found.kv, Drafter.of(loaded, draft))
+                return cls._of(found, loaded, config, reservation, Drafter.of(loaded, draft))
             except BaseException:
                 reservation.release()
                 raise
@@ -112,13 +112,13 @@ class OpenModel:
     @classmethod
     def _of(
         cls,
-        args: EngineArgs,
+        found: Prepared,
         loaded: LoadedModel,
         config: EngineConfig,
         reservation: Reservation,
-        kv: KVFormat,
         drafter: Drafter | None,
     ) -> OpenModel:
+        args, kv = found.args, found.kv
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
         recommended = default_params(loaded.generation_config)
@@ -133,7 +133,7 @@ class OpenModel:
             max_context=config.max_context,
             default_params=inputs.default_params,
             plan=reservation.plan,
-            notes=(*_notes(loaded, kv), *filter(None, [kv_format(args.kv, args.path_or_id)[1]])),
+            notes=(*_notes(loaded, kv), *filter(None, [found.kv_note])),
         )
         return cls(args=args, loaded=loaded, config=config, reservation=reservation, kv=kv, drafter=drafter, inputs=inputs, info=info)
 
@@ -177,6 +177,8 @@ class Prepared:
     """The draft model; None without one."""
     kv: KVFormat
     """The format of cached keys and values."""
+    kv_note: str
+    """What to tell the user of how it was chosen; empty where it was asked for."""
 
     @property
     def weight_bytes(self) -> int:
@@ -203,12 +205,12 @@ class Prepared:
 @contextmanager
 def prepared(args: EngineArgs) -> Iterator[Prepared]:
     """Read the headers of a model and its draft model. Raises `MLXInferError`s."""
-    (kv, _), memory_gb = kv_format(args.kv, args.path_or_id, first16=args.kv_first16), args.memory_gb
+    (kv, kv_note), memory_gb = kv_format(args.kv, args.path_or_id, first16=args.kv_first16), args.memory_gb
     with ExitStack() as opened:
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
         target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
         draft = opened.enter_context(opening(args.draft)) if args.draft is not None else None
-        yield Prepared(args=args, target=target, draft=draft, kv=kv)
+        yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note)
 
 
 def with_shares(models: Sequence[EngineArgs]) -> list[EngineArgs]:
