@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": BELOW_ENGINE | {"engine"},
     "convert": BELOW_ENGINE | {"engine", "evaluation"},
     "server": BELOW_ENGINE | {"engine"},
-    "notebook": BELOW_ENGINE | {"engine"},
+    "notebook": BELOW_ENGINE | {"engine", "evaluation"},
     "bench": BELOW_ENGINE | {"engine"},
     "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation"},
 }

@@ -218,6 +218,12 @@ def logprobs_of(logits: mx.array) -> mx.array:
     return found
 
 
+def kl_divergence(expected: mx.array, found: mx.array) -> mx.array:
+    """In nats, of two sets of log-probabilities `[rows, vocab]`: `[rows]`. Tokens that cannot be add nothing."""
+    probabilities = mx.exp(expected)
+    return mx.where(probabilities > 0, probabilities * (expected - found), 0).sum(-1)
+
+
 def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
     """[positions], NaN for the last."""
     rows = mx.arange(len(ids) - 1)
@@ -270,9 +276,7 @@ def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading,
 
 def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """KL divergence in nats, and whether the likeliest token is the same, [positions] each."""
-    known = teacher.read(begin, end)
-    probabilities = mx.exp(known)
-    kl = mx.where(probabilities > 0, probabilities * (known - logprobs), 0).sum(-1)
+    kl = kl_divergence(teacher.read(begin, end), logprobs)
     return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
 
 

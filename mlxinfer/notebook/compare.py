@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..engine.llm import LLM
 from ..errors import MLXInferError, PromptError, SettingError
+from ..evaluation.measure import kl_divergence, logprobs_of
 from ..types import SamplingParams
 from .formats import table
 
@@ -105,7 +106,7 @@ def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> t
     if found.shape != expected.shape:
         raise SettingError(f"{llm.name} has {found.shape[-1]} tokens and the first model {expected.shape[-1]}: they cannot be compared")
     with mx.stream(mx.cpu):
-        kl = (mx.exp(expected) * (expected - found)).sum(axis=-1).mean()
+        kl = kl_divergence(expected, found).mean()
         same = (mx.argmax(expected, axis=-1) == mx.argmax(found, axis=-1)).mean()
         chosen = mx.take_along_axis(found[prompt - 1 : -1], mx.array(tokens[prompt:])[:, None], axis=-1).mean()
         return float(chosen.item()), float(kl.item()), float(same.item())  # type: ignore[arg-type]
@@ -114,9 +115,7 @@ def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> t
 def _logprobs(llm: LLM, tokens: list[int]) -> mx.array:
     logits = llm.logits(tokens)
     with mx.stream(mx.cpu):
-        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        mx.eval(found)
-    return found
+        return logprobs_of(logits)
 
 
 @contextmanager
