@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
+from mlxinfer.cache.base import Segment
 from mlxinfer.errors import SettingError
 from mlxinfer.interpret import Trace
+from mlxinfer.interpret.recorder import Recorder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 IDS = np.random.default_rng(5).integers(1, 90, 150).tolist()
@@ -221,3 +223,11 @@ def test_a_trace_that_would_not_fit_is_refused_before_it_is_computed(llm, monkey
     with pytest.raises(SettingError, match=r"a trace of 150 tokens would take 0\.\d GB, more than 0\.0: choose fewer layers"):
         llm.trace(IDS, what=EVERYTHING)
     assert llm.stats().steps == steps
+
+
+def test_what_is_read_again_is_kept_once():
+    """A sequence that gave its pages away begins anew: what was kept of it is replaced."""
+    recorder = Recorder({"mlp": {0}})
+    for value, past, count in ((1.0, 0, 3), (2.0, 3, 2), (3.0, 0, 4), (4.0, 4, 1)):
+        recorder.at("mlp", 0, mx.full((count, 2), value), [Segment(0, 0, count, past, 5)])
+    assert recorder.found("mlp", 0)[:, 0].tolist() == [3.0] * 4 + [4.0]
