@@ -17,6 +17,8 @@ from typing import Any
 from mlxinfer import AsyncLLM, SamplingParams
 from mlxinfer.engine.model_runner import PendingStep
 from mlxinfer.engine.scheduler import Schedule
+from mlxinfer.server.keeping.keeper import Keeper
+from mlxinfer.server.keeping.room import Room
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
 from mlxinfer.server.settings import LOOPBACK, ServerSettings
@@ -84,7 +86,8 @@ async def _serving(llm: AsyncLLM) -> AsyncGenerator[int, None]:
         listener.bind((LOOPBACK, 0))
         listener.listen()
         port: int = listener.getsockname()[1]
-        server = HTTPServer(Registry({NAME: llm}, {}), ServerSettings(host=LOOPBACK, port=port))
+        registry = Registry.running({NAME: llm})
+        server = HTTPServer(registry, Keeper(registry.slots, Room()), ServerSettings(host=LOOPBACK, port=port))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             yield port

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from ..errors import ServerError
 from .options import complete_model, engine_options, model_options, split
 
 if TYPE_CHECKING:
+    from ..server.serve import Models
     from ..server.settings import ReasoningField, ServerSettings
 
 
 @click.command(short_help="Serve models over HTTP.")
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete_model)
+@click.argument("models", metavar="MODEL...", nargs=-1, shell_complete=complete_model)
+@click.option("--models-dir", type=click.Path(path_type=Path), metavar="DIR", help="List the models in it; each is loaded when asked for.")
+@click.option("--pin", "pinned", multiple=True, metavar="NAME", help="Load this one at the start and never unload it; repeatable.")
+@click.option(
+    "--keep-alive",
+    metavar="TIME",
+    callback=lambda ctx, param, value: _keep_alive(value),
+    help="Unload a model after so long without requests (5m, 1h30m, seconds; -1: never).  [default: never; 5m with --models-dir]",
+)
 @click.option("--socket", type=click.Path(path_type=Path), help="The Unix socket.  [default: $MLXINFER_SOCKET or ~/.mlxinfer/api.sock]")
 @click.option("--no-socket", is_flag=True, help="No Unix socket, only TCP.")
 @click.option("--host", help="Listen on TCP too, at this address.  [default with --port: 127.0.0.1]")
@@ -38,18 +46,31 @@ if TYPE_CHECKING:
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
 @engine_options
-def serve(models: tuple[str, ...], install: bool, aliases: tuple[str, ...], **options: Any) -> None:
+def serve(
+    models: tuple[str, ...],
+    install: bool,
+    aliases: tuple[str, ...],
+    models_dir: Path | None,
+    pinned: tuple[str, ...],
+    keep_alive: float | None,
+    **options: Any,
+) -> None:
     """Serve MODELs to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. Only you can open the socket, so it
-    needs no key; TCP beyond this machine needs one.
+    needs no key; TCP beyond this machine needs one. --memory is for all models together: where one is asked for that has no room,
+    those that were idle longest are unloaded.
     """
+    if not models and models_dir is None:
+        raise click.UsageError("name a MODEL, or a folder of them with --models-dir")
     model_settings, given = split(options)
     settings, names = _settings(**given), dict(_pair(alias) for alias in aliases)
     if install:
-        _print_plist(models, aliases, settings, model_settings)
-    else:
-        _run(models, names, settings, model_settings)
+        _print_plist(models, aliases, models_dir, pinned, settings, model_settings)
+        return
+    from ..server.serve import run
+
+    run(_listed(models, names, models_dir, pinned, keep_alive, model_settings), settings, tell=click.echo)
 
 
 def _settings(
@@ -90,33 +111,65 @@ def _pair(alias: str) -> tuple[str, str]:
     return other, name
 
 
-def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSettings, options: dict[str, Any]) -> None:
+def _keep_alive(text: str | None) -> float | None:
+    """Seconds. Raises `click.BadParameter`."""
+    if text is None:
+        return None
+    from ..server.keeping.duration import seconds_of
+
+    try:
+        found = seconds_of(float(text))
+    except ValueError:
+        found = seconds_of(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no time, such as 5m, 1h30m or 300", param_hint="--keep-alive")
+    return found
+
+
+def _listed(
+    models: tuple[str, ...],
+    aliases: dict[str, str],
+    models_dir: Path | None,
+    pinned: tuple[str, ...],
+    keep_alive: float | None,
+    options: dict[str, Any],
+) -> Models:
     from ..config import EngineArgs
     from ..engine.async_llm import AsyncLLM
-    from ..engine.open_model import with_shares
-    from ..server.models import public_name
-    from ..server.serve import run
+    from ..server.listing import Listing
 
-    found: dict[str, EngineArgs] = {}
-    for name, target in map(public_name, models):
-        if name in found:
-            raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
-        found[name] = EngineArgs(target, **options)
-    planned = zip(found, with_shares(list(found.values())), strict=True)
-    loads = {name: partial(AsyncLLM, args.path_or_id, **options | {"memory_gb": args.memory_gb}) for name, args in planned}
-    run(loads, settings, aliases=aliases, tell=click.echo)
+    listing = Listing(EngineArgs("", **options), AsyncLLM.of, keep_alive)
+    for model in models:
+        listing.add(model)
+    if models_dir is not None:
+        listing.add_folder(models_dir)
+    return listing.models(aliases, pinned)
 
 
-def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: ServerSettings, options: dict[str, Any]) -> None:
+def _print_plist(
+    models: tuple[str, ...],
+    aliases: tuple[str, ...],
+    models_dir: Path | None,
+    pinned: tuple[str, ...],
+    settings: ServerSettings,
+    options: dict[str, Any],
+) -> None:
     from ..server.launchd import LABEL, make_directory, property_list
 
-    arguments = [*map(_absolute, models), *(part for alias in aliases for part in ("--alias", alias)), *_spelled(options)]
+    folder = ["--models-dir", str(models_dir.expanduser().absolute())] if models_dir else []
+    repeated = [part for alias in aliases for part in ("--alias", alias)] + [part for name in pinned for part in ("--pin", name)]
+    arguments = [*map(_absolute, models), *folder, *repeated, *_spelled(options), *_spelled_keep_alive()]
     text = property_list(arguments, settings)
     directory = make_directory(settings)
     click.echo(text, nl=False)
     click.secho(f"The socket and the log will be in {directory}, which only you can enter.", err=True, dim=True)
     place = f"~/Library/LaunchAgents/{LABEL}.plist"
     click.secho(f"Save this as {place}, then: launchctl bootstrap gui/$(id -u) {place}", err=True, dim=True)
+
+
+def _spelled_keep_alive() -> list[str]:
+    seconds = click.get_current_context().params["keep_alive"]
+    return [] if seconds is None else ["--keep-alive", f"{seconds if math.isfinite(seconds) else -1:g}"]
 
 
 def _absolute(model: str) -> str:

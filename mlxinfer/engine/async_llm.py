@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
-from ..config import EngineArgs
+from ..config import EngineArgs, settings
 from ..errors import MLXInferError
 from ..loading.load import LoadedModel
 from ..tools import OfferedTool, ToolChoice
@@ -55,6 +55,11 @@ class AsyncLLM(FrontDoor):
     before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once an
     hour.
     """
+
+    @classmethod
+    def of(cls, args: EngineArgs) -> AsyncLLM:
+        """One with settings that were checked before."""
+        return cls(**{one.name: getattr(args, one.name) for one, _ in settings()})
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         self._thread = EngineThread(partial(OpenModel.open, args), progress)

@@ -21,7 +21,7 @@ from ..loading.fingerprint import fingerprint
 from ..loading.kv_choice import kv_format
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory_budget import BUDGET, Reservation, shares
-from ..loading.memory_plan import MemoryPlan, plan_memory
+from ..loading.memory_plan import GOOD_CONTEXT, MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
 from ..nn import row_products
@@ -187,7 +187,18 @@ class Prepared:
 
     def plan(self, memory: DeviceMemory) -> MemoryPlan:
         """What this memory is used for. Raises `MemoryPlanError`."""
-        args = self.args
+        return self._plan(memory, self.args)
+
+    def least(self, memory: DeviceMemory) -> int:
+        """Bytes of this memory that the model must have: its weights, a step, and one sequence of the length that was asked for, or of
+        `GOOD_CONTEXT` tokens, or of as many as fit. Raises `MemoryPlanError`."""
+        most = self.target.model.max_context
+        wanted = min(self.args.max_context or GOOD_CONTEXT, most)
+        plan = self._plan(memory, replace(self.args, max_context=wanted, max_num_seqs=1, prefix_cache=False))
+        reading = self.weight_bytes + max(self.target.load_bytes, self.draft.load_bytes if self.draft else 0)
+        return min(max(plan.used, reading), plan.limit)
+
+    def _plan(self, memory: DeviceMemory, args: EngineArgs) -> MemoryPlan:
         return plan_memory(
             self.target,
             draft=self.draft,
@@ -213,16 +224,19 @@ def prepared(args: EngineArgs) -> Iterator[Prepared]:
         yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note)
 
 
-def with_shares(models: Sequence[EngineArgs]) -> list[EngineArgs]:
-    """The same for models that are to be loaded together: where no `memory_gb` is set, each gets its share of the memory. Raises
-    `MLXInferError`s."""
-    if len(models) < 2 or any(args.memory_gb is not None for args in models):
+def with_shares(models: Sequence[EngineArgs], part: float = 1.0, *, most: int | None = None) -> list[EngineArgs]:
+    """The same for models that are to be loaded together: each gets its share of this `part` of the memory that is left, or of `most`
+    bytes if that is less. Raises `MLXInferError`s."""
+    if not models or (len(models) == 1 and part == 1):
         return list(models)
     found: list[Prepared] = []
     for args in models:
         with prepared(args) as each:
             found.append(each)  # its files are closed, which a plan does not need
-    sizes = shares([each.weight_bytes for each in found], [each.plan for each in found], BUDGET.left())
+    left = BUDGET.left()
+    free = max(left.usable - left.reserved, 0)
+    memory = replace(left, usable=left.reserved + int(min(free, free if most is None else most) * part))
+    sizes = shares([each.weight_bytes for each in found], [each.plan for each in found], memory)
     return [replace(args, memory_gb=size / 1e9) for args, size in zip(models, sizes, strict=True)]
 
 

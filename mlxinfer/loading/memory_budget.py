@@ -46,6 +46,21 @@ class MemoryBudget:
         self._held: WeakSet[Reservation] = WeakSet()
         self._before = 0
         """Bytes that MLX held before the first of them."""
+        self._allowed: int | None = None
+        """Bytes that all plans may have together; None is all there are."""
+
+    def allow(self, nbytes: int | None) -> None:
+        """Let all plans together have so many bytes, and no more than there are. Plans that hold more keep it."""
+        with self._lock:
+            self._allowed = nbytes
+            if not self._held:
+                self._before = self._active()
+
+    @property
+    def planned(self) -> int:
+        """Bytes that plans have reserved."""
+        with self._lock:
+            return self._used()
 
     @property
     def reserved(self) -> int:
@@ -77,7 +92,8 @@ class MemoryBudget:
         with self._lock:
             if held not in self._held:
                 return 0
-            taken = max(min(wanted, held.plan.left, self._memory().usable - self.reserved), 0)
+            left = self.left()
+            taken = max(min(wanted, held.plan.left, left.usable - left.reserved), 0)
             held.plan = replace(held.plan, weights=held.plan.weights + taken)
             self._limit()
             return taken
@@ -91,7 +107,13 @@ class MemoryBudget:
 
     def left(self) -> DeviceMemory:
         """The memory, and how much of it is reserved."""
-        return replace(self._memory(), reserved=self.reserved)
+        with self._lock:
+            memory, reserved = self._memory(), self.reserved
+            # What was there before any model is no part of what models may have; what a closed one has not given back yet is.
+            own = self._used() + max(self._others() - self._before, 0)
+            if self._allowed is None or memory.usable - reserved <= self._allowed - own:
+                return replace(memory, reserved=reserved)
+            return replace(memory, usable=min(memory.usable, self._allowed), reserved=own, source="what models may take together")
 
     def _used(self) -> int:
         return sum(each.plan.used for each in self._held)

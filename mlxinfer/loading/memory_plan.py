@@ -34,7 +34,7 @@ _OPEN_PAGES_IN_FLIGHT = 1.5
 _SCORED_SHARE = 1 / 16
 """Share of the memory besides the weights for the logits of prompts, where they are asked for."""
 _LEAST_SCORED = 16
-_GOOD_CONTEXT = 8192
+GOOD_CONTEXT = 8192
 """Tokens of context that come before long chunks and before further sequences."""
 _LEAST_TOKENS = 4 * PAGE
 
@@ -248,7 +248,7 @@ class _Request:
         if self.draft is not None:
             demands += _demands(self.draft, KVFormat(), step)
         shares = divide(demands, self.limit, self.wanted, sequences, prefix_cache=self.prefix_cache)
-        return _Option(step, demands, shares, shares.context >= min(self.wanted, _GOOD_CONTEXT))
+        return _Option(step, demands, shares, shares.context >= min(self.wanted, GOOD_CONTEXT))
 
 
 def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:

@@ -154,6 +154,23 @@ def resolve(what: str | Path) -> Resolved:
     return Resolved(_from_hub(text), text)
 
 
+def local_place(what: str | Path) -> object:
+    """Something that is the same for two names of the same file or folder, through links too. A model that is not here yet is only the
+    same under the same name. Downloads and assembles nothing."""
+    text = os.fspath(what)
+    for place in (Path(os.path.expanduser(text)), models_dir() / text):
+        try:
+            found = (_model_in(place) if text not in ALIASES else place).stat()
+        except (OSError, ValueError, ModelNotFoundError):
+            continue
+        return found.st_dev, found.st_ino
+    installed = ALIASES[text].installed() if text in ALIASES else []
+    if len(installed) == 1:
+        found = installed[0].stat()
+        return found.st_dev, found.st_ino
+    return text
+
+
 def _model_in(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf" and not _is_gguf(path):

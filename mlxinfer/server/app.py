@@ -20,6 +20,7 @@ from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai
 from .auth import Auth, is_unix
 from .errors import APIError, of_error, server_failed, stopping
+from .keeping.keeper import Keeper
 from .metrics import Metrics
 from .models import Registry
 from .origins import Origins
@@ -38,10 +39,10 @@ _ID_HEADERS = (b"x-request-id", b"request-id")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def create_app(models: Registry, settings: ServerSettings, dialects: Sequence[Dialect] | None = None) -> ASGIApp:
-    """An application that serves these models in these dialects (default: `DIALECTS`). The caller starts and closes the engines."""
+def create_app(models: Registry, keeper: Keeper, settings: ServerSettings, dialects: Sequence[Dialect] | None = None) -> ASGIApp:
+    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the keeper."""
     dialects = DIALECTS if dialects is None else dialects
-    server = Server(models, settings, Metrics(models))
+    server = Server(models, keeper, settings, Metrics(models, keeper))
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
     return _App(server, dialects, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
@@ -146,16 +147,20 @@ class _Exchange:
 
 
 class Health(TypedDict):
+    """`states` says of each model whether it is listed, loading, ready, unloading or failed."""
+
     status: str
     version: str
     models: list[str]
+    states: dict[str, str]
 
 
 async def health(context: RequestContext, body: Any) -> ASGIApp:
-    names = [served.name for served in context.server.models]
-    failed = [served.name for served in context.server.models if served.llm.ended]
+    models = context.server.models
+    failed = [entry.name for entry in models if entry.slot.broken]
     status = f"{', '.join(failed)} has failed" if failed else "ok"
-    return JSONResponse(Health(status=status, version=__version__, models=names), 503 if failed else 200)
+    states = {entry.name: entry.slot.state for entry in models}
+    return JSONResponse(Health(status=status, version=__version__, models=list(states), states=dict(states)), 503 if failed else 200)
 
 
 async def metrics(context: RequestContext, body: Any) -> ASGIApp:

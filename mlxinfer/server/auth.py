@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope
 
 from .errors import APIError, invalid
 from .origins import Origins
-from .settings import Limits, ServerSettings
+from .settings import Limits, ServerSettings, is_loopback
 from .sse import ClientGone
 
 PUBLIC = frozenset({"/health"})
@@ -75,6 +75,16 @@ class Auth:
 def is_unix(scope: Scope) -> bool:
     """Whether the request came over a Unix socket, where the system vouches for the client."""
     return bool(scope.get("state", {}).get("unix", False))
+
+
+def peer(scope: Scope) -> str:
+    """Who sends a request: a process on a Unix socket, a connection from this machine, another machine. A process has many connections at
+    times, but from this machine's TCP nothing else is known of it."""
+    state = scope.get("state", {})
+    if state.get("unix", False):
+        return f"process {state.get('pid') or state.get('connection', '')}"
+    host, port = scope.get("client") or ("", 0)
+    return f"connection {port}" if is_loopback(host) else f"address {host}"
 
 
 async def read_json(scope: Scope, receive: Receive, limits: Limits, *, any_type: bool = False) -> bytes:

@@ -40,13 +40,17 @@ class APIError(Exception):
     for programs.
     """
 
-    def __init__(self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None, retry_s: int = RETRY_AFTER_S
+    ) -> None:
+        """`retry_s`: seconds after which a client may try again, where the status says that it may."""
         super().__init__(message)
         self.status = status
         self.kind: Kind = kind
         self.message = message
         self.param = param
         self.code = code
+        self._retry_s = retry_s
 
     @property
     def headers(self) -> dict[str, str]:
@@ -55,7 +59,7 @@ class APIError(Exception):
             return {"www-authenticate": "Bearer"}
         if self.code == "ambiguous_length":
             return {"connection": "close"}
-        return {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return {"retry-after": str(self._retry_s)} if self.status in (429, 503) else {}
 
 
 class TooLong(APIError):

@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..types import Chunk, Completion, EngineStats, Usage
+from .keeping.collector import ModelCollector
+from .keeping.keeper import Keeper
 from .models import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -49,11 +51,13 @@ class TokenIntervals:
 class Metrics:
     """Counters of one server; `registry` is what `/metrics` writes."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Registry, keeper: Keeper) -> None:
         self.registry = CollectorRegistry()
-        made = {name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS}
-        self._histograms = {served.name: {name: made[name].labels(served.name) for name in made} for served in models}
-        self._intervals = {served.name: TokenIntervals() for served in models}
+        self._made = {
+            name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS
+        }
+        self._histograms: dict[str, dict[str, Histogram]] = {}
+        self._intervals: dict[str, TokenIntervals] = {}
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self._reasoning_tokens = self._counter("reasoning_tokens", "Tokens of answers in which the model thought.")
@@ -63,12 +67,23 @@ class Metrics:
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
         self.registry.register(_Engines(models, self._intervals))
+        self.registry.register(ModelCollector(keeper))
+        for entry in models:
+            if entry.slot.state == "ready":
+                self._add(entry.name)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
+    def _add(self, model: str) -> None:
+        """A model is counted from its first request on, so that those which are only listed make no pages of zeros."""
+        self._histograms[model] = {name: made.labels(model) for name, made in self._made.items()}
+        self._intervals[model] = TokenIntervals()
+
     def begin(self, model: str) -> RequestMetrics:
         """Counters of a request that begins now."""
+        if model not in self._intervals:
+            self._add(model)
         return RequestMetrics(self, model, self._histograms[model], self._intervals[model])
 
     def answered(self, method: str, path: str, status: int) -> None:
@@ -191,7 +206,7 @@ class _Engines(Collector):
         for model, intervals in self._intervals.items():
             intervals.add_to(family, model)
         yield family
-        stats: list[tuple[str, EngineStats]] = [(served.name, served.llm.stats()) for served in self._models]
+        stats: list[tuple[str, EngineStats]] = [(slot.name, slot.stats) for slot in self._models.slots]
         for name, text, value in _GAUGES:
             yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
         for name, text, value in _COUNTERS:

@@ -1,4 +1,4 @@
-"""The served models and their public names. Over HTTP models have names only, never paths."""
+"""The models that are served and their public names. Over HTTP models have names only, never paths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ServerError
 from .errors import no_such_model
+from .keeping.slot import Slot
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -23,45 +24,72 @@ _MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model."""
+    """A loaded model, as long as a request uses it."""
 
     name: str
     """Its public name, which answers contain whatever alias the request used."""
     llm: AsyncLLM
     """Runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A public name. Names of the same files have one slot, so that these are loaded once."""
+
+    name: str
+    """The name."""
+    slot: Slot
+    """The model, loaded or not."""
     created: int = field(default_factory=lambda: int(time.time()))
-    """When it was loaded, in seconds since 1970."""
+    """When the name was made, in seconds since 1970."""
 
 
 class Registry:
-    """The served models by name.
+    """The models by name.
 
     `aliases` maps further names to these; an alias that ends in `*` matches every name with this beginning. Raises `ServerError`.
     """
 
-    def __init__(self, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> None:
-        self._models = {check_name(name): ServedModel(name, llm) for name, llm in models.items()}
+    def __init__(self, slots: Mapping[str, Slot], aliases: Mapping[str, str] | None = None) -> None:
+        self._entries = {check_name(name): Entry(name, slot) for name, slot in slots.items()}
+        for entry in self:
+            entry.slot.names.append(entry.name)
         self._aliases = dict(aliases or {})
         for alias, name in self._aliases.items():
             check_name(alias.removesuffix("*"))
-            if name not in self._models:
-                raise ServerError(f"the alias {alias!r} is for {name!r}, which is not among the models: {', '.join(self._models)}")
+            if name not in self._entries:
+                raise ServerError(f"the alias {alias!r} is for {name!r}, which is not among the models: {', '.join(self._entries)}")
 
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+    @classmethod
+    def running(cls, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> Registry:
+        """Models that are loaded already, and stay so."""
+        return cls({name: Slot.running(llm) for name, llm in models.items()}, aliases)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All models, each once."""
+        return list(dict.fromkeys(entry.slot for entry in self))
 
     @property
     def aliases(self) -> Mapping[str, str]:
         """Name by alias."""
         return self._aliases
 
-    def get(self, name: str) -> ServedModel:
+    def listed(self) -> Iterator[tuple[str, Entry]]:
+        """What lists of models contain: every name, and every alias that is a whole name, with what it stands for."""
+        yield from ((entry.name, entry) for entry in self)
+        yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
+
+    def entry(self, name: str) -> Entry:
         """The model with this name or alias, with or without the tag `:latest`. Raises `APIError` (404)."""
         for known in (name, name.removesuffix(LATEST)):
-            served = self._models.get(known) or self._models.get(self._alias(known))
-            if served is not None:
-                return served
-        raise no_such_model(name, [*self._models, *self._aliases])
+            found = self._entries.get(known) or self._entries.get(self._alias(known))
+            if found is not None:
+                return found
+        raise no_such_model(name, [*self._entries, *self._aliases])
 
     def _alias(self, name: str) -> str:
         if name in self._aliases:

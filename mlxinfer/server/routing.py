@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +16,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
-from .auth import read_json
-from .errors import APIError, of_validation
+from . import sse
+from .auth import is_unix, peer, read_json
+from .errors import APIError, of_validation, timed_out
+from .keeping.keeper import Keeper
+from .keeping.slot import Slot
 from .log import notice_once
 from .metrics import Metrics
-from .models import Registry
+from .models import Entry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
@@ -29,6 +34,8 @@ class Server:
 
     models: Registry
     """The models that are served."""
+    keeper: Keeper
+    """Loads and unloads them."""
     settings: ServerSettings
     """What the server was started with."""
     metrics: Metrics
@@ -51,11 +58,55 @@ class RequestContext:
     """Headers of the request."""
     log: dict[str, Any] = field(default_factory=dict)
     """Further fields for its line in the access log. Never any text of a prompt or an answer."""
+    peer: str = ""
+    """Who sends it, as far as that is known: requests of different peers are scheduled fairly. See `auth.peer`."""
+    shared_key: bool = False
+    """Whether the client has shown a key that others may have too."""
+    began: float = field(default_factory=time.monotonic)
+    """When it came, in seconds of `time.monotonic`."""
+    held: list[Slot] = field(default_factory=list)
+    """The models that it uses, which stay loaded until its response has ended."""
 
     @property
     def limits(self) -> Limits:
         """The server's limits."""
         return self.server.settings.limits
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left for the answer; None is no limit."""
+        most = self.limits.request_s
+        return None if most is None else max(most - (time.monotonic() - self.began), 1e-3)
+
+    async def model(self, name: str, keep_alive_s: float | None = None) -> ServedModel:
+        """The model with this name, loaded if it was not, until the response has ended; and for `keep_alive_s` seconds afterwards. Raises
+        `APIError`, and `ClientGone` if the client does not wait for it."""
+        return await self.use(self.server.models.entry(name), keep_alive_s)
+
+    async def use(self, entry: Entry, keep_alive_s: float | None = None) -> ServedModel:
+        """`model` for one that was looked up."""
+        keeper, slot = self.server.keeper, entry.slot
+        self.log["model"] = entry.name
+        if keeper.try_hold(slot, keep_alive_s):
+            self.held.append(slot)
+        else:
+            asked = time.monotonic()
+            try:
+                await sse.unless_gone(self.receive, asyncio.wait_for(self._hold(slot, keep_alive_s), self.left_s))
+            except asyncio.TimeoutError:
+                raise timed_out() from None
+            self.log["load_ms"] = round((time.monotonic() - asked) * 1000, 1)
+        assert slot.llm is not None
+        return ServedModel(entry.name, slot.llm)
+
+    async def _hold(self, slot: Slot, keep_alive_s: float | None) -> None:
+        await self.server.keeper.hold(slot, keep_alive_s)
+        self.held.append(slot)
+
+    def let_go(self) -> None:
+        """The response has ended."""
+        while self.held:
+            self.server.keeper.let_go(self.held.pop())
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[ASGIApp]]
@@ -100,19 +151,35 @@ class Endpoint(Route):
         """Reads and checks the body, calls the handler and sends its response. Raises `APIError`."""
         state = scope["state"]
         state["route"] = self.documented_path
-        context = RequestContext(self._server, state["request_id"], receive, scope["path_params"], Headers(scope=scope), state["log"])
-        body = None
-        if self.body is not None:
-            raw = await read_json(scope, receive, context.limits, any_type=self._any_type)
-            taken: dict[str, str] = {}
-            try:
-                body = self.body.model_validate_json(raw, context=taken)
-            except ValidationError as error:
-                raise of_validation(error) from None
-            for name, why in taken.items():
-                notice_once(f"{name} is taken without effect: {why}", route=self.documented_path)
-        response = await self._handler(context, body)
-        await response(scope, receive, send)
+        context = RequestContext(
+            self._server,
+            state["request_id"],
+            receive,
+            scope["path_params"],
+            Headers(scope=scope),
+            state["log"],
+            peer=peer(scope),
+            shared_key=bool(self._server.settings.api_key) and not is_unix(scope),
+        )
+        try:
+            response = await self._handler(context, await self._body(context, scope))
+            await response(scope, receive, send)
+        finally:
+            context.let_go()
+
+    async def _body(self, context: RequestContext, scope: Scope) -> Any:
+        """The body of a request, checked. Raises `APIError`."""
+        if self.body is None:
+            return None
+        raw = await read_json(scope, context.receive, context.limits, any_type=self._any_type)
+        taken: dict[str, str] = {}
+        try:
+            body = self.body.model_validate_json(raw, context=taken)
+        except ValidationError as error:
+            raise of_validation(error) from None
+        for name, why in taken.items():
+            notice_once(f"{name} is taken without effect: {why}", route=self.documented_path)
+        return body
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,39 +5,37 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
 from .app import create_app
 from .connection import connection_class
+from .keeping.keeper import Keeper
+from .keeping.room import Room
+from .keeping.slot import Slot
 from .log import notice, start_logging
 from .models import Registry
 from .open_files import with_files
 from .settings import ServerSettings
 from .sockets import address, listening
 
-if TYPE_CHECKING:
-    from ..engine.async_llm import AsyncLLM
-
 _LAST_WORDS_S = 2.0
 """Seconds that a client has, after the second signal, to read that its answer was stopped."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-Load = Callable[[], "AsyncLLM"]
-"""Starts loading a model."""
 
 
 class HTTPServer(uvicorn.Server):
     """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
 
-    def __init__(self, models: Registry, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, models: Registry, keeper: Keeper, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
         limits = settings.limits
         config = uvicorn.Config(
-            create_app(models, settings),
+            create_app(models, keeper, settings),
             http=connection_class(limits),
             ws="none",
             lifespan="off",
@@ -77,10 +75,20 @@ class HTTPServer(uvicorn.Server):
             await asyncio.gather(*deaf, return_exceptions=True)
 
 
-def run(
-    loads: Mapping[str, Load], settings: ServerSettings, *, aliases: Mapping[str, str] | None = None, tell: Callable[[str], Any] = print
-) -> None:
-    """Load the models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What a server serves."""
+
+    registry: Registry
+    """The models by name."""
+    at_start: Sequence[Slot] = ()
+    """Those that are loaded before the first request."""
+    memory: int | None = None
+    """Bytes that all of them may take together; None is what the device has."""
+
+
+def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print) -> None:
+    """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where.
 
     The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
     """
@@ -89,16 +97,10 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     settings = with_files(settings)
     with listening(settings) as sockets:
-        asyncio.run(_run(loads, settings, sockets, aliases or {}, tell))
+        asyncio.run(_run(models, settings, sockets, tell))
 
 
-async def _run(
-    loads: Mapping[str, Load],
-    settings: ServerSettings,
-    sockets: list[socket.socket],
-    aliases: Mapping[str, str],
-    tell: Callable[[str], Any],
-) -> None:
+async def _run(models: Models, settings: ServerSettings, sockets: list[socket.socket], tell: Callable[[str], Any]) -> None:
     stop = asyncio.Event()
     server: HTTPServer | None = None
 
@@ -110,24 +112,23 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    async with AsyncExitStack() as stack:
-        models: dict[str, AsyncLLM] = {}
-        for name, load in loads.items():
-            models[name] = load()
-            stack.push_async_callback(models[name].close)
-        if not await _unless(stop, asyncio.gather(*(llm.ready() for llm in models.values()))):
+    keeper = Keeper(models.registry.slots, Room(models.memory))
+    try:
+        loading = asyncio.ensure_future(keeper.start(models.at_start))
+        if not await _unless(stop, loading):
             return
-        for name, llm in models.items():
-            for note in llm.notes:
-                notice(note, model=name)
+        for slot in loading.result():
+            notice("there is no room for it next to the others: it is loaded when it is asked for", model=slot.name)
 
         def ready() -> None:
-            tell(f"ready on {' and '.join(map(address, sockets))} ({', '.join(models)})")
-            for llm in models.values():
-                llm.prepare_structures()
+            names = ", ".join(entry.name for entry in models.registry)
+            tell(f"ready on {' and '.join(map(address, sockets))} ({names})")
+            keeper.prepare_structures()
 
-        server = HTTPServer(Registry(models, aliases), settings, ready=ready)
+        server = HTTPServer(models.registry, keeper, settings, ready=ready)
         await server.serve(sockets)
+    finally:
+        await keeper.close()
 
 
 async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:

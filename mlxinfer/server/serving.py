@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +40,7 @@ class GenerateRequest:
     params: SamplingParams
     """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
-    """Requests are scheduled fairly between different ids; empty means the anonymous client."""
+    """Requests are scheduled fairly between different ids; empty means whoever sends the request."""
     structure_field: str = "structure"
     """The request's field that `params.structure` comes from."""
 
@@ -108,7 +108,7 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
                     if chunk.finish_reason:
                         unfinished -= 1
                         _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
-                yield render(chunks)
+                yield render([_discreet(context, chunk) for chunk in chunks] if context.shared_key else chunks)
     except MLXInferError as error:
         raise _refused(error, request) from error
     finally:
@@ -124,11 +124,22 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
         for completion in completions:
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
-        return completions
+        return [_discreet(context, completion) for completion in completions]
     except MLXInferError as error:
         raise _refused(error, request) from error
     finally:
         _end(context, metrics, finished=bool(completions))
+
+
+_Part = TypeVar("_Part", Chunk, Completion)
+
+
+def _discreet(context: RequestContext, part: _Part) -> _Part:
+    """The answer as the client may see it. How much of a prompt was known tells whether somebody else has sent the same words: nobody is
+    told who has a key that others may have too."""
+    if not context.shared_key or part.usage is None or not part.usage.stats.reused_tokens:
+        return part
+    return replace(part, usage=replace(part.usage, stats=replace(part.usage.stats, reused_tokens=0)))
 
 
 def _refused(error: MLXInferError, request: GenerateRequest) -> APIError:
@@ -150,7 +161,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 
 def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
-    return {"client_id": request.client_id, "timeout_s": context.limits.request_s}
+    return {"client_id": f"user {request.client_id}" if request.client_id else context.peer, "timeout_s": context.left_s}
 
 
 def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:

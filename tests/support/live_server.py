@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.server.keeping.keeper import Keeper
+from mlxinfer.server.keeping.room import Room
 from mlxinfer.server.models import Registry
 from mlxinfer.server.serve import HTTPServer
 from mlxinfer.server.settings import ServerSettings
@@ -33,6 +35,7 @@ class LiveServer:
     port: int
     models: dict[str, AsyncLLM]
     server: HTTPServer
+    served: Served
 
     @property
     def url(self) -> str:
@@ -64,28 +67,55 @@ class LiveServer:
         return found
 
 
+@dataclass
+class Served:
+    """What a server is made of."""
+
+    registry: Registry
+    keeper: Keeper
+    models: dict[str, AsyncLLM]
+    """Those that are to be closed at the end."""
+
+
 @contextmanager
 def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], **settings: Any) -> Iterator[LiveServer]:
     """Serve on a Unix socket and on TCP until the end of the block; then everything is drained and closed."""
+
+    async def load() -> Served:
+        models = {name: load() for name, load in loads.items()}
+        await asyncio.gather(*(llm.ready() for llm in models.values()))
+        registry = Registry.running(models)
+        return Served(registry, Keeper(registry.slots, Room()), models)
+
+    with live_registry(load, **settings) as live:
+        yield live
+
+
+@contextmanager
+def live_registry(make: Callable[[], Awaitable[Served]], **settings: Any) -> Iterator[LiveServer]:
+    """The same for what `make` returns."""
     started: Future[LiveServer] = Future()
     with short_directory() as folder, listening(config := _settings(folder / "api.sock", settings)) as sockets:
         path = folder / "api.sock"
         port = sockets[1].getsockname()[1]
 
         async def main() -> None:
-            models = {name: load() for name, load in loads.items()}
+            served: Served | None = None
             try:
-                await asyncio.gather(*(llm.ready() for llm in models.values()))
-                server = HTTPServer(Registry(models), config)
-                server._ready = lambda: started.set_result(LiveServer(path, port, models, server))
+                served = await make()
+                server = HTTPServer(served.registry, served.keeper, config)
+                live = LiveServer(path, port, served.models, server, served)
+                server._ready = lambda: started.set_result(live)
                 await server.serve(sockets)
             except BaseException as error:
                 if not started.done():
                     started.set_exception(error)
                 raise
             finally:
-                for llm in models.values():
-                    await llm.close()
+                if served is not None:
+                    await served.keeper.close()
+                    for llm in served.models.values():
+                        await llm.close()
 
         thread = threading.Thread(target=lambda: asyncio.run(main()))
         thread.start()

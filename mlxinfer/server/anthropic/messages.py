@@ -27,7 +27,7 @@ class CountRequest(Conversation):
 
 async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
     check_version(context)
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model)
     params, prompt = body.params(served), await body.prompt(served)
     params = body.wanted_thinking().held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.client_id, structure_field=FORMAT)
@@ -41,7 +41,7 @@ async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
 
 async def count_tokens(context: RequestContext, body: CountRequest) -> ASGIApp:
     check_version(context)
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model)
     context.log["model"] = served.name
     try:
         tokens = len((await body.prompt(served)).token_ids)

@@ -104,9 +104,9 @@ def as_message(piece: Piece) -> dict[str, Any]:
     return {"message": message}
 
 
-def loaded(body: Request, fields: Fields) -> ASGIApp:
-    """The answer to a request without a prompt, which only loads the model."""
-    reply = {**_head(body), **fields(Piece()), "done": True, "done_reason": "load"}
+def empty(body: Request, fields: Fields, reason: Literal["load", "unload"]) -> ASGIApp:
+    """The answer to a request without a prompt, which only loads or unloads the model."""
+    reply = {**_head(body), **fields(Piece()), "done": True, "done_reason": reason}
     return Response(sse.line(reply), media_type=sse.JSON_LINES) if body.streams else JSONResponse(reply)
 
 
@@ -190,7 +190,7 @@ class Lines:
             "done": True,
             "done_reason": last.finish_reason,
             "total_duration": time.monotonic_ns() - self._began,
-            "load_duration": 0,
+            "load_duration": round(self._context.log.get("load_ms", 0) * 1e6),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": round(usage.stats.prefill_s * 1e9),
             "eval_count": usage.completion_tokens,

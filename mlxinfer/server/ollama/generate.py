@@ -12,12 +12,12 @@ from starlette.types import ASGIApp
 from ...types import SamplingParams
 from .. import sse
 from ..errors import TooLong, invalid
-from ..models import ServedModel
+from ..models import Entry, ServedModel
 from ..reasoning import Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, encode_chat, encode_text
 from ..validation import Ids, Unsupported
-from .answers import ChatReply, GenerateReply, Lines, as_message, as_response, loaded
+from .answers import ChatReply, Fields, GenerateReply, Lines, as_message, as_response, empty
 from .messages import Messages, OllamaTools, for_template, offer_of, thinking_of
 from .models import find
 from .protocol import Options, Request
@@ -50,10 +50,10 @@ class OllamaChatRequest(Request):
 
 
 async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGIApp:
-    served = find(context.server.models, body.model)
-    logprobs = body.wanted_logprobs()
+    entry, logprobs = find(context.server.models, body.model), body.wanted_logprobs()
     if not body.prompt:
-        return loaded(body, as_response)
+        return await _without_prompt(context, body, entry, as_response)
+    served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
     prompt = await _prompt(served, body, body.prompt, thinking.variables(served))
     ids = prompt if isinstance(prompt, list) else prompt.token_ids
@@ -69,15 +69,24 @@ async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGI
 
 
 async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
-    served = find(context.server.models, body.model)
-    logprobs = body.wanted_logprobs()
+    entry, logprobs = find(context.server.models, body.model), body.wanted_logprobs()
     if not body.messages:
-        return loaded(body, as_message)
+        return await _without_prompt(context, body, entry, as_message)
+    served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
     prompt = await encode_chat(served, for_template(body.messages), offer_of(body.tools or ()), thinking.variables(served))
     params = (body.options or Options()).params(served, len(prompt.token_ids), logprobs, body.structure())
     params = _held(thinking, params, served, prompt)
     return await Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), as_message).response()
+
+
+async def _without_prompt(context: RequestContext, body: Request, entry: Entry, fields: Fields) -> ASGIApp:
+    """A request that only loads the model, or unloads it where `keep_alive` is 0."""
+    if body.keep_alive_s == 0:
+        context.server.keeper.unload(entry.slot)
+        return empty(body, fields, "unload")
+    await context.use(entry, body.keep_alive_s)
+    return empty(body, fields, "load")
 
 
 def _held(thinking: Thinking, params: SamplingParams, served: ServedModel, prompt: ChatPrompt) -> SamplingParams:

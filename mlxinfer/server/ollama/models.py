@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import time
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -19,7 +19,10 @@ from ...loading.summary import Summary
 from ...models.vlm_text import integer_setting
 from ...types import SamplingParams
 from ..errors import APIError
-from ..models import LATEST, Registry, ServedModel
+from ..keeping.refusals import not_loaded
+from ..keeping.sheet import Sheet
+from ..keeping.slot import FOR_EVER, Slot
+from ..models import LATEST, Entry, Registry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import Ignored, StrictModel, Unsupported
 from .protocol import Options
@@ -28,7 +31,9 @@ VERSION = "0.14.0"
 """The version of Ollama whose API this is, by which clients decide what to use: the first one that has Anthropic's messages and OpenAI's
 responses too. Codex asks for 0.13.4."""
 _FOREVER = "9999-12-31T23:59:59Z"
-"""When a model is unloaded."""
+"""When a model is unloaded that stays loaded."""
+_LAST_S = 253402300799.0
+"""The same in seconds since 1970."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -41,19 +46,19 @@ _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "prese
 """Sampling parameters, in the order of `parameters`."""
 
 
-def find(models: Registry, name: str) -> ServedModel:
+def find(models: Registry, name: str) -> Entry:
     """The model with this name. Raises `APIError` with the words that Ollama's clients know."""
     try:
-        return models.get(name)
+        return models.entry(name)
     except APIError:
-        served = " and ".join(map(tagged, models))
+        served = " and ".join(tagged(entry.name) for entry in models)
         message = f"model {name[:200]!r} not found, only {served}"
         raise APIError(404, "not_found", message, param="model", code="model_not_found") from None
 
 
-def tagged(served: ServedModel) -> str:
-    """The model's name with a tag, as clients look for it in lists."""
-    return served.name if ":" in served.name else served.name + LATEST
+def tagged(name: str) -> str:
+    """A name with a tag, as clients look for it in lists."""
+    return name if ":" in name else name + LATEST
 
 
 class Details(TypedDict):
@@ -68,9 +73,11 @@ class Details(TypedDict):
 class Card:
     """What Ollama's clients are told of a model."""
 
-    def __init__(self, served: ServedModel) -> None:
-        self.served = served
-        self.summary: Summary = served.llm.loaded.summary
+    def __init__(self, name: str, entry: Entry, sheet: Sheet) -> None:
+        self.name = tagged(name)
+        self.sheet = sheet
+        self.summary: Summary = sheet.summary
+        self._created = entry.created
 
     @property
     def details(self) -> Details:
@@ -88,16 +95,15 @@ class Card:
     @property
     def info(self) -> dict[str, Any]:
         """`model_info`. `ARCHITECTURE.context_length` is what is served, which may be less than what the model was trained for."""
-        family, llm = self.summary.architecture, self.served.llm
-        config = llm.loaded.config
-        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(config, key)) is not None}
+        family, sheet = self.summary.architecture, self.sheet
+        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(sheet.config, key)) is not None}
         general = {"general.architecture": family, "general.parameter_count": self.summary.parameters}
-        return {**general, f"{family}.context_length": llm.max_context, f"{family}.vocab_size": llm.loaded.model.vocab_size, **sizes}
+        return {**general, f"{family}.context_length": sheet.max_context, f"{family}.vocab_size": sheet.vocab_size, **sizes}
 
     @property
     def parameters(self) -> str:
         """The model's default sampling parameters, one a line, except neutral ones."""
-        own, neutral = self.served.llm.default_params, SamplingParams().resolved()
+        own, neutral = self.sheet.default_params, SamplingParams().resolved()
         lines = [(name, getattr(own, name)) for name in _SHOWN if getattr(own, name) != getattr(neutral, name)]
         return "\n".join(f"{name.replace('repetition', 'repeat'):<30} {value:g}" for name, value in lines)
 
@@ -112,13 +118,19 @@ class Card:
         try:
             seconds = self.summary.path.stat().st_mtime
         except OSError:  # removed while it runs
-            seconds = self.served.created
-        return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+            seconds = self._created
+        return _iso(seconds)
 
     @property
-    def gpu_bytes(self) -> int:
-        """Bytes of GPU memory."""
-        return self.served.llm.memory_bytes if is_gpu() else 0
+    def capabilities(self) -> list[str]:
+        """What the model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+        if self.sheet.chat_template is None:
+            return ["completion"]
+        return ["completion", "tools", *(["thinking"] if self.sheet.thinks else [])]
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def human_count(count: int) -> str:
@@ -188,65 +200,77 @@ class ShowRequest(StrictModel):
     options: Options | None = None
 
 
+async def _cards(context: RequestContext) -> list[Card]:
+    """All models whose files can be read."""
+    found = [(name, entry, await context.server.keeper.sheet(entry.slot)) for name, entry in context.server.models.listed()]
+    return [Card(name, entry, sheet) for name, entry, sheet in found if sheet is not None]
+
+
 async def tags(context: RequestContext, body: Any) -> ASGIApp:
-    cards = [Card(served) for served in context.server.models]
     return JSONResponse(
         Tags(
             models=[
                 ListedModel(
-                    name=tagged(card.served),
-                    model=tagged(card.served),
+                    name=card.name,
+                    model=card.name,
                     modified_at=card.modified_at,
                     size=card.summary.nbytes,
                     digest=card.digest,
                     details=card.details,
                 )
-                for card in cards
+                for card in await _cards(context)
             ]
         )
     )
 
 
 async def running(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Running(models=[_running(Card(served)) for served in context.server.models]))
+    loaded = [entry for entry in context.server.models if entry.slot.state == "ready"]
+    sheets = [(entry, await context.server.keeper.sheet(entry.slot)) for entry in loaded]
+    models = [_running(Card(entry.name, entry, sheet), entry.slot) for entry, sheet in sheets if sheet is not None]
+    return JSONResponse(Running(models=models))
 
 
-def _running(card: Card) -> RunningModel:
-    name, llm = tagged(card.served), card.served.llm
+def _running(card: Card, slot: Slot) -> RunningModel:
     return RunningModel(
-        name=name,
-        model=name,
-        size=llm.memory_bytes,
+        name=card.name,
+        model=card.name,
+        size=slot.planned,
         digest=card.digest,
         details=card.details,
-        expires_at=_FOREVER,
-        size_vram=card.gpu_bytes,
-        context_length=llm.max_context,
+        expires_at=_expires_at(slot),
+        size_vram=slot.planned if is_gpu() else 0,
+        context_length=card.sheet.max_context,
     )
+
+
+def _expires_at(slot: Slot) -> str:
+    """When it is unloaded, if no further request comes."""
+    if slot.pinned or slot.keep_alive_s == FOR_EVER:
+        return _FOREVER
+    left = slot.keep_alive_s if slot.idle_until == FOR_EVER else slot.idle_until - time.monotonic()
+    return _iso(min(time.time() + max(left, 0.0), _LAST_S))
 
 
 async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
     name = body.model or body.name
     if not name:
         raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
-    card = Card(find(context.server.models, name))
+    entry = find(context.server.models, name)
+    sheet = await context.server.keeper.sheet(entry.slot)
+    if sheet is None:
+        raise not_loaded(entry.slot)
+    card = Card(entry.name, entry, sheet)
     return JSONResponse(
         Shown(
             parameters=card.parameters,
-            template=card.served.llm.tokenizer.chat_template or "",
+            template=sheet.chat_template or "",
             details=card.details,
             model_info=card.info,
-            capabilities=await asyncio.to_thread(_capabilities, card.served),
+            capabilities=card.capabilities,
             modified_at=card.modified_at,
         )
     )
-
-
-def _capabilities(served: ServedModel) -> list[str]:
-    """What a model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
-    if served.llm.tokenizer.chat_template is None:
-        return ["completion"]
-    return ["completion", "tools", *(["thinking"] if served.llm.output_format.reasoning else [])]
 
 
 async def version(context: RequestContext, body: Any) -> ASGIApp:
@@ -261,7 +285,7 @@ def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
-        Endpoint("GET", "/api/ps", running, None, Doc("The same with their memory", Running), server=server),
+        Endpoint("GET", "/api/ps", running, None, Doc("Those that are loaded, with their memory", Running), server=server),
         Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, any_type=True),
         Endpoint("GET", "/api/version", version, None, Doc("The version of this API", Version), server=server),
         Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Annotated, Any, Union
 
@@ -16,6 +15,7 @@ from ...structure import JSON_OBJECT, Schema, Structure
 from ...types import SamplingParams
 from .. import sse
 from ..errors import APIError, TooLong, invalid
+from ..keeping.duration import seconds_of
 from ..log import notice_once
 from ..models import ServedModel
 from ..structure import SchemaField, made, refused
@@ -35,7 +35,6 @@ _RENAMED = {
     "repeat_penalty": "repetition_penalty",
 }
 """Sampling parameters by the name of the option."""
-_DURATION = re.compile(r"[+-]?(?:0|(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h))+", re.ASCII)
 
 
 class Error(TypedDict):
@@ -120,10 +119,11 @@ class Options(StrictModel):
         return room if wanted is None else min(wanted, room)
 
 
-def _duration(value: int | float | str) -> int | float | str:
-    if isinstance(value, str) and not _DURATION.fullmatch(value):
+def _duration(value: float | str) -> float:
+    seconds = seconds_of(value)
+    if seconds is None:
         raise PydanticCustomError("duration", "must be seconds, or a duration like 5m")
-    return value
+    return seconds
 
 
 def _number_or_text(value: Any) -> str:
@@ -134,8 +134,8 @@ KeepAlive = Annotated[
     Union[Annotated[str, Field(max_length=64), Tag("<text>")], Annotated[float, Tag("<number>")]],
     Discriminator(_number_or_text),
     AfterValidator(_duration),
-    Ignored("models stay loaded as long as the server runs"),
 ]
+"""Seconds after the answer that the model stays loaded; a negative number becomes for ever."""
 
 
 class Request(StrictModel):
@@ -157,6 +157,11 @@ class Request(StrictModel):
         if self.format in (None, ""):
             return None
         return JSON_OBJECT if self.format == "json" else made("format", self.format, Schema)
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds after the answer that the model stays loaded; None leaves that to the server."""
+        return None if self.keep_alive is None else float(self.keep_alive)
 
     @property
     def streams(self) -> bool:

@@ -106,7 +106,7 @@ class ChatRequest(ToolFields, Sampling):
 
 
 async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model, body.keep_alive_s)
     limit, wants_usage = body.limit(), body.wants_usage()
     params, thinking = body.params(served, limit, body.wanted_logprobs()), body.thinking()
     prompt = await encode_chat(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))

@@ -74,7 +74,7 @@ class TextCompletion(TypedDict):
 
 
 async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model, body.keep_alive_s)
     params = body.params(served, body.limit, body.logprobs)
     wants_usage = body.wants_usage()
     jobs: list[_Job] = []

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from pydantic import Field
+
+from ..keeping.duration import seconds_of
 from ..validation import Ignored, StrictModel, Unsupported
+
+MOST_TTL_S = 2**31
 
 _AS_LOADED = "that is settled when a model is loaded"
 _CACHED = "prompts are cached by their tokens, whichever user they come from, as long as there is memory"
@@ -107,7 +112,8 @@ class VLLMExtras(StrictModel):
 class RouterExtras(StrictModel):
     """Fields of LM Studio and of OpenRouter."""
 
-    ttl: Annotated[Any, Ignored("models stay loaded as long as the server runs")] = None
+    ttl: Annotated[float, Field(ge=-1, le=MOST_TTL_S)] | None = None
+    """LM Studio's: seconds after the answer that the model stays loaded; -1 is for ever."""
     draft_model: Annotated[Any, Ignored(_AS_LOADED)] = None
     provider: Annotated[Any, Ignored("the model runs here")] = None
     models: Annotated[Any, Ignored("the model is the one named")] = None
@@ -123,3 +129,8 @@ class RouterExtras(StrictModel):
 
 class Extras(OpenAIExtras, LlamaCppExtras, VLLMExtras, RouterExtras):
     """All of them."""
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds after the answer that the model stays loaded; None leaves that to the server."""
+        return None if self.ttl is None else seconds_of(self.ttl)

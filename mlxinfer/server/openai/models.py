@@ -1,4 +1,4 @@
-"""`GET /v1/models`, and `POST /v1/embeddings`, which is refused."""
+"""`GET /v1/models`, llama.cpp's `POST /models/load` and `/models/unload`, and `POST /v1/embeddings`, which is refused."""
 
 from __future__ import annotations
 
@@ -8,17 +8,27 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..errors import APIError
-from ..models import ServedModel
+from ..keeping.refusals import without_paths
+from ..keeping.slot import Slot
+from ..models import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import PromptOrPrompts, StrictModel
 
 
+class Status(TypedDict):
+    """As llama.cpp's router tells it: `value` is unloaded, loading or loaded. One that `failed` is unloaded; `reason` says why."""
+
+    value: Literal["unloaded", "loading", "loaded"]
+    failed: NotRequired[bool]
+    reason: NotRequired[str]
+
+
 class Model(TypedDict):
     """`max_model_len`, in tokens of prompt and answer together, is vLLM's field; those after it are Anthropic's, whose clients ask at the
-    same path."""
+    same path; `status` is llama.cpp's."""
 
     id: str
     object: Literal["model"]
@@ -28,6 +38,7 @@ class Model(TypedDict):
     type: Literal["model"]
     display_name: str
     created_at: str
+    status: Status
 
 
 class Models(TypedDict):
@@ -54,37 +65,71 @@ class Embeddings(TypedDict):
     model: str
 
 
-def _model(served: ServedModel) -> Model:
+class Loading(StrictModel):
+    """The body of `POST /models/load` and `/models/unload`."""
+
+    model: Annotated[str, Field(max_length=256)]
+
+
+class Success(TypedDict):
+    success: Literal[True]
+
+
+async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
+    sheet = await context.server.keeper.sheet(entry.slot)
     return Model(
-        id=served.name,
+        id=name,
         object="model",
-        created=served.created,
+        created=entry.created,
         owned_by="mlxinfer",
-        max_model_len=served.llm.max_context,
+        max_model_len=sheet.max_context if sheet else 0,
         type="model",
-        display_name=served.name,
-        created_at=datetime.fromtimestamp(served.created, timezone.utc).isoformat().replace("+00:00", "Z"),
+        display_name=name,
+        created_at=datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z"),
+        status=_status(entry.slot),
     )
 
 
+def _status(slot: Slot) -> Status:
+    if slot.state == "failed" or slot.broken:
+        return Status(value="unloaded", failed=True, reason=without_paths(str(slot.error or "its engine has ended")))
+    return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
+
+
 async def list_models(context: RequestContext, body: Any) -> ASGIApp:
-    data = [_model(served) for served in context.server.models]
+    data = [await _model(context, name, entry) for name, entry in context.server.models.listed()]
     return JSONResponse(Models(object="list", data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"]))
 
 
 async def get_model(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(_model(context.server.models.get(context.path["model"])))
+    entry = context.server.models.entry(context.path["model"])
+    return JSONResponse(await _model(context, entry.name, entry))
+
+
+async def load(context: RequestContext, body: Loading) -> ASGIApp:
+    """Begins to load; `GET /v1/models` tells when it is done."""
+    context.server.keeper.start_loading(context.server.models.entry(body.model).slot)
+    return JSONResponse(Success(success=True))
+
+
+async def unload(context: RequestContext, body: Loading) -> ASGIApp:
+    """Unloads as soon as the model's requests have ended."""
+    context.server.keeper.unload(context.server.models.entry(body.model).slot)
+    return JSONResponse(Success(success=True))
 
 
 async def create_embeddings(context: RequestContext, body: EmbeddingRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
-    raise APIError(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")
+    entry = context.server.models.entry(body.model)
+    raise APIError(400, "unsupported", f"{entry.name} writes text and is no embedding model.", param="model", code="unsupported_model")
 
 
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
         Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
+        Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", Models), server=server),
+        Endpoint("POST", "/models/load", load, Loading, Doc("Begin to load a model", Success), server=server),
+        Endpoint("POST", "/models/unload", unload, Loading, Doc("Unload a model as soon as it is idle", Success), server=server),
         Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
         Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
     ]

@@ -145,7 +145,7 @@ class ResponseObject(TypedDict):
 
 
 async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model, body.keep_alive_s)
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     thinking = Thinking(effort=body.reasoning.effort if body.reasoning else None)
     offer = offer_of(body.tools or (), body.tool_choice, body.parallel_tool_calls)

@@ -1,0 +1,115 @@
+"""Which models a server lists: those of the command line, and those in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import EngineArgs
+from ..engine.open_model import with_shares
+from ..errors import MemoryPlanError, ServerError
+from ..loading.resolve import local_place
+from .keeping.slot import FOR_EVER, Slot
+from .models import Registry, public_name
+from .serve import Models
+
+if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
+
+FOLDER_KEEP_ALIVE_S = 300.0
+"""Seconds that a model of a folder stays loaded without requests."""
+_WHERE_OTHERS_COME = 0.5
+"""Part of the memory for the models that are loaded at the start, where others may be asked for."""
+
+
+class Listing:
+    """Gathers models. Names of the same files with the same settings have one slot."""
+
+    def __init__(self, args: EngineArgs, open_model: Callable[[EngineArgs], AsyncLLM], keep_alive_s: float | None = None) -> None:
+        """`args` are the settings of every model, `keep_alive_s` how long each of them stays loaded without requests: None is for ever for
+        those that are named, and `FOLDER_KEEP_ALIVE_S` for those of a folder."""
+        self._args = replace(args, memory_gb=None)
+        self._memory = None if args.memory_gb is None else int(args.memory_gb * 1e9)
+        self._open = open_model
+        self._keep_alive_s = keep_alive_s
+        self._slots: dict[str, Slot] = {}
+        self._by_place: dict[object, Slot] = {}
+        self._at_start: list[Slot] = []
+
+    def add(self, model: str) -> None:
+        """A model that is loaded at the start: `NAME=MODEL`, or a model that has a name of its own. Raises `ServerError`."""
+        name, target = public_name(model)
+        if name in self._slots:
+            raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
+        slot = self._list(name, target, FOR_EVER)
+        if slot not in self._at_start:
+            self._at_start.append(slot)
+
+    def add_folder(self, folder: Path) -> None:
+        """The models in a folder, which are loaded when they are asked for. Names that are taken already stay with their models. Raises
+        `ServerError`."""
+        found = list(models_in(folder))
+        if not found:
+            raise ServerError(f"there are no models in {folder}: it must have GGUF files, or folders with a model each")
+        for path in found:
+            name = public_name(str(path))[0]
+            if name not in self._slots:
+                self._list(name, str(path), FOLDER_KEEP_ALIVE_S)
+
+    def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> Models:
+        """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""
+        registry = Registry(self._slots, aliases)
+        for name in pinned:
+            slot = self._slots.get(aliases.get(name, name))
+            if slot is None:
+                raise ServerError(f"--pin {name}: there is no such model, only {', '.join(self._slots)}")
+            slot.pinned = True
+            if slot not in self._at_start:
+                self._at_start.append(slot)
+        self._at_start.sort(key=lambda slot: not slot.pinned)
+        self._share()
+        return Models(registry=registry, at_start=self._at_start, memory=self._memory)
+
+    def _list(self, name: str, target: str, keep_alive_s: float) -> Slot:
+        place = local_place(target)
+        slot = self._by_place.get(place)
+        if slot is None:
+            own = keep_alive_s if self._keep_alive_s is None else self._keep_alive_s
+            slot = self._by_place[place] = Slot(replace(self._args, path_or_id=target), self._open, keep_alive_s=own)
+        self._slots[name] = slot
+        return slot
+
+    def _share(self) -> None:
+        """Divide the memory among the models that are loaded at the start, if they fit in it together; otherwise each gets what there is
+        when its turn comes."""
+        part = 1.0 if len(self._at_start) == len(set(self._slots.values())) else _WHERE_OTHERS_COME
+        known = [slot.args for slot in self._at_start if slot.args is not None]
+        try:
+            shared = with_shares(known, part, most=self._memory)
+        except MemoryPlanError:
+            return
+        for slot, args in zip(self._at_start, shared, strict=True):
+            slot.args = args
+
+
+def models_in(folder: Path) -> Iterator[Path]:
+    """GGUF files, and folders with a config.json or one GGUF file. Of a GGUF file in parts only the first counts. Raises `ServerError`."""
+    try:
+        entries = sorted(folder.expanduser().iterdir())
+    except OSError as error:
+        raise ServerError(f"cannot read --models-dir {folder}: {error.strerror or error}") from None
+    yield from (path.absolute() for path in entries if not path.name.startswith(".") and _is_model(path))
+
+
+def _is_model(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "config.json").is_file() or len(list(path.glob("*.gguf"))) == 1
+    return path.suffix == ".gguf" and not _later_part(path.stem)
+
+
+def _later_part(stem: str) -> bool:
+    """Whether a file is another part than the first, as NAME-00002-of-00005."""
+    parts = stem.rsplit("-", 3)
+    return len(parts) == 4 and parts[2] == "of" and parts[1].isdigit() and int(parts[1]) > 1

@@ -1,0 +1,170 @@
+"""What has gone wrong in other engines that swap models, with room for one tiny model (or as much as a test says)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.kept_models import ROOM_FOR_ONE, Kept, kept_models, read_all, tiny_models
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return tiny_models(tmp_path_factory.mktemp("several"), "abc")
+
+
+@pytest.fixture
+def kept(paths: dict[str, Path]) -> Iterator[Kept]:
+    with kept_models(paths) as server:
+        yield server
+    assert server.watch.most_planned <= ROOM_FOR_ONE
+
+
+def test_a_busy_model_is_not_unloaded_in_the_middle_of_an_answer(kept: Kept) -> None:
+    streaming = kept.begin("a")
+    kept.until(lambda: kept.slots["a"].state == "ready" and kept.slots["a"].stats.running == 1)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(kept.ask, "b")
+        body = read_all(streaming)
+        assert (body.count('"finish_reason":"length"'), body.strip()[-6:]) == (1, "[DONE]")
+        assert other.result()[0] == 200
+    assert kept.watch.events == [("open", "a"), ("back", "a"), ("open", "b")]
+
+
+def test_a_model_is_not_unloaded_while_it_is_loaded(kept: Kept) -> None:
+    gate = kept.watch.gates["a"] = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kept.ask, "a")
+        kept.until(lambda: kept.slots["a"].state == "loading")
+        second = pool.submit(kept.ask, "b")
+        kept.until(lambda: len(kept.slots["b"].waiting) == 1)
+        time.sleep(0.05)
+        assert kept.states() == {"a": "loading", "b": "listed", "c": "listed"}
+        gate.set()
+        assert (first.result()[0], second.result()[0]) == (200, 200)
+    assert kept.watch.events == [("open", "a"), ("back", "a"), ("open", "b")]
+
+
+def test_a_model_is_not_unloaded_between_its_load_and_the_request_for_it(kept: Kept) -> None:
+    """Both wait before either is loaded: each is loaded once, and answers."""
+    gate = kept.watch.gates["c"] = threading.Event()
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(kept.ask, "c")
+        kept.until(lambda: kept.slots["c"].state == "loading")
+        others = []
+        for number in range(8):
+            name = "ab"[number % 2]
+            others.append(pool.submit(kept.ask, name))
+            kept.until(lambda name=name, number=number: len(kept.slots[name].waiting) == number // 2 + 1)  # type: ignore[misc]
+        gate.set()
+        assert [first.result()[0], *(each.result()[0] for each in others)] == [200] * 9
+    assert [name for what, name in kept.watch.events if what == "open"] == ["c", "a", "b"]
+
+
+def test_a_model_that_is_always_busy_does_not_keep_another_waiting(kept: Kept) -> None:
+    over = threading.Event()
+
+    def again_and_again() -> int:
+        count = 0
+        while not over.is_set():
+            assert kept.ask("a", max_tokens=40)[0] == 200
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        busy = [pool.submit(again_and_again) for _ in range(3)]
+        kept.until(lambda: kept.slots["a"].users == 3)
+        assert kept.ask("b")[0] == 200
+        over.set()
+        assert all(each.result() for each in busy)
+
+
+def test_of_two_that_wait_for_a_model_one_gives_up(kept: Kept) -> None:
+    gate = kept.watch.gates["a"] = threading.Event()
+    gone = kept.begin("a")
+    kept.until(lambda: kept.slots["a"].state == "loading")
+    with ThreadPoolExecutor(2) as pool:
+        same, other = pool.submit(kept.ask, "a"), pool.submit(kept.ask, "b")
+        kept.until(lambda: kept.slots["a"].users == 2 and kept.slots["b"].users == 1)
+        gone.close()
+        kept.until(lambda: kept.slots["a"].users == 1)
+        gate.set()
+        assert (same.result()[0], other.result()[0]) == (200, 200)
+
+
+def test_who_gives_up_before_its_model_is_loaded_costs_no_load(kept: Kept) -> None:
+    streaming = kept.begin("a")
+    kept.until(lambda: kept.slots["a"].state == "ready" and kept.slots["a"].stats.running == 1)
+    gone = kept.begin("b")
+    kept.until(lambda: kept.slots["b"].users == 1 and kept.slots["a"].yields)
+    gone.close()
+    kept.until(lambda: kept.slots["b"].users == 0 and not kept.slots["a"].yields)
+    assert kept.ask("a")[0] == 200
+    assert read_all(streaming).strip().endswith("[DONE]")
+    assert kept.watch.events == [("open", "a")]
+
+
+def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path]) -> None:
+    """Two small ones fit together; a larger one takes the room of both."""
+    memory = 60_000_000
+    with kept_models(paths, memory, contexts={"a": 64, "b": 64}) as kept:
+        slots = kept.slots
+        assert [kept.ask(name)[0] for name in "ab"] == [200, 200]
+        assert (slots["a"].state, slots["b"].state) == ("ready", "ready")
+        large = slots["c"].args
+        assert large is not None
+        slots["c"].args = type(large)(large.path_or_id, max_context=512, max_num_seqs=1)
+        slots["a"].llm and kept.until(lambda: slots["a"].users == slots["b"].users == 0)
+        kept.live.served.keeper.room.need = lambda args: 50_000_000  # type: ignore[method-assign]
+        assert kept.ask("c")[0] == 200
+        assert kept.states() == {"a": "listed", "b": "listed", "c": "ready"}
+    assert kept.watch.most_planned <= memory
+
+
+def test_what_is_planned_counts_and_not_what_is_in_use(kept: Kept) -> None:
+    """The first model has hardly begun to fill its cache, so its memory in use and the other's plan would fit together."""
+    assert kept.ask("a")[0] == 200
+    kept.until(lambda: kept.slots["a"].idle)
+    planned = kept.slots["a"].planned
+    assert kept.ask("b")[0] == 200
+    assert kept.slots["a"].state == "listed"
+    assert planned + kept.slots["b"].planned > ROOM_FOR_ONE
+
+
+def test_the_next_load_waits_for_the_memory_of_the_last_model(kept: Kept) -> None:
+    assert kept.ask("a")[0] == 200
+    llm = kept.slots["a"].llm
+    assert llm is not None
+    model = llm.loaded.model
+    del llm
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(kept.ask, "b")
+        kept.until(lambda: kept.slots["a"].state == "unloading")
+        time.sleep(0.2)
+        assert kept.watch.events == [("open", "a")]
+        del model
+        assert other.result()[0] == 200
+    assert kept.watch.events == [("open", "a"), ("back", "a"), ("open", "b")]
+
+
+def test_many_requests_for_a_model_load_it_once(kept: Kept) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert {each[0] for each in pool.map(kept.ask, "a" * 16)} == {200}
+    assert kept.watch.events == [("open", "a")]
+
+
+def test_a_model_has_its_own_settings_each_time_it_is_loaded(paths: dict[str, Path]) -> None:
+    with kept_models(paths, contexts={"a": 64, "b": 128}) as kept:
+        for _ in range(2):
+            for name, context in (("a", 64), ("b", 128)):
+                assert kept.ask(name)[0] == 200
+                listed = {model["id"]: model for model in kept.get("/v1/models")["data"]}
+                assert (listed[name]["max_model_len"], listed[name]["status"]["value"]) == (context, "loaded")
+                status, _, answer = kept.ask(name, prompt="x" * context)
+                assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert json.dumps(kept.watch.opened) == json.dumps({"a": 2, "b": 2})
