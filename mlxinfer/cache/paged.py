@@ -219,10 +219,12 @@ class PagedCache:
         return self._disk is not None and self._disk.tidy(idle=idle)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write the prefix cache to disk, as far as the time allows."""
+        """Write the prefix cache to disk, as far as the time allows, and let go of it."""
         if self._disk:
             self._disk.close(timeout_s)
             self._disk = None
+        if self.pool.index is not None:
+            self.pool.index.close()
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. If it `needs_commit`, commit it before the next step begins."""

@@ -231,6 +231,14 @@ class PrefixIndex:
                 if allocator.idle and allocator.reclaim:
                     allocator.reclaim(len(allocator.idle))
 
+    def close(self) -> None:
+        """Let go of all snapshots and of the allocators, which refer back: otherwise this memory would wait for the garbage collector."""
+        for snapshot in list(self.snapshots):
+            self.drop_snapshot(snapshot)
+        for group in self.groups:
+            for allocator in group.allocators:
+                allocator.reclaim = None
+
     def _reclaim(self, number: int, allocator: PageAllocator, count: int) -> None:
         group, left = self.groups[number], len(allocator.idle) - count
         while len(allocator.idle) > left:

@@ -63,6 +63,12 @@ class MemoryBudget:
             return self._used()
 
     @property
+    def left_over(self) -> int:
+        """Bytes that MLX holds more than before the first plan and than all plans: those of closed models, at least."""
+        with self._lock:
+            return max(self._others() - self._before, 0)
+
+    @property
     def reserved(self) -> int:
         """Bytes that plans have reserved, and that MLX holds besides."""
         with self._lock:
@@ -110,7 +116,7 @@ class MemoryBudget:
         with self._lock:
             memory, reserved = self._memory(), self.reserved
             # What was there before any model is no part of what models may have; what a closed one has not given back yet is.
-            own = self._used() + max(self._others() - self._before, 0)
+            own = self._used() + self.left_over
             if self._allowed is None or memory.usable - reserved <= self._allowed - own:
                 return replace(memory, reserved=reserved)
             return replace(memory, usable=min(memory.usable, self._allowed), reserved=own, source="what models may take together")

@@ -18,11 +18,23 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return tiny_models(tmp_path_factory.mktemp("several"), "abc")
 
 
+@pytest.fixture(scope="module")
+def server(paths: dict[str, Path]) -> Iterator[Kept]:
+    with kept_models(paths) as kept:
+        yield kept
+
+
 @pytest.fixture
-def kept(paths: dict[str, Path]) -> Iterator[Kept]:
-    with kept_models(paths) as server:
-        yield server
-    assert server.watch.most_planned <= ROOM_FOR_ONE
+def kept(server: Kept) -> Kept:
+    server.reset()
+    return server
+
+
+@pytest.fixture(autouse=True)
+def never_above_the_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "server" in request.fixturenames:
+        assert request.getfixturevalue("server").watch.most_planned <= ROOM_FOR_ONE
 
 
 def test_a_busy_model_is_not_unloaded_in_the_middle_of_an_answer(kept: Kept) -> None:
@@ -109,18 +121,13 @@ def test_who_gives_up_before_its_model_is_loaded_costs_no_load(kept: Kept) -> No
     assert kept.watch.events == [("open", "a")]
 
 
-def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path]) -> None:
-    """Two small ones fit together; a larger one takes the room of both."""
+def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small ones fit together; a large one takes the room of both."""
     memory = 60_000_000
     with kept_models(paths, memory, contexts={"a": 64, "b": 64}) as kept:
-        slots = kept.slots
         assert [kept.ask(name)[0] for name in "ab"] == [200, 200]
-        assert (slots["a"].state, slots["b"].state) == ("ready", "ready")
-        large = slots["c"].args
-        assert large is not None
-        slots["c"].args = type(large)(large.path_or_id, max_context=512, max_num_seqs=1)
-        slots["a"].llm and kept.until(lambda: slots["a"].users == slots["b"].users == 0)
-        kept.live.served.keeper.room.need = lambda args: 50_000_000  # type: ignore[method-assign]
+        assert kept.states() == {"a": "ready", "b": "ready", "c": "listed"}
+        monkeypatch.setattr(kept.live.served.keeper.room, "need", lambda args: 50_000_000)
         assert kept.ask("c")[0] == 200
         assert kept.states() == {"a": "listed", "b": "listed", "c": "ready"}
     assert kept.watch.most_planned <= memory

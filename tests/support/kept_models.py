@@ -100,6 +100,15 @@ class Kept:
             assert time.monotonic() < deadline, (self.states(), self.watch.events)
             time.sleep(0.002)
 
+    def reset(self) -> None:
+        """As it was at the start: nothing loaded, nothing noted."""
+        for name in self.slots:
+            self.ask(name, "/models/unload")
+        self.until(lambda: set(self.states().values()) == {"listed"})
+        self.watch.events.clear()
+        self.watch.gates.clear()
+        self.watch.faults.clear()
+
     def states(self) -> dict[str, str]:
         return {name: slot.state for name, slot in self.slots.items()}
 

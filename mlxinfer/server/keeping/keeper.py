@@ -95,12 +95,13 @@ class Keeper:
         self._start(self._load_only(slot))
 
     def unload(self, slot: Slot) -> None:
-        """Unload a model as soon as it is idle."""
-        slot.keep_alive_s = 0.0
+        """Unload a model as soon as it is idle. One that failed may be tried again at once."""
+        if slot.state == "failed":
+            slot.state, slot.error, slot.retry_at, slot.died = "listed", None, 0.0, False
+        if slot.state == "ready" or slot.users:
+            slot.keep_alive_s = 0.0
         if slot.idle:
             self._start_timer(slot)
-        elif slot.state == "failed":
-            slot.state, slot.error, slot.retry_at = "listed", None, 0.0
 
     async def sheet(self, slot: Slot) -> Sheet | None:
         """What is told of a model, loaded or not; None where its files cannot be read."""

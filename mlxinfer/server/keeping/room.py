@@ -69,6 +69,9 @@ class Room:
     async def returned(self, slot: Slot) -> None:
         """Wait until nothing of an unloaded model is left in memory, and MLX has given it back to the system."""
         began = time.monotonic()
+        mx.clear_cache()
+        if self._budget.left_over:
+            gc.collect()
         while slot.model is not None and slot.model() is not None:
             if time.monotonic() - began > _PATIENCE_S:
                 notice("an unloaded model is still in memory: something else in this process uses it", model=slot.name)

@@ -1,0 +1,135 @@
+"""Several models under one memory, asked for at random, with clients that leave; and loading and unloading many times under traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from support.kept_models import ROOM_FOR_ONE, Kept, kept_models, tiny_models
+from support.peak_rss import rss
+
+from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.types import SamplingParams
+
+NAMES = "abcde"
+TOKENS = 6
+ROOM_FOR_TWO = 48_000_000
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return tiny_models(tmp_path_factory.mktemp("several"), NAMES)
+
+
+@pytest.fixture(scope="module")
+def answers(paths: dict[str, Path]) -> dict[tuple[str, str], str]:
+    """What each model says alone to each prompt."""
+
+    async def found() -> dict[tuple[str, str], str]:
+        said = {}
+        for name, path in paths.items():
+            async with AsyncLLM(path, max_context=512, max_num_seqs=4, memory_gb=0.05) as llm:
+                for prompt in PROMPTS:
+                    (answer,) = await llm.generate([prompt], SamplingParams(max_tokens=TOKENS, temperature=0))
+                    said[name, prompt] = answer.text
+        return said
+
+    return asyncio.run(found())
+
+
+PROMPTS = ("Hello", "One two three", "x" * 70)
+
+
+@pytest.mark.parametrize(("memory", "seed"), [(ROOM_FOR_ONE, 1), (ROOM_FOR_TWO, 2)])
+def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str], str], memory: int, seed: int) -> None:
+    """200 requests, every fifth abandoned: all others are answered by their own model, or told to try again."""
+    dice = random.Random(seed)
+    jobs = [(dice.choice(NAMES), dice.choice(PROMPTS), number % 5 == 0, dice.uniform(0, 0.05)) for number in range(200)]
+    dice.shuffle(jobs)
+    with kept_models(paths, memory, dwell_s=0.02) as kept:
+
+        def run(job: tuple[str, str, bool, float]) -> int:
+            name, prompt, leaves, patience = job
+            if leaves:
+                with kept.begin(name, prompt=prompt):
+                    time.sleep(patience)
+                return 0
+            status, headers, answer = kept.ask(name, prompt=prompt, max_tokens=TOKENS)
+            assert (status, answer["choices"][0]["text"]) == (200, answers[name, prompt]) if status != 503 else "retry-after" in headers
+            return status
+
+        with ThreadPoolExecutor(16) as pool:
+            statuses = list(pool.map(run, jobs))
+        assert statuses.count(200) >= 155
+        kept.until(lambda: all(slot.users == 0 and not slot.waiting for slot in kept.slots.values()))
+        check_loads(kept)
+        kept.reset()
+    assert kept.watch.most_planned <= memory
+    weights = 250_000
+    assert max(map(abs, kept.watch.left_over)) <= weights // 100
+
+
+def check_loads(kept: Kept) -> None:
+    """No model is loaded again before it was unloaded, nor for nobody: every load but those whose clients had all left has an answer."""
+    loaded: set[str] = set()
+    for what, name in kept.watch.events:
+        assert (name in loaded) == (what == "back"), kept.watch.events
+        (loaded.add if what == "open" else loaded.discard)(name)
+    for name, slot in kept.slots.items():
+        assert slot.loads == kept.watch.opened[name]
+        assert slot.loads - slot.unloads == (name in loaded)
+
+
+def cycles(paths: dict[str, Path], count: int) -> tuple[list[tuple[int, int, int]], Kept]:
+    """Load and unload two models in turns, `count` times, while a third is busy. Returns (active bytes, open files, threads) after each
+    tenth of it, when nothing is loaded but the third."""
+    found = []
+    with kept_models({name: paths[name] for name in "abc"}, ROOM_FOR_TWO, pinned="c") as kept:
+        over = threading.Event()
+
+        def traffic() -> None:
+            while not over.is_set():
+                assert kept.ask("c", max_tokens=20)[0] == 200
+
+        def settled() -> None:
+            kept.until(lambda: all(kept.slots[name].state == "listed" for name in "ab"))
+
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(traffic)
+            kept.until(lambda: kept.slots["c"].state == "ready")
+            for number in range(count):
+                assert kept.ask("ab"[number % 2], "/api/generate", prompt="Hello", stream=False, keep_alive=0, options={"num_predict": 2})[0] == 200
+                if (number + 1) % max(count // 10, 1) == 0:
+                    settled()
+                    gc.collect()
+                    found.append((rss(), len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0, threading.active_count()))
+            over.set()
+            busy.result()
+        assert kept.slots["a"].unloads + kept.slots["b"].unloads == count
+        assert kept.slots["c"].loads == 1
+    return found, kept
+
+
+def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
+    before = mx.get_active_memory()
+    found, kept = cycles(paths, 20)
+    assert found[-1][1:] == found[1][1:]
+    assert abs(mx.get_active_memory() - before) < 2500
+    assert kept.watch.most_planned <= ROOM_FOR_TWO
+
+
+@pytest.mark.slow
+def test_five_hundred_times(paths: dict[str, Path]) -> None:
+    found, _ = cycles(paths, 500)
+    print(found)
+    assert {each[1:] for each in found[1:]} == {found[1][1:]}
+    assert found[-1][0] - found[1][0] < 10_000_000
