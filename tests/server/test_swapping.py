@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -121,18 +120,6 @@ def test_who_gives_up_before_its_model_is_loaded_costs_no_load(kept: Kept) -> No
     assert kept.watch.events == [("open", "a")]
 
 
-def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two small ones fit together; a large one takes the room of both."""
-    memory = 60_000_000
-    with kept_models(paths, memory, contexts={"a": 64, "b": 64}) as kept:
-        assert [kept.ask(name)[0] for name in "ab"] == [200, 200]
-        assert kept.states() == {"a": "ready", "b": "ready", "c": "listed"}
-        monkeypatch.setattr(kept.live.served.keeper.room, "need", lambda args: 50_000_000)
-        assert kept.ask("c")[0] == 200
-        assert kept.states() == {"a": "listed", "b": "listed", "c": "ready"}
-    assert kept.watch.most_planned <= memory
-
-
 def test_what_is_planned_counts_and_not_what_is_in_use(kept: Kept) -> None:
     """The first model has hardly begun to fill its cache, so its memory in use and the other's plan would fit together."""
     assert kept.ask("a")[0] == 200
@@ -163,15 +150,3 @@ def test_many_requests_for_a_model_load_it_once(kept: Kept) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert {each[0] for each in pool.map(kept.ask, "a" * 16)} == {200}
     assert kept.watch.events == [("open", "a")]
-
-
-def test_a_model_has_its_own_settings_each_time_it_is_loaded(paths: dict[str, Path]) -> None:
-    with kept_models(paths, contexts={"a": 64, "b": 128}) as kept:
-        for _ in range(2):
-            for name, context in (("a", 64), ("b", 128)):
-                assert kept.ask(name)[0] == 200
-                listed = {model["id"]: model for model in kept.get("/v1/models")["data"]}
-                assert (listed[name]["max_model_len"], listed[name]["status"]["value"]) == (context, "loaded")
-                status, _, answer = kept.ask(name, prompt="x" * context)
-                assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-    assert json.dumps(kept.watch.opened) == json.dumps({"a": 2, "b": 2})
