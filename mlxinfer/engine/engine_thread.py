@@ -7,12 +7,12 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from time import perf_counter
 from typing import TypeVar, Union
 
@@ -21,6 +21,7 @@ import mlx.core as mx
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
 from .front_door import FORKED, stopped
+from .lasting_threads import LastingThreads
 from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
@@ -123,6 +124,8 @@ _STATS_EVERY_S = 0.05
 _EXIT_PATIENCE_S = 10.0
 """Seconds to wait at interpreter exit for the step in progress."""
 
+_THREADS = LastingThreads("mlxinfer engine")
+
 _CLOSED = "this AsyncLLM is closed: create a new one"
 
 _log = logging.getLogger(__name__)
@@ -165,10 +168,9 @@ class EngineThread:
         """When the engine failed lately, in seconds of `perf_counter`."""
         self._before = EngineStats()
         self._stats_at = 0.0
-        self._thread = Thread(target=self._run, name="mlxinfer engine", daemon=True)
-        # A daemon, because the interpreter joins other threads before it calls `atexit`'s functions, which are what stops this one.
+        # In a daemon, because the interpreter joins other threads before it calls `atexit`'s functions, which are what stops this one.
         atexit.register(self.stop_at_exit)
-        self._thread.start()
+        _THREADS.run(self._run)
 
     def send(self, request: Request) -> None:
         """Run a request, whose pieces come through its event loop. Raises `EngineError` where nothing runs any more."""
@@ -211,7 +213,7 @@ class EngineThread:
 
     def stop_at_exit(self) -> None:
         self.close()
-        self._thread.join(_EXIT_PATIENCE_S)
+        wait([self.ended], _EXIT_PATIENCE_S)
 
     def _run(self) -> None:
         opened: OpenModel | None = None

@@ -267,8 +267,7 @@ def test_closing_ends_what_runs_and_refuses_what_comes(folder):
             await text_of(stream)
         with pytest.raises(EngineError, match="closed"):
             await llm.generate(PROMPT)
-        llm._thread._thread.join(30)
-        assert not llm._thread._thread.is_alive()
+        assert llm._thread.ended.done()
 
     asyncio.run(main())
 
@@ -276,11 +275,10 @@ def test_closing_ends_what_runs_and_refuses_what_comes(folder):
 def test_nobody_left_to_ask_ends_the_thread(folder):
     llm = AsyncLLM(folder)
     asyncio.run(llm.ready())
-    thread = llm._thread._thread
+    ended = llm._thread.ended
     del llm
     gc.collect()
-    thread.join(30)
-    assert not thread.is_alive()
+    ended.result(30)
 
 
 _PROGRAM = """

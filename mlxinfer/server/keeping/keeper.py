@@ -63,8 +63,8 @@ class Keeper:
         """Use a model, after loading it if need be. `let_go` must follow, unless this raises `APIError` or is cancelled."""
         if self.try_hold(slot, keep_alive_s):
             return
-        if slot.state == "failed" and (left := slot.retry_at - time.monotonic()) > 0:
-            raise not_loaded(slot, left)
+        if slot.state == "failed" and slot.retry_at > time.monotonic():
+            raise not_loaded(slot)
         if len(slot.waiting) >= self._most_waiting:
             raise too_many_waiting(slot)
         self._tickets += 1
@@ -90,15 +90,15 @@ class Keeper:
 
     def start_loading(self, slot: Slot) -> None:
         """Load a model without a request. Raises `APIError` where that failed a short while ago."""
-        if slot.state == "failed" and (left := slot.retry_at - time.monotonic()) > 0:
-            raise not_loaded(slot, left)
+        if slot.state == "failed" and slot.retry_at > time.monotonic():
+            raise not_loaded(slot)
         self._start(self._load_only(slot))
 
     def unload(self, slot: Slot) -> None:
         """Unload a model as soon as it is idle. One that failed may be tried again at once."""
         if slot.state == "failed":
             slot.state, slot.error, slot.retry_at, slot.died = "listed", None, 0.0, False
-        if slot.state == "ready" or slot.users:
+        if slot.state in ("ready", "loading") or slot.users:
             slot.keep_alive_s = 0.0
         if slot.idle:
             self._start_timer(slot)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 
-from ..errors import RETRY_AFTER_S, APIError
+from ..errors import APIError
 from .slot import Slot
 
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{1,2})?(?:/[^\s/:,;'\"()]+)+/?")
@@ -13,8 +14,9 @@ _RETRY_S = 5
 """Seconds after which those may try again for whom the queue was too long."""
 
 
-def not_loaded(slot: Slot, left_s: float = RETRY_AFTER_S) -> APIError:
-    """503: the model could not be loaded; it may be tried again after `left_s` seconds."""
+def not_loaded(slot: Slot) -> APIError:
+    """503: the model could not be loaded, and may be tried again when its back-off is over."""
+    left_s = slot.retry_at - time.monotonic()
     reason = without_paths(str(slot.error or "nobody said why"))
     message = f"The model {slot.name!r} could not be loaded: {reason}"
     return APIError(503, "overloaded", message, param="model", code="model_not_loaded", retry_s=max(math.ceil(left_s), 1))

@@ -157,7 +157,8 @@ class Tags(TypedDict):
 
 
 class RunningModel(TypedDict):
-    """`size` is the number of bytes of memory that the model may take, and `size_vram` those of them on a GPU."""
+    """`size` is the number of bytes of memory that the model may take, and `size_vram` those of them on a GPU; both are 0 for a further
+    name of the same model."""
 
     name: str
     model: str
@@ -232,14 +233,15 @@ async def running(context: RequestContext, body: Any) -> ASGIApp:
 
 
 def _running(card: Card, slot: Slot) -> RunningModel:
+    size = slot.planned if card.name == tagged(slot.name) else 0
     return RunningModel(
         name=card.name,
         model=card.name,
-        size=slot.planned,
+        size=size,
         digest=card.digest,
         details=card.details,
         expires_at=_expires_at(slot),
-        size_vram=slot.planned if is_gpu() else 0,
+        size_vram=size if is_gpu() else 0,
         context_length=card.sheet.max_context,
     )
 
