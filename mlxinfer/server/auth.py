@@ -82,7 +82,7 @@ def peer(scope: Scope) -> str:
     times, but from this machine's TCP nothing else is known of it."""
     state = scope.get("state", {})
     if state.get("unix", False):
-        return f"process {state.get('pid') or state.get('connection', '')}"
+        return f"process {state.get('pid')}"
     host, port = scope.get("client") or ("", 0)
     return f"connection {port}" if is_loopback(host) else f"address {host}"
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections import Counter
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .log import notice_once
 from .settings import Limits
-from .sockets import is_allowed, peer_uid
+from .sockets import is_allowed, peer_pid, peer_uid
 
 _NOT_HTTP = {"error": {"message": "This is no valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
 _NOT_HTTP_BODY = json.dumps(_NOT_HTTP).encode()
@@ -28,11 +30,13 @@ _NOT_HTTP_HEADERS = [
 
 
 class Connection(H11Protocol):
-    """Puts into the application's `scope["state"]`: `unix` (whether it is a Unix socket), `uid` (the user at its other end) and `abort()`
-    (which drops the connection at once)."""
+    """Puts into the application's `scope["state"]`: `unix` (whether it is a Unix socket), `uid` and `pid` (the user and the process at its
+    other end) and `abort()` (which drops the connection at once)."""
 
     limits = Limits()
     """Those of the server; `connection_class` sets them."""
+    open_by_kind: Counter[str] = Counter()
+    """Connections on "TCP" and on the "Unix socket", each of which has a limit of its own: whoever fills one leaves the other usable."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -40,6 +44,8 @@ class Connection(H11Protocol):
         self._last_cycle: object = None
         """Uvicorn's request-response cycle when the timer for headers was set."""
         self._write_timer: asyncio.TimerHandle | None = None
+        self._kind = ""
+        """Under which it is counted; empty before and after."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,7 +53,7 @@ class Connection(H11Protocol):
         state: dict[str, Any] = {"unix": connection.family == socket.AF_UNIX, "abort": transport.abort}
         if state["unix"]:
             try:
-                state["uid"] = peer_uid(connection)
+                state["uid"], state["pid"] = peer_uid(connection), peer_pid(connection)
             except OSError:
                 state["uid"] = None
             if not is_allowed(state["uid"]):
@@ -58,12 +64,18 @@ class Connection(H11Protocol):
             # acknowledgement of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.app_state = {**self.app_state, **state}
-        if len(self.connections) > self.limits.connections:
+        self._kind = "Unix socket" if state["unix"] else "TCP"
+        self.open_by_kind[self._kind] += 1
+        if self.open_by_kind[self._kind] > self.limits.connections:
+            notice_once(f"{self.limits.connections} connections are open on {self._kind}, and no more are let in")
             transport.abort()
             return
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._kind:
+            self.open_by_kind[self._kind] -= 1
+            self._kind = ""
         for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
@@ -127,4 +139,4 @@ class Connection(H11Protocol):
 
 def connection_class(limits: Limits) -> type[Connection]:
     """`Connection` with these limits: uvicorn makes its connections itself, and passes no arguments on."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+    return type("LimitedConnection", (Connection,), {"limits": limits, "open_by_kind": Counter()})

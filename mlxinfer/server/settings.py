@@ -34,7 +34,7 @@ class Limits:
     request_s: float | None = None
     """Seconds for an answer, including the time in the queue; None is no limit."""
     connections: int = 1024
-    """Open connections."""
+    """Open connections on the Unix socket, and as many on TCP."""
     prompts: int = 256
     """Prompts of one request times the answers to each."""
     keep_alive_s: float = 10.0

@@ -25,7 +25,7 @@ _BACKLOG = 512
 """Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
 """Descriptor of the first socket that systemd passes."""
-_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_VERSION = 0, 1, 0
+_SOL_LOCAL, _LOCAL_PEERCRED, _LOCAL_PEERPID, _XUCRED_VERSION = 0, 1, 2, 0
 """<sys/un.h> and <sys/ucred.h> of macOS."""
 _XUCRED = struct.Struct("=IIhxx16I")
 """macOS' `struct xucred`: version, uid, number of groups, groups."""
@@ -211,6 +211,15 @@ def peer_uid(connection: socket.socket) -> int | None:
         return uid if version == _XUCRED_VERSION and len(raw) >= 8 else None
     if sys.platform == "linux":
         return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+    return None
+
+
+def peer_pid(connection: socket.socket) -> int | None:
+    """The process that connected to a Unix socket; None on systems that do not tell. Raises `OSError`."""
+    if sys.platform == "darwin":
+        return int(struct.unpack("=i", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))[0])
+    if sys.platform == "linux":
+        return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
     return None
 
 

@@ -41,9 +41,23 @@ class PageDir:
         self._removed: list[tuple[bytes, Name]] = []
 
     def prepare(self) -> None:
-        """Create the directory, for this user only, because pages reveal conversations. Remove unfinished files of writers that died."""
+        """Create the directory, for this user only, because pages reveal conversations. Remove unfinished files of writers that died.
+
+        One that belongs to another user is refused, as its owner could read and plant files, and so is a link, which might lead to a
+        directory whose mode is not ours to change."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(self.directory, 0o700)
+        try:
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if self.directory.is_symlink():
+                raise OSError(error.errno, "it is a link: name the folder that it leads to") from None
+            raise
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "it belongs to another user")
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
         for path in self.directory.glob(f"*/*{UNFINISHED}"):
             with suppress(OSError):
                 _remove_if_abandoned(path)
@@ -128,7 +142,7 @@ class PageDir:
             self._evict(entry, size)
         free = os.statvfs(self.directory)
         if free.f_bavail * free.f_frsize < size + _SPARE:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.ENOSPC, f"less than {_SPARE / 2**30:g} GiB would be left on its file system")
         return (self._taken or 0) + size <= self.limit
 
     def _evict(self, entry: Entry, size: int) -> None:

@@ -1,6 +1,6 @@
 """The prefix cache on disk: an index of its files, and reading and writing in background threads. Knows bytes, not arrays.
 
-After construction nothing here raises or blocks on the disk: on an error, the storage turns itself off and says so once.
+After construction nothing here raises or blocks on the disk: on an error, the storage turns itself off, says so, and tries again later.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 import numpy as np
@@ -53,6 +54,8 @@ _ARRIVED = 48 << 20
 """Bytes read ahead that may wait to be stored."""
 _LOWER = 10
 """Nice value of the writer thread."""
+RETRY_S = 60.0
+"""Seconds after an error before the disk is tried again: somebody may have made room, or mounted it."""
 
 _T = TypeVar("_T")
 
@@ -85,6 +88,8 @@ class DiskStorage:
         self._arrived: deque[Arrival] = deque()
         self._arrived_bytes = 0
         self._closed = self._abandoned = False
+        self._retry_at = 0.0
+        self._told = ""
         self._writer = Worker("mlxinfer-prefix-writer", nice=_LOWER)
         self._reader = Worker("mlxinfer-prefix-reader")
         self._writer.add(lambda: self._do(self._folder.prepare))
@@ -92,7 +97,20 @@ class DiskStorage:
     @property
     def off(self) -> bool:
         """Whether it is turned off, for the reason in `note`, or closed."""
+        if self.note and not self._closed and monotonic() >= self._retry_at:
+            self._try_again()
         return bool(self.note) or self._closed
+
+    def _try_again(self) -> None:
+        """Begin anew, knowing no file."""
+        with self._lock:
+            if not self.note or self._looking:
+                return
+            self.note = ""
+            self._present.clear()
+            self._behind.clear()
+            self._looked_up.clear()
+        self._writer.add(lambda: self._do(self._folder.prepare))
 
     def opened(self, root: bytes) -> bool:
         """Whether the files of a root are known. The first call starts listing them."""
@@ -208,6 +226,8 @@ class DiskStorage:
         useless = behind is not None and behind not in self._present.get(entry.root, ())
         if useless or self._abandoned or self.note or not self._do(lambda: self._folder.write(entry, data)):
             self._forget(entry.root, entry.file)
+        else:
+            self._told = ""
         for root, name in self._folder.removed():
             self._forget(root, name)
         with self._lock:
@@ -219,8 +239,9 @@ class DiskStorage:
             return work()
         except OSError as error:
             with self._lock:
-                first = not self.note
                 self.note = self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
+                self._retry_at = monotonic() + RETRY_S
+                first, self._told = self.note != self._told, self.note
                 self._lock.notify_all()
             if first and self._tell and not self._closed:
                 self._tell(self.note)

@@ -184,7 +184,7 @@ def failing(open_tier, spoil):
 
 
 def test_no_space_is_said_once(open_tier, monkeypatch):
-    assert "No space left" in failing(open_tier, lambda: monkeypatch.setattr(folders, "_SPARE", 1 << 60))
+    assert "GiB would be left" in failing(open_tier, lambda: monkeypatch.setattr(folders, "_SPARE", 1 << 60))
 
 
 def test_a_directory_that_vanished_is_said_once(open_tier, tmp_path):
