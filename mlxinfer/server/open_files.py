@@ -18,10 +18,13 @@ _OTHER_FILES = 64
 def with_files(settings: ServerSettings) -> ServerSettings:
     """Raise the process's limit of open files as far as it may be, and lower that of connections where it is not enough for them."""
     allowed = _raise_limit()
-    most = max((allowed - _OTHER_FILES) // 2, 1)  # on the Unix socket, and as many on TCP
+    kinds = 2 if settings.activated else (settings.socket is not None) + (settings.host is not None)
+    most = max((allowed - _OTHER_FILES) // max(kinds, 1), 1)
     if settings.limits.connections <= most:
         return settings
-    notice(f"the system allows {allowed} open files, so {most} connections at a time on each of its sockets: raise its hard limit (ulimit -Hn) for more")
+    notice(
+        f"the system allows {allowed} open files, so {most} connections at a time{' on each kind of socket' * (kinds > 1)}: raise its hard limit (ulimit -Hn) for more"
+    )
     return replace(settings, limits=replace(settings.limits, connections=most))
 
 

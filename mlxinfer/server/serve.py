@@ -22,7 +22,7 @@ from .log import notice, start_logging
 from .models import Registry
 from .open_files import with_files
 from .settings import ServerSettings
-from .sockets import address, listening
+from .sockets import Listeners, address, listening
 
 _LAST_WORDS_S = 2.0
 """Seconds that a client has, after the second signal, to read that its answer was stopped."""
@@ -64,6 +64,10 @@ class HTTPServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self.servers:
+            listener.close()
+        if isinstance(sockets, Listeners):
+            sockets.leave()  # a successor may begin while this server's last answers are sent
         await super().shutdown(sockets)
         tasks = list(self.server_state.tasks)
         for task in tasks:
@@ -100,7 +104,7 @@ def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] 
         asyncio.run(_run(models, settings, sockets, tell))
 
 
-async def _run(models: Models, settings: ServerSettings, sockets: list[socket.socket], tell: Callable[[str], Any]) -> None:
+async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tell: Callable[[str], Any]) -> None:
     stop = asyncio.Event()
     server: HTTPServer | None = None
 

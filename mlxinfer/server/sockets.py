@@ -10,7 +10,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -33,24 +33,32 @@ _UCRED = struct.Struct("=iII")
 """Linux' `struct ucred` of <sys/socket.h>: pid, uid, gid."""
 
 
+class Listeners(list[socket.socket]):
+    """Listening sockets."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        super().__init__()
+        self.leave = leave
+        """Closes them, removes the file of a Unix socket and lets others have its place, while answers may still be sent. Harmless if that
+        was done."""
+
+
 @contextmanager
-def listening(settings: ServerSettings) -> Iterator[list[socket.socket]]:
+def listening(settings: ServerSettings) -> Iterator[Listeners]:
     """Listening sockets, closed at the end; the file of a Unix socket is removed. Raises `ServerError`."""
     with ExitStack() as stack:
-        sockets = passed_sockets() if settings.activated else []
+        sockets = Listeners(stack.close)
+        sockets += passed_sockets() if settings.activated else []
         for each in sockets:
-            stack.enter_context(each)
+            stack.callback(each.close)
             if each.family != socket.AF_UNIX:
                 settings.check_address(each.getsockname()[0])
         if settings.socket is not None:
             sockets.append(stack.enter_context(unix_socket(settings.socket)))
         if settings.host is not None:
             sockets.append(tcp_socket(settings.host, settings.port))
-        try:
-            yield sockets
-        finally:
-            for each in sockets:
-                each.close()
+            stack.callback(sockets[-1].close)
+        yield sockets
 
 
 @contextmanager

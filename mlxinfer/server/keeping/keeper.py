@@ -47,7 +47,7 @@ class Keeper:
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._prepares = False
+        self._prepares = self._starting = False
 
     def try_hold(self, slot: Slot, keep_alive_s: float | None = None) -> bool:
         """Use a model, if it is loaded and takes requests. `let_go` must follow where this returns True."""
@@ -117,6 +117,7 @@ class Keeper:
         """Load these, as many as fit together. Returns those that did not fit, which wait until they are asked for. Raises the
         `MLXInferError` that the first could not be loaded for."""
         left_out = []
+        self._starting = True
         for slot in slots:
             if any(other.state == "ready" for other in self.slots) and await asyncio.to_thread(self._need, slot) > self.room.left:
                 left_out.append(slot)
@@ -126,6 +127,7 @@ class Keeper:
             except APIError:
                 raise slot.error or EngineError("the server is closed") from None
             self.let_go(slot)
+        self._starting = False
         return left_out
 
     def prepare_structures(self) -> None:
@@ -310,7 +312,8 @@ class Keeper:
     def _fail(self, slot: Slot, error: MLXInferError, back_off_s: float = 0.0) -> None:
         error.__cause__ = error.__context__ = error.__traceback__ = None  # they refer to what was read of the model
         slot.set_failed(error, back_off_s)
-        notice(f"could not be loaded: {error}", model=slot.name)
+        if not self._starting:  # then the command says so, and ends
+            notice(f"could not be loaded: {error}", model=slot.name)
         slot.refuse(not_loaded(slot))
 
     def _bury(self, slot: Slot) -> None:

@@ -202,7 +202,7 @@ def test_a_directory_that_cannot_be_made(open_tier, tmp_path, kind, monkeypatch)
         def refused(*args, **kwargs):
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(os, "chmod", refused)
+        monkeypatch.setattr(os, "fchmod", refused)
     tier = looked_up(open_tier(directory=directory, note=notes.append))
     fill(tier)
     tier._writer.close(60)
