@@ -68,6 +68,7 @@ def test_wheel_holds_every_module(built: Path) -> None:
     assert not [name for name in names if name.startswith((*(f"{name}/" for name in LINKED), "tests/"))]
 
 
+@pytest.mark.long
 def test_wheel_imports_outside_the_checkout(built: Path, tmp_path: Path) -> None:
     (archive,) = built.glob("*.whl")
     with zipfile.ZipFile(archive) as wheel:

@@ -35,6 +35,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_picture_is_that_of_the_imports() -> None:
     assert PICTURE.read_text(encoding="utf-8") == picture(), "python -m benchmarks structure --draw"
 
@@ -62,6 +63,7 @@ def test_a_folder_stands_below_all_that_import_it() -> None:
         layers([("a", "b"), ("b", "a")])
 
 
+@pytest.mark.long
 def test_every_public_field_is_explained() -> None:
     assert list(undocumented_fields(here())) == []
 

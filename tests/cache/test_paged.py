@@ -83,6 +83,7 @@ def test_fork_shares_the_past_and_then_parts(kv):
     run_step(cache, [(twin, other, 99)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", [PLAIN, KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
 def test_window_pages_are_freed(kv):
     cache, sequence = new_cache(chunk=64, kv=kv), Sequence(2, 1000, kv)
@@ -97,6 +98,7 @@ def test_window_pages_are_freed(kv):
     assert first == ({None: 1, 70: 0, 10: 0} if kv.first16 else {})
 
 
+@pytest.mark.long
 def test_bytes_of_a_decode_step_do_not_grow_with_the_pool():
     """A step replaces open pages; the pool is written in place, and only when a page is full."""
     cache = PagedCache([AttentionSpec(4, 64, 64)], dtype=mx.float32, kv_cache_tokens=PAGE * 200, chunk=512)

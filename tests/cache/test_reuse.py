@@ -126,6 +126,7 @@ def test_going_on_at_any_kind_of_position(name, kv):
         check(name, kv, tokens, reader.resume(tokens), reused)
 
 
+@pytest.mark.long
 @every_kind
 def test_two_that_compute_the_same_at_once_share_it(name, kv):
     reader = Reader(name, kv)

@@ -100,6 +100,7 @@ def test_a_missing_model(call):
     assert call("bench", "./nothing").code == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_what_is_done_on_a_terminal(sent, code, tmp_path: Path):
     path = str(tiny_directory(tmp_path / "long", context=100_000, rounded=True))

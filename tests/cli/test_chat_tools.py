@@ -102,6 +102,7 @@ def start(tmp_path: Path, own_home: Path, tools_file: Path) -> Iterator[Callable
         child.close(force=True)
 
 
+@pytest.mark.long
 def test_a_call_is_shown_asked_about_and_answered(start, tools_file):
     child = start("--max-tokens", "120")
     child.send("hello\r")

@@ -19,6 +19,7 @@ def wide(chat_model: str, tmp_path: Path) -> str:
     return str(target)
 
 
+@pytest.mark.long
 def test_the_result_runs_and_the_report_tells_its_size(call, wide, tmp_path):
     target = tmp_path / "small"
     result = call("convert", wide, str(target), "--bits", "4", "--group-size", "32", *QUICK)
@@ -33,6 +34,7 @@ def test_the_result_runs_and_the_report_tells_its_size(call, wide, tmp_path):
     assert call("run", str(target), "hello", "--max-tokens", "3").code == 0
 
 
+@pytest.mark.long
 def test_the_loss_is_measured_when_asked(call, wide, tmp_path):
     result = call("convert", wide, str(tmp_path / "small"), "--bits", "3", "--group-size", "32", "--measure")
     assert "against the source: KL" in result.out

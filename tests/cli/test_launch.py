@@ -70,6 +70,7 @@ def test_a_tool_that_nobody_knows(call: Call) -> None:
     assert "did you mean aider?" in result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", AGENTS)
 def test_every_tool_is_told_the_address_and_the_model(call: Call, install: Callable[..., Path], server: LiveServer, tool: str) -> None:
     target = install(AGENTS[tool].program)

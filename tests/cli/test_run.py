@@ -149,6 +149,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [sys.executable, "-m", "mlxinfer", "run", str(path), "hi", "--temperature", "0", "--max-tokens", "90000"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_an_answer_without_a_traceback(endless, sent, code):
     process = subprocess.Popen(endless, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -171,6 +172,7 @@ def test_a_closed_pipe_ends_an_answer_quietly(endless, tmp_path: Path):
     assert err.read_bytes() == b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("redirection", "code", "told"),
     [("<&-", 0, ""), (">&-", 2, "cannot write to standard output"), ("> /dev/full", 2, "standard output: No space left on device")],

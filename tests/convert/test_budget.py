@@ -75,6 +75,7 @@ def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
     assert 0.5 < kl(source, tmp_path / "out") / found.kl < 2
 
 
+@pytest.mark.long
 def test_the_budget_is_kept_and_pays(tmp_path: Path) -> None:
     source = source_of(tmp_path, num_hidden_layers=4)
     report = convert(source, tmp_path / "plan", bpw=4.6, **SETTINGS)
@@ -89,6 +90,7 @@ def test_the_budget_is_kept_and_pays(tmp_path: Path) -> None:
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "plan" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_what_is_joined_has_one_format(tmp_path: Path) -> None:
     convert(source_of(tmp_path, "qwen3", num_hidden_layers=3), tmp_path / "out", bpw=4.5, **SETTINGS)
     formats = read_plan(tmp_path / "out" / NAME).formats

@@ -31,6 +31,7 @@ def tensors(directory: Path) -> dict[str, mx.array]:
     return {name: array for file in directory.glob("*.safetensors") for name, array in mx.load(str(file)).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "qwen3_next", "gpt_oss"])
 def test_every_matrix_is_encoded(tmp_path: Path, name: str) -> None:
     """In the same format, with other codes and nearly the same weights, as by the weighted fit."""

@@ -22,6 +22,7 @@ from mlxinfer.nn.packing import settle
 TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5], [8]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if (path / "config.json").exists()))
 def test_every_matrix_of_every_family_is_met(name):
     checkpoint = open_checkpoint(GOLDEN / name)

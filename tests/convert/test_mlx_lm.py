@@ -86,6 +86,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_every_format(tmp_path: Path, form: dict[str, Any]) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("llama", num_hidden_layers=1))
@@ -168,6 +169,7 @@ def with_images(directory: Path, text: str, outer: str, prefix: str) -> Path:
     return directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "outer"), [("gemma3_text", "gemma3"), ("qwen3_5_text", "qwen3_5")])
 def test_the_text_model_inside_a_larger_one(tmp_path: Path, text: str, outer: str) -> None:
     source = with_images(tmp_path / "source", text, outer, "model.language_model.")

@@ -174,6 +174,7 @@ def test_a_narrower_dtype_is_measured_too(tmp_path: Path) -> None:
     assert all(0 < tensor.error < 0.01 for tensor in report.tensors)
 
 
+@pytest.mark.long
 def test_quality_on_a_text(tmp_path: Path) -> None:
     source = tiny_directory(tmp_path / "source", "mistral")
     report = convert(source, tmp_path / "eight", bits=8, group_size=32)

@@ -24,6 +24,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_checkpoint(tmp_path_factory.mktemp("resources") / "source", config_of("llama", **WIDE), dtype=mx.bfloat16)
 
 
+@pytest.mark.long
 def test_an_estimate_comes_before_a_weight_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Estimate] = []
 

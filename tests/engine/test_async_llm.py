@@ -306,6 +306,7 @@ asyncio.run(main(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "code"), [("loading", 0), ("idle", 0), ("busy", 0), ("fail", 7), ("interrupt", -signal.SIGINT)])
 def test_the_interpreter_ends_without_being_asked_to_close(folder, how, code):
     process = subprocess.Popen(

@@ -138,6 +138,7 @@ def test_the_answers_come_by_plain_mlx(
         assert llm.stats().running == llm.stats().waiting == 0
 
 
+@pytest.mark.long
 def test_only_layers_that_fail_their_trial_again_are_given_up(folder: Path, plain: list[Any], kernels: Kernels) -> None:
     with LLM(folder, dtype="float32") as llm:
         kernels.broken = lambda plan: plan.window is None and plan.sequences[0].past > 100

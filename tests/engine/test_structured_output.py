@@ -84,6 +84,7 @@ def test_free_rows_are_untouched_by_held_ones(llm):
     assert beside.token_ids == alone.token_ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["said before", "draft model", "hybrid"])
 def test_drafts_change_nothing(grammars, source):
     """Forced tokens, what was said before and a draft model: whatever is drafted fits the structure, and the answers are the same."""

@@ -32,6 +32,7 @@ def test_it_is_what_the_engine_computes(name: str, monkeypatch: pytest.MonkeyPat
     assert np.abs(rows - expected).max() < 2e-3 * np.abs(expected).max()
 
 
+@pytest.mark.long
 def test_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     read = streamed._Reader.read
     others = {id(node) for node in gc.get_objects() if isinstance(node, Block)}  # models that other tests keep

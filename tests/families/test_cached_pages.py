@@ -62,6 +62,7 @@ def test_a_prefix_comes_back_from_disk(name: str, tmp_path: Path) -> None:
     after.cache.close(60)
 
 
+@pytest.mark.long
 @column("cache in 8 and 4 bits")
 def test_fewer_bits(name: str) -> None:
     """The same in chunks and at once, and worse with fewer bits; windows that have passed the sealed page see nothing of it."""

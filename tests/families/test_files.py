@@ -34,6 +34,7 @@ ARCHITECTURES = {
 """`model_type` to the name of llama.cpp's architecture, where it is another."""
 
 
+@pytest.mark.long
 @column("conversion")
 def test_conversion_and_reload(name: str, tmp_path: Path) -> None:
     """Nothing is lost but by quantization, and every tensor of the source is accounted for."""

@@ -6,6 +6,7 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from support.drafting import Free, Guesser, noisy_model
 from support.families import column, loaded_model, reference
 from support.tiny_engine import request, run
@@ -41,6 +42,7 @@ def plain(name: str) -> list[list[int]]:
     return run(engine_of(name, max_draft=0), requests(name))
 
 
+@pytest.mark.long
 @column("preemption")
 def test_a_sequence_that_lost_its_pages_answers_the_same(name: str) -> None:
     engine = engine_of(name, max_draft=0)
@@ -55,6 +57,7 @@ def test_a_sequence_that_lost_its_pages_answers_the_same(name: str) -> None:
     assert engine.stats().preemptions == 2
 
 
+@pytest.mark.long
 @column("drafts")
 def test_drafts_right_and_wrong_change_nothing(name: str) -> None:
     """Those of an n-gram search, or of any other guess."""
@@ -66,6 +69,7 @@ def test_drafts_right_and_wrong_change_nothing(name: str) -> None:
     assert sum(s.drafted_tokens for s in sequences) > 0
 
 
+@pytest.mark.long
 @column("a draft model")
 def test_a_draft_model_changes_nothing(name: str) -> None:
     """The same model with noise, or Llama where a model's own states cannot be drafted with."""

@@ -31,6 +31,7 @@ settings_drawn = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40), deadline=None)
 @given(settings_drawn, st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), min_size=1, max_size=6), st.sampled_from(FORMS))
 def test_like_float64_for_any_setting_and_cut(setting, moves, form):
@@ -52,6 +53,7 @@ def test_like_float64_for_any_setting_and_cut(setting, moves, form):
             done[slot] += n
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.parametrize(("per_kv", "dim"), [(3, 64), (1, 128), (4, 256), (40, 8), (6, 96)])
 def test_long_past_in_one_row_and_in_many(per_kv, dim):

@@ -66,6 +66,7 @@ def kept(path: Path) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+@pytest.mark.long
 def test_no_others_are_kept() -> None:
     files = [p for folder in ("mlxinfer", "kernels_metal", "kernels_cpu", "convert") for p in (ROOT / folder).rglob("*.py")]
     assert len(files) > 150

@@ -239,6 +239,7 @@ def test_an_outline_is_planned_as_the_model(tmp_path, name):
     assert (planned.token, planned.sequence, planned.context) == (real.token, real.sequence, real.context)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_step_takes_more_than_was_planned(tmp_path, name):
     loaded = load(tiny_directory(tmp_path, name, context=4096))

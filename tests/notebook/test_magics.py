@@ -48,6 +48,7 @@ def test_mistakes_are_one_line(cell):
         assert message in told
 
 
+@pytest.mark.long
 def test_a_question_in_a_line_and_what_objects_look_like(cell):
     cell.run("conversation.messages.clear()")
     cell.run("%chat hello", interrupt_after=10)

@@ -30,6 +30,7 @@ def _check_round_trips(templates: TemplateOnly, format: OutputFormat, seed: str,
             check_every_cut(format, text, begun, rng, groups)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", SHAPES)
 def test_calls_are_read_back_at_every_cut(family: str) -> None:
     shape = SHAPES[family]

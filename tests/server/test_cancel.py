@@ -67,6 +67,7 @@ def test_the_server_answers_on(live: LiveServer, client: OpenAI) -> None:
     assert client.completions.create(model="tiny", prompt="Hello", max_tokens=3).usage
 
 
+@pytest.mark.long
 def test_a_client_that_stops_reading_holds_nobody_up(live: LiveServer, client: OpenAI) -> None:
     deaf = live.connect(unix=True)
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

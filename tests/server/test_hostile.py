@@ -111,6 +111,7 @@ def settled(live: LiveServer) -> None:
     gc.collect()
 
 
+@pytest.mark.long
 def test_some_hundreds(target: LiveServer, document: dict[str, Any], errors: list[str]) -> None:
     report = survives(target, document, errors, seed=1, count=400)
     assert {200, 400, 403, 404, 405, 413, 415, 431} <= set(report.answered)

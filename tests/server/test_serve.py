@@ -252,6 +252,7 @@ def test_install_makes_the_directory_that_launchd_does_not(start: Start, tiny_pa
     assert f"will be in {short_path / '.mlxinfer'}, which only you can enter" in errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--install"], []], ids=["install", "serve"])
 def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(
     start: Start, tiny_path: Path, short_path: Path, arguments: list[str]

@@ -127,6 +127,7 @@ def test_ollama(live: LiveServer, form: Any) -> None:
         assert fits(text) if isinstance(form, dict) else text.startswith("{")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

@@ -116,6 +116,7 @@ def test_what_fits_no_tool_is_refused(grammars, name):
     assert not accepts(constraint, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_letter_of_a_name_or_a_key_may_be_another(grammars, name):
     calls = FORMATS[name]

@@ -42,6 +42,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize(
     "source",
@@ -88,6 +89,7 @@ def test_recursion_ends(source: str) -> None:
     assert "recurses too deeply" in complaint(source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [

@@ -91,6 +91,7 @@ def conversation(spec: AttentionSpec, kv: KVFormat, seed: int = 0) -> Recorder:
     return recorder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("spec", "kv"), CASES)
 def test_the_trial_runs_all_that_a_model_can_reach(spec: AttentionSpec, kv: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     in_trial = tried(trial.kind_of(spec, mx.bfloat16, kv))

@@ -69,6 +69,7 @@ def test_a_conversation_goes_on_after_restarts(name, tmp_path):
         done = turn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [FULL, SLIDING, HYBRID])
 @pytest.mark.parametrize("bad", range(0, 12, 2))
 def test_a_broken_file_costs_time_only(name, tmp_path, bad):

@@ -81,6 +81,7 @@ def test_acceptance_that_changes_is_no_trap(period, slope):
     assert simulate(device, 600, lambda i: float(i // period % 2)) > 0.95 * plain(device)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.5, 0.7, 0.9, 1.0])
 @pytest.mark.parametrize("slope", [0.02, 0.1, 0.25, 0.6])
 def test_near_the_best_length_where_acceptance_is_constant(chance, slope):

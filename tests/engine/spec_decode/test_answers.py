@@ -54,6 +54,7 @@ def test_what_was_said_before_is_drafted():
     assert sequences[0].drafted_tokens > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("amount", [0.0, 0.05, 3.0])
 @pytest.mark.parametrize("kv", [None, "8"])
 def test_a_draft_model_changes_nothing(amount, kv):
@@ -91,6 +92,7 @@ def test_logprobs_under_drafts_are_those_without():
     np.testing.assert_allclose([p for _, p, _ in under], [p for _, p, _ in without], atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_stop_token_inside_drafts_ends_the_answer(name):
     answer = run(tiny_engine(name, max_draft=0), [request(PROMPTS[0], 60)])[0]

@@ -39,6 +39,7 @@ def opened(directory: Path, case: Case) -> tuple[SafetensorsCheckpoint, np.ndarr
     return checkpoint, encoded.truth.astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_are_exact(tmp_path: Path, name: str) -> None:
     case = CASES[name]

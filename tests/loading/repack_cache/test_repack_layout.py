@@ -40,6 +40,7 @@ def test_matrices_have_places_of_their_own(sizes: dict[str, int]) -> None:
     assert planned.size >= end
 
 
+@pytest.mark.long
 @given(SIZES, st.data())
 def test_what_is_not_whole_is_no_copy(sizes: dict[str, int], data: st.DataObject) -> None:
     planned = plan(SOURCE, sizes)
