@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...device import lower_thread_priority
+from .disk_events import DiskEvents
 from .page_dir import PageDir
 from .pagefile import Entry, Name, shown
 
@@ -85,6 +86,7 @@ class DiskStorage:
         self._arrived: deque[Arrival] = deque()
         self._arrived_bytes = 0
         self._closed = self._abandoned = False
+        self._events: DiskEvents | None = None
         self._writer = Worker("mlxinfer-prefix-writer", nice=_LOWER)
         self._reader = Worker("mlxinfer-prefix-reader")
         self._writer.add(lambda: self._do(self._folder.prepare))
@@ -93,6 +95,10 @@ class DiskStorage:
     def off(self) -> bool:
         """Whether it is turned off, for the reason in `note`, or closed."""
         return bool(self.note) or self._closed
+
+    def send_events(self, events: DiskEvents) -> None:
+        """Tell of every page that is written or removed from now on."""
+        self._events = events
 
     def opened(self, root: bytes) -> bool:
         """Whether the files of a root are known. The first call starts listing them."""
@@ -194,6 +200,8 @@ class DiskStorage:
             self._behind.setdefault(entry.root, {}).setdefault(entry.file.parent, set()).add(entry.file)
             if entry.root in self._present:
                 self._present[entry.root].add(entry.file)
+            if self._events:
+                self._events.added(entry)
 
     def _forget(self, root: bytes, name: Name) -> None:
         with self._lock:
@@ -203,6 +211,8 @@ class DiskStorage:
                 names.remove(name)
                 if not names:
                     del behind[name.parent]
+                if self._events:
+                    self._events.removed(name)
 
     def _write(self, entry: Entry, data: np.ndarray, behind: Name | None) -> None:
         useless = behind is not None and behind not in self._present.get(entry.root, ())
@@ -221,6 +231,8 @@ class DiskStorage:
             with self._lock:
                 first = not self.note
                 self.note = self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
+                if self._events:
+                    self._events.all_removed()
                 self._lock.notify_all()
             if first and self._tell and not self._closed:
                 self._tell(self.note)
