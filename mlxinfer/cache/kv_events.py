@@ -1,4 +1,4 @@
-"""What the prefix cache holds, told page by page as it changes: vLLM's KV events (https://docs.vllm.ai, "KV Cache Events"), not yet encoded.
+"""What the prefix cache holds, told page by page as it changes: vLLM's KV events (https://docs.vllm.ai, "KV Events Subscriber").
 
 A router that follows them from `AllBlocksCleared` on knows which prompts a worker would not have to read again. Without MLX.
 """
@@ -68,7 +68,9 @@ def block_hash(digest: bytes) -> int:
 def stored(node: Node, group: int, salt: str) -> BlockStored:
     """The event of a page in memory."""
     parent = node.parent if node.parent is not None and node.parent.parent is not None else None
-    return BlockStored(block_hash(node.digest), block_hash(parent.digest) if parent else None, tuple(array("i", node.block)), GPU, group, salt)
+    return BlockStored(
+        block_hash(node.digest), block_hash(parent.digest) if parent else None, tuple(array("i", node.block)), GPU, group, salt
+    )
 
 
 def removed(node: Node, group: int) -> BlockRemoved:

@@ -154,7 +154,7 @@ class Engine:
             self.scheduler.add(each)
 
     def send_kv_events(self, sink: KVEventSink) -> None:
-        """Tell `sink` what the prefix cache holds, and from now on every change; it is told that all is gone where the cache starts anew."""
+        """Tell `sink` what the prefix cache holds, and from now on every change; it is told where the cache starts anew."""
         self._kv_events = sink
         self.cache.send_events(sink)
 

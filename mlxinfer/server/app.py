@@ -17,10 +17,10 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, log, ollama, openai
+from . import anthropic, log, ollama, openai, worker
 from .auth import Auth, is_unix
 from .errors import APIError, of_error, server_failed, stopping
-from .metrics import Metrics
+from .metrics import Metrics, WithVLLMNames
 from .models import Registry
 from .origins import Origins
 from .paths import KnownPaths
@@ -159,7 +159,7 @@ async def health(context: RequestContext, body: Any) -> ASGIApp:
 
 
 async def metrics(context: RequestContext, body: Any) -> ASGIApp:
-    return Response(generate_latest(context.server.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(generate_latest(WithVLLMNames(context.server.metrics.registry)), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _own_routes(server: Server) -> list[Endpoint]:
@@ -167,4 +167,5 @@ def _own_routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
+        *worker.routes(server),
     ]

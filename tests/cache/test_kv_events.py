@@ -95,7 +95,7 @@ def test_a_cache_that_starts_again_says_so():
     engine.send_kv_events(replay)
     run(engine, [request(prompts(3, 1)[0], limit=2)])
     assert replay.blocks
-    engine._cancel_all()  # noqa: SLF001: as after a Ctrl-C
+    engine._cancel_all()  # as after a Ctrl-C
     assert (replay.clearings, replay.blocks) == (2, {})
     run(engine, [request(prompts(3, 1)[0], limit=2)])
     assert replay.of(GPU) == truth(engine.cache.pool.index) != {}

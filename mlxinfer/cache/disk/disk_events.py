@@ -9,8 +9,8 @@ from .pagefile import Entry, Name
 
 
 class DiskEvents:
-    """Tells `sink` of pages with the medium `DISK`: of those that this process writes, since what an earlier one left has names without tokens.
-    The storage calls it from any thread, one at a time."""
+    """Tells `sink` of pages with the medium `DISK`: of those that this process writes, since what an earlier one left has names without
+    tokens. The storage calls it from any thread, one at a time."""
 
     def __init__(self, sink: KVEventSink, parts: Sequence[str], unsalted: bytes) -> None:
         """`parts` names the groups in files, in order; `unsalted` is the digest of the root without a salt."""
