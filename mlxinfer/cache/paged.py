@@ -11,6 +11,7 @@ import mlx.core as mx
 from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
+from .kv_events import AllBlocksCleared, KVEventSink
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import PageDemand, PagePool, PoolUsage
@@ -212,6 +213,15 @@ class PagedCache:
         """Wait for data from disk, when there is nothing else to do."""
         if self._disk:
             self._disk.wait(timeout_s)
+
+    def send_events(self, sink: KVEventSink) -> None:
+        """Tell `sink` what the prefix cache holds, and from now on every change."""
+        if self.pool.index is None:
+            sink(AllBlocksCleared())
+            return
+        self.pool.index.send_events(sink)
+        if self._disk:
+            self._disk.send_events(sink)
 
     def tidy(self, *, idle: bool = True) -> bool:
         """Copy a few megabytes of the prefix cache for writing to disk; True while more is left. Unless `idle`, most calls return at once.

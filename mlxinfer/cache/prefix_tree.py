@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import blake2b
 
 from ..records import dataclass
+from .kv_events import AllBlocksCleared, KVEventSink, removed, stored
 from .pages import PAGE, AttentionGroup, PageAllocator
 
 FORMAT_VERSION = 1
@@ -102,6 +103,7 @@ class PrefixIndex:
         self.on_page: Callable[[Node, int], None] | None = None
         self.on_snapshot: Callable[[Snapshot], None] | None = None
         """Called for everything newly cached; a page as its node and group."""
+        self._events: KVEventSink | None = None
         self._identity = fingerprint
         self._roots: dict[str, Node] = {}
         self._nodes: dict[bytes, Node] = {}
@@ -144,6 +146,24 @@ class PrefixIndex:
             yield node
             waiting.extend(node.children.values())
 
+    # --- telling
+
+    def send_events(self, sink: KVEventSink) -> None:
+        """Tell `sink` what is cached now, as if all of it had just been stored, and from now on every change."""
+        self._events = sink
+        sink(AllBlocksCleared())
+        for node in self.nodes():
+            for group, page in enumerate(node.pages):
+                if page is not None:
+                    sink(stored(node, group, self._salt(node)))
+
+    def _salt(self, node: Node) -> str:
+        unsalted = self._roots.get("")
+        if unsalted is not None and len(self._roots) == 1:
+            return ""
+        root = node.chain()[0]
+        return "" if root is unsalted else root.digest.hex()
+
     # --- keeping
 
     def child(self, parent: Node, block: bytes) -> Node:
@@ -164,6 +184,8 @@ class PrefixIndex:
         self._owners[group][page] = node
         if self.on_page:
             self.on_page(node, group)
+        if self._events:
+            self._events(stored(node, group, self._salt(node)))
 
     def covers(self, node: Node, tail: bytes) -> Snapshot | None:
         """An existing snapshot that makes one for these tokens redundant."""
@@ -272,6 +294,8 @@ class PrefixIndex:
             allocator, place = self.groups[number].owner(page)
             allocator.forget(place)
             self.version += 1
+            if self._events:
+                self._events(removed(node, number))
 
     def _forget_snapshot(self, snapshot: Snapshot) -> None:
         del self.snapshots[snapshot]

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where chat completions put what a model thought.",
 )
+@click.option(
+    "--drain", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Answer so much longer after a signal, /health saying 503."
+)
+@click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at tcp://ADDRESS:PORT.")
+@click.option("--kv-events-replay", metavar="ENDPOINT", help="Where they ask for what they missed.")
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
@@ -84,12 +89,17 @@ def _settings(
     allowed_origins: tuple[str, ...],
     request_timeout: float | None,
     reasoning_field: ReasoningField,
+    drain: float,
+    kv_events: str | None,
+    kv_events_replay: str | None,
     activated: bool,
 ) -> ServerSettings:
     from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, read_api_key
 
     if socket is not None and no_socket:
         raise click.UsageError("--socket and --no-socket exclude each other")
+    if kv_events_replay is not None and kv_events is None:
+        raise click.UsageError("--kv-events-replay goes with --kv-events")
     own = None if no_socket or (activated and socket is None) else (socket or default_socket()).expanduser()
     return ServerSettings(
         socket=own,
@@ -100,6 +110,9 @@ def _settings(
         allowed_hosts=allowed_hosts,
         allowed_origins=allowed_origins,
         reasoning_field=reasoning_field,
+        drain_s=drain,
+        kv_events=kv_events,
+        kv_events_replay=kv_events_replay,
         limits=Limits(request_s=request_timeout),
     )
 

@@ -32,6 +32,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..cache.kv_events import KVEventSink
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
     from ..output_format.format import OutputFormat
@@ -96,6 +97,11 @@ class AsyncLLM(FrontDoor):
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now, at most a few steps ago."""
         return self._thread.stats
+
+    def send_kv_events(self, sink: KVEventSink) -> None:
+        """Have `sink` called with what the prefix cache holds, then with every change: `BlockStored`, `BlockRemoved` and `AllBlocksCleared`
+        (`mlxinfer.cache.kv_events`), in their order, from several threads. It must return at once. For routers: docs/routers.md."""
+        self._thread.send_kv_events(sink)
 
     async def generate(
         self,

@@ -35,6 +35,7 @@ from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from ..cache.disk.storage import DiskStorage
+    from ..cache.kv_events import KVEventSink
 
 _DISK_WAIT_S = 0.005
 """Seconds to wait for the disk, where nothing else can be done."""
@@ -74,6 +75,7 @@ class Engine:
         self._dtype = dtype
         self._ended = EngineStats()
         self._steps = 0
+        self._kv_events: KVEventSink | None = None
         self._start()
 
     def _start(self) -> None:
@@ -107,6 +109,8 @@ class Engine:
         draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and max_draft else None
         self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)
         self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache)
+        if self._kv_events:
+            self.cache.send_events(self._kv_events)
         self._chunks = chunks
         self._pending: PendingStep | None = None
         self._collected_at = 0.0
@@ -148,6 +152,11 @@ class Engine:
             sequence.lead([])
         for each in (sequence, *apart):
             self.scheduler.add(each)
+
+    def send_kv_events(self, sink: KVEventSink) -> None:
+        """Tell `sink` what the prefix cache holds, and from now on every change; it is told where the cache starts anew."""
+        self._kv_events = sink
+        self.cache.send_events(sink)
 
     def tidy(self) -> bool:
         """Do some work that can wait. To be called while there is nothing to do, as long as it returns True."""

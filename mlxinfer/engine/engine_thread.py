@@ -14,7 +14,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
 from time import perf_counter
-from typing import TypeVar, Union
+from typing import TYPE_CHECKING, TypeVar, Union
 
 import mlx.core as mx
 
@@ -25,6 +25,9 @@ from .lasting_threads import LastingThreads
 from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from ..cache.kv_events import KVEventSink
 
 Result = TypeVar("Result")
 Piece = Union[Chunk, Completion, mx.array]
@@ -158,6 +161,7 @@ class EngineThread:
         self._outputs: OutputProcessor | None = None
         self._requests: dict[Sequence, Request] = {}
         """The requests of all sequences that have not ended."""
+        self._kv_events: KVEventSink | None = None
         self._gate = Lock()
         """Keeps requests from being sent after the end."""
         self._over = ""
@@ -199,6 +203,16 @@ class EngineThread:
                 raise EngineError(self._over)
             self._commands.put(run)
         return result.result()
+
+    def send_kv_events(self, sink: KVEventSink) -> None:
+        """Begin between two steps, and go on when the engine is restarted. `sink` is called in this thread and in those of the disk."""
+
+        def begin() -> None:
+            self._kv_events = sink
+            if self._outputs is not None:
+                self._outputs.engine.send_kv_events(sink)
+
+        self._commands.put(begin)
 
     def cancel(self, request: Request) -> None:
         """End a request between two steps. Harmless if it has ended."""
@@ -269,6 +283,8 @@ class EngineThread:
         while not self._closing:
             try:
                 self._outputs = OutputProcessor(opened.engine(), opened.loaded.tokenizer)
+                if self._kv_events:
+                    self._outputs.engine.send_kv_events(self._kv_events)
                 self._loop(self._outputs)
             except Exception as error:
                 self._fail_all(_one_line(error))

@@ -28,6 +28,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..cache.kv_events import KVEventSink
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
     from ..output_format.format import OutputFormat
@@ -76,6 +77,11 @@ class LLM(FrontDoor):
     def output_format(self) -> OutputFormat:
         """How the model writes reasoning and calls in chats."""
         return self._client.opened.inputs.output_format
+
+    def send_kv_events(self, sink: KVEventSink) -> None:
+        """As `AsyncLLM.send_kv_events`. Raises `MLXInferError` if it is closed."""
+        with self._client.turn() as outputs:
+            outputs.engine.send_kv_events(sink)
 
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now. Raises `MLXInferError` if it is closed."""

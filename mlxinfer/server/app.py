@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -17,11 +18,11 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, log, ollama, openai
+from . import anthropic, log, ollama, openai, worker
 from .auth import Auth, is_unix
 from .errors import APIError, of_error, server_failed, stopping
 from .keeping.keeper import Keeper
-from .metrics import Metrics
+from .metrics import Metrics, WithVLLMNames
 from .models import Registry
 from .origins import Origins
 from .paths import KnownPaths
@@ -39,10 +40,17 @@ _ID_HEADERS = (b"x-request-id", b"request-id")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def create_app(models: Registry, keeper: Keeper, settings: ServerSettings, dialects: Sequence[Dialect] | None = None) -> ASGIApp:
-    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the keeper."""
+def create_app(
+    models: Registry,
+    keeper: Keeper,
+    settings: ServerSettings,
+    dialects: Sequence[Dialect] | None = None,
+    draining: Event | None = None,
+) -> ASGIApp:
+    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the keeper, and sets `draining`
+    when routers should turn away."""
     dialects = DIALECTS if dialects is None else dialects
-    server = Server(models, keeper, settings, Metrics(models, keeper))
+    server = Server(models, keeper, settings, Metrics(models, keeper), draining or Event())
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
     return _App(server, dialects, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
@@ -155,16 +163,19 @@ class Health(TypedDict):
     states: dict[str, str]
 
 
-async def health(context: RequestContext, body: Any) -> ASGIApp:
+async def health(context: RequestContext, _: Any) -> ASGIApp:
     models = context.server.models
     failed = [entry.name for entry in models if entry.slot.broken]
     status = f"{', '.join(failed)} has failed" if failed else "ok"
     states = {entry.name: entry.slot.state for entry in models}
-    return JSONResponse(Health(status=status, version=__version__, models=list(states), states=dict(states)), 503 if failed else 200)
+    if context.server.draining.is_set():
+        status = "draining"
+    body = Health(status=status, version=__version__, models=list(states), states=dict(states))
+    return JSONResponse(body, 200 if status == "ok" else 503)
 
 
 async def metrics(context: RequestContext, body: Any) -> ASGIApp:
-    return Response(generate_latest(context.server.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(generate_latest(WithVLLMNames(context.server.metrics.registry)), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _own_routes(server: Server) -> list[Endpoint]:
@@ -172,4 +183,5 @@ def _own_routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
+        *worker.routes(server),
     ]

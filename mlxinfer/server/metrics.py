@@ -213,6 +213,33 @@ class _Engines(Collector):
             yield _filled(CounterMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
 
 
+_VLLM = frozenset(
+    (
+        *(name for name, *_ in _HISTOGRAMS),
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries", "prefix_cache_hits"),
+        *("num_preemptions", "prompt_tokens", "generation_tokens", "request_success", "inter_token_latency_seconds"),
+        *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    )
+)
+
+
+class WithVLLMNames(Collector):
+    """All metrics of a registry; those that vLLM has as well a second time under vLLM's own name, `vllm:...`, which its production stack,
+    gateways and dashboards look for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            yield metric
+            name = metric.name.removeprefix("mlxinfer_")
+            if name in _VLLM:
+                twin = Metric(f"vllm:{name}", metric.documentation, metric.type)
+                twin.samples = [sample._replace(name=f"vllm:{sample.name.removeprefix('mlxinfer_')}") for sample in metric.samples]
+                yield twin
+
+
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:
     for model, value in values:
         family.add_metric([model], value)  # type: ignore[no-untyped-context]

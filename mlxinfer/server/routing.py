@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -40,6 +41,8 @@ class Server:
     """What the server was started with."""
     metrics: Metrics
     """Counters for `/metrics`."""
+    draining: Event = field(default_factory=Event)
+    """Set while the server answers its last requests."""
 
 
 @dataclass(frozen=True, slots=True)

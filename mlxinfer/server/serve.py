@@ -8,11 +8,15 @@ import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from ..cache.kv_events import AllBlocksCleared
+from ..errors import ServerError
 from .app import create_app
 from .connection import connection_class
 from .keeping.keeper import Keeper
@@ -24,6 +28,9 @@ from .open_files import with_files
 from .settings import ServerSettings
 from .sockets import Listeners, address, listening
 
+if TYPE_CHECKING:
+    from .kv_events import KVEventPublisher
+
 _LAST_WORDS_S = 2.0
 """Seconds that a client has, after the second signal, to read that its answer was stopped."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,9 +40,9 @@ class HTTPServer(uvicorn.Server):
     """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
 
     def __init__(self, models: Registry, keeper: Keeper, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
-        limits = settings.limits
+        limits, self._drain_s, self._draining = settings.limits, settings.drain_s, Event()
         config = uvicorn.Config(
-            create_app(models, keeper, settings),
+            create_app(models, keeper, settings, draining=self._draining),
             http=connection_class(limits),
             ws="none",
             lifespan="off",
@@ -54,8 +61,15 @@ class HTTPServer(uvicorn.Server):
         self._ready()
 
     def end(self) -> None:
-        """The first call closes the listeners and lets running requests finish; the second cancels them."""
+        """The first call closes the listeners, after `drain_s` seconds, and lets running requests finish; the second cancels them."""
+        if self._drain_s and not self._draining.is_set():
+            self._draining.set()
+            asyncio.get_running_loop().call_later(self._drain_s, self._close_listeners)
+            return
         self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def _close_listeners(self) -> None:
         self.should_exit = True
 
     @contextmanager
@@ -117,6 +131,7 @@ async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tel
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
     keeper = Keeper(models.registry.slots, Room(models.memory))
+    publisher = _publisher(settings, keeper)
     try:
         loading = asyncio.ensure_future(keeper.start(models.at_start))
         if not await _unless(stop, loading):
@@ -133,6 +148,27 @@ async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tel
         await server.serve(sockets)
     finally:
         await keeper.close()
+        if publisher is not None:
+            publisher.close()
+
+
+def _publisher(settings: ServerSettings, keeper: Keeper) -> KVEventPublisher | None:
+    """Publishes what the prefix caches of all models hold, if the settings name an endpoint. Raises `ServerError`."""
+    if settings.kv_events is None:
+        return None
+    try:
+        from .kv_events import KVEventPublisher
+    except ImportError as error:
+        raise ServerError(f"KV events need {error.name}: pip install 'mlxinfer[kv-events]'") from None
+    publisher = KVEventPublisher(settings.kv_events, settings.kv_events_replay)
+
+    def begin(slot: Slot) -> None:
+        if slot.llm is not None:
+            slot.llm.send_kv_events(partial(publisher.put, slot.name))
+
+    keeper.on_ready = begin
+    keeper.on_gone = lambda slot: publisher.put(slot.name, AllBlocksCleared())
+    return publisher
 
 
 async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:

@@ -66,6 +66,12 @@ class ServerSettings:
     whole scheme, other than http and https."""
     reasoning_field: ReasoningField = "both"
     """The fields of chat completions with what the model thought; "none" leaves it out."""
+    drain_s: float = 0.0
+    """Seconds after the first signal in which everything is still answered, but `/health` says 503, so that routers turn away."""
+    kv_events: str | None = None
+    """ZMQ endpoint that tells routers what the prefix caches hold (docs/routers.md); None tells nobody."""
+    kv_events_replay: str | None = None
+    """ZMQ endpoint at which they ask for what they missed."""
     limits: Limits = field(default_factory=Limits)
     """Sizes, times and counts."""
 

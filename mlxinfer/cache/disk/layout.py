@@ -30,14 +30,15 @@ class CacheLayout:
         self._of_group = [{layer: stores[layer] for layer in group.layers} for group in groups]
         self._pages = [page_layout(layers) for layers in self._of_group]
         self._firsts = [page_layout(of, first=True) if g.first else None for of, g in zip(self._of_group, groups, strict=True)]
-        self._parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
+        self.parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
+        """What the groups are called in file names, in their order."""
         self._states: dict[int, Layout] = {}
 
     # --- pages
 
     def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
         """File name of a page, by the digests of its node and of the node's parent."""
-        return Name(shown(digest), shown(parent), self._parts[group])
+        return Name(shown(digest), shown(parent), self.parts[group])
 
     def page_bytes(self, depth: int, group: int) -> int:
         """Bytes of a page's data; first pages (`depth` 1) may have a format of their own."""
@@ -46,7 +47,7 @@ class CacheLayout:
     def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
         """The entry of a page. `digests` are those of the parent and of the node, `block` the node's tokens."""
         parent, digest = digests
-        return Entry(root, digest, parent, self._parts[group], _tokens(block), self._page_layout(depth, group))
+        return Entry(root, digest, parent, self.parts[group], _tokens(block), self._page_layout(depth, group))
 
     def page_of(self, root: bytes, node: Node, group: int) -> Entry:
         """The entry of a node's page."""
@@ -55,7 +56,7 @@ class CacheLayout:
 
     def group_of(self, entry: Entry) -> int | None:
         """The group of a page; None for a snapshot."""
-        return None if entry.part.startswith(_STATE) else self._parts.index(entry.part)
+        return None if entry.part.startswith(_STATE) else self.parts.index(entry.part)
 
     def copied_page(self, node: Node, group: int) -> np.ndarray:
         """A copy of a node's page, uint8 `[nbytes]`."""

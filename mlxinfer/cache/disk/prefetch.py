@@ -9,9 +9,11 @@ from time import monotonic
 
 import numpy as np
 
+from ..kv_events import KVEventSink
 from ..pages import PAGE, AttentionGroup
 from ..prefix_match import Match, find
 from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
+from .disk_events import DiskEvents
 from .layout import CacheLayout, snapshot_name, tail_length
 from .pagefile import Entry
 from .storage import DiskStorage
@@ -162,6 +164,10 @@ class PrefixPrefetcher:
         self._done: set[Request] = set()
         self._spill = WriteBack(index, tier, entries)
         tier.opened(index.root_digest())
+
+    def send_events(self, sink: KVEventSink) -> None:
+        """Tell of pages on disk, from now on."""
+        self._tier.send_events(DiskEvents(sink, self._entries.parts, self._index.root_digest()))
 
     @property
     def arrived(self) -> bool:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from ...device import lower_thread_priority
+from .disk_events import DiskEvents
 from .page_dir import PageDir
 from .pagefile import Entry, Name, shown
 
@@ -90,6 +91,7 @@ class DiskStorage:
         self._closed = self._abandoned = False
         self._retry_at = 0.0
         self._told = ""
+        self._events: DiskEvents | None = None
         self._writer = Worker("mlxinfer-prefix-writer", nice=_LOWER)
         self._reader = Worker("mlxinfer-prefix-reader")
         self._writer.add(lambda: self._do(self._folder.prepare))
@@ -111,6 +113,10 @@ class DiskStorage:
             self._behind.clear()
             self._looked_up.clear()
         self._writer.add(lambda: self._do(self._folder.prepare))
+
+    def send_events(self, events: DiskEvents) -> None:
+        """Tell of every page that is written or removed from now on."""
+        self._events = events
 
     def opened(self, root: bytes) -> bool:
         """Whether the files of a root are known. The first call starts listing them."""
@@ -212,6 +218,8 @@ class DiskStorage:
             self._behind.setdefault(entry.root, {}).setdefault(entry.file.parent, set()).add(entry.file)
             if entry.root in self._present:
                 self._present[entry.root].add(entry.file)
+            if self._events:
+                self._events.added(entry)
 
     def _forget(self, root: bytes, name: Name) -> None:
         with self._lock:
@@ -221,6 +229,8 @@ class DiskStorage:
                 names.remove(name)
                 if not names:
                     del behind[name.parent]
+                if self._events:
+                    self._events.removed(name)
 
     def _write(self, entry: Entry, data: np.ndarray, behind: Name | None) -> None:
         useless = behind is not None and behind not in self._present.get(entry.root, ())
@@ -242,6 +252,8 @@ class DiskStorage:
                 self.note = self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
                 self._retry_at = monotonic() + RETRY_S
                 first, self._told = self.note != self._told, self.note
+                if self._events:
+                    self._events.all_removed()
                 self._lock.notify_all()
             if first and self._tell and not self._closed:
                 self._tell(self.note)

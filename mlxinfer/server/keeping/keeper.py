@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,10 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._prepares = self._starting = False
+        self.on_ready: Callable[[Slot], None] | None = None
+        """Called when a model was loaded."""
+        self.on_gone: Callable[[Slot], None] | None = None
+        """Called when it is not there any more."""
 
     def try_hold(self, slot: Slot, keep_alive_s: float | None = None) -> bool:
         """Use a model, if it is loaded and takes requests. `let_go` must follow where this returns True."""
@@ -283,6 +287,8 @@ class Keeper:
         slot.loads += 1
         slot.load_s = time.monotonic() - began
         slot.set_ready(llm)
+        if self.on_ready:
+            self.on_ready(slot)
         if slot.idle:  # everybody has left
             self._start_timer(slot)
         for note in llm.notes:
@@ -298,6 +304,8 @@ class Keeper:
         slot.stop_timer()
         slot.past = slot.past + llm.stats() + EngineStats()
         slot.keep_alive_s = slot.default_keep_alive_s
+        if self.on_gone:
+            self.on_gone(slot)
         return self._close(slot, llm)
 
     async def _close(self, slot: Slot, llm: AsyncLLM) -> None:
@@ -327,4 +335,6 @@ class Keeper:
         except MLXInferError as error:
             reason = EngineError(str(error))
         slot.llm, slot.died = None, True
+        if self.on_gone:
+            self.on_gone(slot)
         self._fail(slot, reason, _BROKEN_S)

@@ -1,0 +1,41 @@
+"""Pages that are written to disk and removed from it, as KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kv_events import DISK, BlockRemoved, BlockStored, KVEventSink, block_hash
+from .pagefile import Entry, Name
+
+
+class DiskEvents:
+    """Tells `sink` of pages with the medium `DISK`: of those that this process writes, since what an earlier one left has names without
+    tokens. The storage calls it from any thread, one at a time."""
+
+    def __init__(self, sink: KVEventSink, parts: Sequence[str], unsalted: bytes) -> None:
+        """`parts` names the groups in files, in order; `unsalted` is the digest of the root without a salt."""
+        self._sink = sink
+        self._groups = {part: group for group, part in enumerate(parts)}
+        self._unsalted = unsalted
+        self._told: dict[Name, BlockRemoved] = {}
+
+    def added(self, entry: Entry) -> None:
+        """A page, or a snapshot, of which routers know nothing."""
+        group = self._groups.get(entry.part)
+        if group is None or entry.file in self._told:
+            return
+        own, salt = block_hash(entry.digest), "" if entry.root == self._unsalted else entry.root.hex()
+        parent = None if entry.parent == entry.root else block_hash(entry.parent)
+        self._told[entry.file] = BlockRemoved(own, DISK, group)
+        self._sink(BlockStored(own, parent, entry.tokens, DISK, group, salt))
+
+    def removed(self, name: Name) -> None:
+        """A file that is gone, or was never written."""
+        event = self._told.pop(name, None)
+        if event is not None:
+            self._sink(event)
+
+    def all_removed(self) -> None:
+        """The disk is given up."""
+        for name in list(self._told):
+            self.removed(name)

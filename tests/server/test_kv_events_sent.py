@@ -1,0 +1,124 @@
+"""KV events as a router receives them: decoded by the types of vLLM's own example of a subscriber."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+msgspec = pytest.importorskip("msgspec")
+zmq = pytest.importorskip("zmq")
+from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored  # noqa: E402
+from mlxinfer.errors import ServerError  # noqa: E402
+from mlxinfer.server.kv_events import KVEventPublisher  # noqa: E402
+
+
+class Event(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    pass
+
+
+class Stored(Event, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+
+
+class Removed(Event, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class Cleared(Event, tag="AllBlocksCleared"):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[Stored | Removed | Cleared]
+    data_parallel_rank: int | None = None
+
+
+DECODER = msgspec.msgpack.Decoder(Batch)
+
+
+def page(own, parent=None, medium=GPU, group=0, salt=""):
+    return BlockStored(own, parent, tuple(range(own * 64, own * 64 + 64)), medium, group, salt)
+
+
+@pytest.fixture
+def endpoints(tmp_path):
+    """Paths, as ports may be taken."""
+    return f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as made:
+        yield made
+
+
+def test_what_a_subscriber_reads(endpoints, context):
+    with KVEventPublisher(*endpoints) as publisher, context.socket(zmq.SUB) as subscriber:
+        subscriber.connect(endpoints[0])
+        subscriber.subscribe(b"tiny")
+        while not subscriber.poll(50):  # until the subscription has arrived
+            publisher.put("tiny", AllBlocksCleared())
+        put = partial(publisher.put, "tiny")
+        put(page(1))
+        put(page(2, 1))
+        put(page(3, 2, salt="ab"))
+        put(BlockRemoved(2, GPU, 0))
+        put(page(7, 1, DISK, 1))
+        publisher.put("other", page(9))
+        put(AllBlocksCleared())
+        events, numbers = [], []
+        while not (events and isinstance(events[-1], Cleared) and len(events) > 4):
+            assert subscriber.poll(30_000)
+            topic, number, payload = subscriber.recv_multipart()
+            assert topic == b"tiny"
+            numbers.append(int.from_bytes(number, "big"))
+            batch = DECODER.decode(payload)
+            assert batch.data_parallel_rank == 0
+            events += batch.events
+    assert numbers == sorted(set(numbers))
+    events = [event for event in events if not isinstance(event, Cleared)]
+    stored = [event for event in events if isinstance(event, Stored)]
+    assert [number for event in stored for number in event.block_hashes] == [1, 2, 3, 7]
+    assert all(len(event.token_ids) == 64 * len(event.block_hashes) and event.block_size == 64 for event in stored)
+    assert (stored[-1].medium, stored[-1].group_idx, stored[-1].parent_block_hash) == (DISK, 1, 1)
+    assert [event.block_hashes for event in events if isinstance(event, Removed)] == [[2]]
+
+
+def test_what_was_missed_can_be_asked_for(endpoints, context):
+    with KVEventPublisher(*endpoints) as publisher:
+        for number in range(1, 6):
+            publisher.put(f"model {number}", page(number))  # batches of their own
+        with context.socket(zmq.DEALER) as ask:
+            ask.connect(endpoints[1])
+            found = []
+            while len(found) < 4:
+                found = []
+                ask.send_multipart([b"", (1).to_bytes(8, "big")])
+                while True:
+                    assert ask.poll(30_000)
+                    _, number, payload = ask.recv_multipart()
+                    if int.from_bytes(number, "big", signed=True) < 0:
+                        break
+                    found.append((int.from_bytes(number, "big"), DECODER.decode(payload).events[0].block_hashes))
+    assert found == [(1, [2]), (2, [3]), (3, [4]), (4, [5])]
+
+
+def test_an_address_that_cannot_be_had(endpoints):
+    with KVEventPublisher(endpoints[0]):
+        with pytest.raises(ServerError, match="no KV events can be sent from 'tcp://nowhere"):
+            KVEventPublisher("tcp://nowhere.invalid:1")
+        with pytest.raises(ServerError, match="tcp://ADDRESS:PORT"):
+            KVEventPublisher("5557")
