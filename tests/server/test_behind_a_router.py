@@ -1,0 +1,197 @@
+"""Two servers behind SMG, the real one: conversations stay where their beginning is cached; a worker that goes costs nobody an answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from threading import Lock
+
+import pytest
+
+pytest.importorskip("smg")
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))
+wait_for, worker, router = EXAMPLE["wait_for"], EXAMPLE["worker"], EXAMPLE["router"]
+CONVERSATIONS, TURNS = 20, 15
+pytestmark = pytest.mark.long
+
+
+def free_ports(count):
+    """The first of so many free ports in a row, below those that the system gives to clients."""
+    for first in random.SystemRandom().sample(range(12000, 32000, count), 200):
+        with ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
+
+
+def chat(port, messages, *, leave=False, max_tokens=8):
+    """Status and answer; with `leave`, only the first piece of a stream is read."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": leave}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if leave and answer.status == 200:
+            answer.read(20)
+            return answer.status, None
+        text = answer.read()
+        return answer.status, json.loads(text) if text.startswith(b"{") else text
+    finally:
+        connection.close()
+
+
+def words(chance, length):
+    return "".join(chance.choice("abcdefgh ") for _ in range(length))
+
+
+def converse(port, *, leaving=0.0, between=lambda done: None):
+    """Many conversations at once, whose turns come in a random order. Counts statuses, tokens of prompts, and those that were cached."""
+    chance, found, lock = random.Random(1), Counter(), Lock()
+    talks = [[{"role": "system", "content": words(chance, 300)}] for _ in range(CONVERSATIONS)]
+    locks = [Lock() for _ in talks]
+    order = [number for number in range(CONVERSATIONS) for _ in range(TURNS)]
+    chance.shuffle(order)
+
+    def turn(number):
+        with locks[number]:
+            talk = talks[number]
+            with lock:
+                question, leave = words(chance, 60), chance.random() < leaving
+            talk.append({"role": "user", "content": question})
+            try:
+                status, answer = chat(port, talk, leave=leave, max_tokens=200 if leave else 8)
+            except (OSError, HTTPException):
+                status, answer = 0, None
+            if status == 200 and answer is not None:
+                talk.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "-"})
+            else:
+                talk.pop()
+        with lock:
+            found["left" if leave else status] += 1
+            if status == 200 and answer is not None:
+                found["prompt"] += answer["usage"]["prompt_tokens"]
+                found["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            elif status != 200:
+                assert answer, status  # an error is in words
+        between(sum(count for status, count in found.items() if not isinstance(status, str) or status == "left"))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(turn, order))
+    return found
+
+
+@contextmanager
+def routed(path, policy, count=2):
+    """The router's port, the workers' ports and their processes."""
+    base = free_ports(10)
+    ports = list(range(base + 1, base + 1 + count))
+    running = [worker(f"tiny={path}", port) for port in ports]
+    try:
+        for process, port in zip(running, ports, strict=True):
+            wait_for(process, port)
+        running.append(router(base, ports, policy))
+        deadline = time.monotonic() + 60
+        while chat_status(base) != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield base, ports, running
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
+
+
+def until_all_are_ready(port):
+    """Wait until the router counts every worker as healthy."""
+    deadline = time.monotonic() + 60
+    while True:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/workers")
+        found = json.loads(connection.getresponse().read())["workers"]
+        connection.close()
+        if all(each["is_healthy"] for each in found):
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def chat_status(port):
+    try:
+        return chat(port, [{"role": "user", "content": "a"}], max_tokens=1)[0]
+    except (OSError, HTTPException):
+        return 0
+
+
+def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
+    found = {}
+    with routed(tiny_path, "cache_aware") as (port, ports, _):
+        found["alone"] = converse(ports[0])
+        found["cache_aware"] = converse(port)
+    with routed(tiny_path, "round_robin") as (port, _, _):
+        found["round_robin"] = converse(port)
+    capfd.readouterr()
+    assert all(counts[200] == CONVERSATIONS * TURNS for counts in found.values())
+    assert found["cache_aware"]["cached"] >= 0.9 * found["alone"]["cached"]
+    read = {name: counts["prompt"] - counts["cached"] for name, counts in found.items()}
+    assert read["cache_aware"] < 0.7 * read["round_robin"]
+
+
+def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
+    """One is killed and comes back, then the other is drained; some clients leave. Whose answer is killed gets an error."""
+    with routed(tiny_path, "cache_aware") as (port, ports, running):
+        waiting, one_at_a_time = [60, 120, 200], Lock()
+
+        def accident(done):
+            with one_at_a_time:
+                while waiting and done >= waiting[0]:
+                    stage = waiting.pop(0)
+                    if stage == 60:
+                        running[0].kill()
+                        running[0].wait()
+                    elif stage == 120:
+                        running.append(worker(f"tiny={tiny_path}", ports[0]))
+                        wait_for(running[-1], ports[0])
+                        until_all_are_ready(port)
+                    else:
+                        running[1].terminate()
+
+        found = converse(port, leaving=0.1, between=accident)
+    capfd.readouterr()
+    capfd.readouterr()
+    answered = found[200] + found["left"]
+    assert answered >= CONVERSATIONS * TURNS - 10
+    assert running[1].returncode is not None
+
+
+def test_the_example_is_one_command(tiny_path, tmp_path):
+    path, port = Path(__file__).parents[2] / "examples/router/two_workers.py", free_ports(10)
+    command = [sys.executable, str(path), f"tiny={tiny_path}", "--port", str(port)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        assert any(line.startswith(f"ready: http://127.0.0.1:{port}/v1") for line in process.stdout)
+        while chat_status(port) == 503:
+            time.sleep(0.1)
+        status, answer = chat(port, [{"role": "user", "content": "a"}])
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 8)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(60) == 0
