@@ -4,7 +4,6 @@ CPU, and 30 KB where the thread has loaded a model."""
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -13,7 +12,8 @@ Work = Callable[[], None]
 
 
 class LastingThreads:
-    """Runs each piece of work in a thread that does nothing else meanwhile: one whose work has ended, or else a new one. They are daemons."""
+    """Runs each piece of work in a thread that does nothing else meanwhile: one whose work has ended, or else a new one. They are
+    daemons."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -22,7 +22,7 @@ class LastingThreads:
         os.register_at_fork(after_in_child=self._forget)
 
     def run(self, work: Work) -> None:
-        """Begin with this work. What it raises goes to `threading.excepthook`, as that of any thread."""
+        """Begin with this work. What it raises ends its thread."""
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:
@@ -32,19 +32,16 @@ class LastingThreads:
 
     def _serve(self, jobs: SimpleQueue[Work]) -> None:
         while True:
-            self._call(jobs.get())
+            _call(jobs.get())
             with self._lock:
                 self._idle.append(jobs)
-
-    def _call(self, work: Work) -> None:
-        try:
-            work()
-        except BaseException:
-            kind, error, trace = sys.exc_info()
-            assert kind is not None
-            threading.excepthook(threading.ExceptHookArgs((kind, error, trace, threading.current_thread())))
 
     def _forget(self) -> None:
         """A forked child has none of them."""
         self._lock = threading.Lock()
         self._idle.clear()
+
+
+def _call(work: Work) -> None:
+    """A function of its own, so that nothing of the work is kept until the next one."""
+    work()

@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -35,7 +35,7 @@ class Connection(H11Protocol):
 
     limits = Limits()
     """Those of the server; `connection_class` sets them."""
-    open_by_kind: Counter[str] = Counter()
+    open_by_kind: ClassVar[Counter[str]] = Counter()
     """Connections on "TCP" and on the "Unix socket", each of which has a limit of its own: whoever fills one leaves the other usable."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

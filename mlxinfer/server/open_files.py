@@ -22,9 +22,8 @@ def with_files(settings: ServerSettings) -> ServerSettings:
     most = max((allowed - _OTHER_FILES) // max(kinds, 1), 1)
     if settings.limits.connections <= most:
         return settings
-    notice(
-        f"the system allows {allowed} open files, so {most} connections at a time{' on each kind of socket' * (kinds > 1)}: raise its hard limit (ulimit -Hn) for more"
-    )
+    each = " on each kind of socket" if kinds > 1 else ""
+    notice(f"the system allows {allowed} open files, so {most} connections at a time{each}: raise its hard limit (ulimit -Hn) for more")
     return replace(settings, limits=replace(settings.limits, connections=most))
 
 

@@ -43,7 +43,7 @@ def error_object(error: APIError) -> dict[str, str]:
 
 # toy/continue_text.py
 async def continue_text(context: RequestContext, body: ContinueRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
+    served = await context.model(body.model)
     prompt = await encode_text(served, body.text)
     generate = GenerateRequest(served, prompt, SamplingParams(temperature=0, max_tokens=body.words))
     if body.stream:

@@ -86,7 +86,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], set[str]]] = {
         "/v1/chat/completions",
         CHAT,
         {"provider": {"sort": "price"}, "usage": {"include": True}, "models": ["a", "b"], "transforms": ["middle-out"], "ttl": 300},
-        {"provider", "usage", "models", "transforms", "ttl"},
+        {"provider", "usage", "models", "transforms"},
     ),
     "aider over ollama": (
         "/api/chat",
@@ -96,7 +96,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any], set[str]]] = {
             "truncate": True,
             "options": {**OLLAMA["options"], "num_ctx": 8989, "repeat_last_n": 64, "num_gpu": 99},  # type: ignore[dict-item]
         },
-        {"keep_alive", "truncate", "options.repeat_last_n", "options.num_gpu", "options.num_ctx"},
+        {"truncate", "options.repeat_last_n", "options.num_gpu", "options.num_ctx"},
     ),
     "ollama show -v": ("/api/show", {}, {"verbose": True}, {"verbose"}),
 }

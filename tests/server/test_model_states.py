@@ -74,7 +74,7 @@ def test_an_empty_prompt_loads_and_keep_alive_0_unloads(kept: Kept, llama: Clien
 def test_keep_alive(llama: Client, keep_alive: Any, seconds: float) -> None:
     answer = llama.chat(model="a", messages=MESSAGES, options=SHORT, keep_alive=keep_alive)
     assert answer.done
-    assert answer.load_duration and answer.load_duration > 0
+    assert answer.load_duration
     assert seconds - 0.4 < left(llama) <= seconds
 
 

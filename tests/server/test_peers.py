@@ -122,20 +122,13 @@ def test_nobody_with_a_shared_key_is_told_what_others_have_sent(narrow: LiveServ
 
     def cached(unix: bool) -> tuple[int, int, int, int]:
         whole = ask(narrow, unix=unix, prompt=prompt)["usage"]["prompt_tokens_details"]["cached_tokens"]
-        raw = request(
-            "/v1/completions",
-            json.dumps(
-                {"model": "tiny", "prompt": prompt, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
-            ).encode(),
-            "Content-Type: application/json",
-            f"Authorization: Bearer {KEY}",
-        )
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+        raw = request("/v1/completions", json.dumps(body).encode(), *_HEADERS)
         events = [json.loads(line[6:]) for line in narrow.exchange(raw, unix=unix)[2].decode().split("\n\n") if line.startswith("data: {")]
         streamed = events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
-        chat: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "prompt": None}
-        message = {key: value for key, value in chat.items() if value is not None}
-        fields = json.dumps({"model": "tiny", "max_tokens": 2, **message}).encode()
-        answer = narrow.exchange(request("/v1/messages", fields, "Content-Type: application/json", f"x-api-key: {KEY}"), unix=unix)[2]
+        marked = [{"type": "text", "text": prompt, "cache_control": {"type": "ephemeral"}}]
+        fields = json.dumps({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": marked}]}).encode()
+        answer = narrow.exchange(request("/v1/messages", fields, *_HEADERS), unix=unix)[2]
         reply = narrow.exchange(
             request("/v1/responses", json.dumps({"model": "tiny", "max_output_tokens": 2, "input": prompt}).encode(), *_HEADERS), unix=unix
         )[2]
@@ -166,8 +159,8 @@ def test_a_place_that_was_left_can_be_taken_at_once(short_path: Path) -> None:
             old.leave()
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(new[0].getsockname())
-            assert settings.socket and settings.socket.exists()
-    assert not settings.socket.exists()
+            assert (short_path / "run" / "s").exists()
+    assert not (short_path / "run" / "s").exists()
 
 
 @pytest.mark.long
@@ -188,7 +181,8 @@ def test_a_successor_starts_while_the_old_server_drains(tiny_path: Path, short_p
 
     processes = [start()]
     try:
-        assert processes[0].stdout and processes[0].stdout.readline().startswith("ready")
+        assert processes[0].stdout
+        assert processes[0].stdout.readline().startswith("ready")
         with connected(4000) as long:
             received = long.recv(4096)
             processes[0].send_signal(signal.SIGTERM)

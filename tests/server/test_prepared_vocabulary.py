@@ -3,12 +3,14 @@
 import asyncio
 import signal
 import threading
-from functools import partial
 
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import AsyncLLM
+from mlxinfer.config import EngineArgs
 from mlxinfer.server import serve
+from mlxinfer.server.keeping.slot import Slot
+from mlxinfer.server.models import Registry
 from mlxinfer.server.settings import ServerSettings
 
 
@@ -36,7 +38,9 @@ def test_it_is_prepared_after_the_server_is_ready(tmp_path, monkeypatch):
     monkeypatch.setattr(serve.HTTPServer, "serve", served)
     handlers = {number: signal.getsignal(number) for number in serve._SIGNALS}
     try:
-        serve.run({"tiny": partial(AsyncLLM, path)}, ServerSettings(socket=tmp_path / "api.sock"), tell=told.append)
+        slot = Slot(EngineArgs(path), AsyncLLM.of)
+        tiny = serve.Models(registry=Registry({"tiny": slot}), at_start=[slot])
+        serve.run(tiny, ServerSettings(socket=tmp_path / "api.sock"), tell=told.append)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -148,6 +148,5 @@ def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
 @pytest.mark.slow
 def test_five_hundred_times(paths: dict[str, Path]) -> None:
     found, _ = cycles(paths, 10, 50)
-    print(found)
     assert {(each.files, each.threads) for each in found[1:]} == {(found[-1].files, found[-1].threads)}
-    assert found[-1].memory - found[1].memory < 0.02 * found[1].memory
+    assert found[-1].memory - found[1].memory < 0.02 * found[1].memory, found

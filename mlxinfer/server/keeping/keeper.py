@@ -101,7 +101,7 @@ class Keeper:
     def unload(self, slot: Slot) -> None:
         """Unload a model as soon as it is idle. One that failed may be tried again at once."""
         if slot.state == "failed":
-            slot.state, slot.error, slot.retry_at, slot.died = "listed", None, 0.0, False
+            slot.state, slot.failure, slot.retry_at, slot.died = "listed", None, 0.0, False
         if slot.state in ("ready", "loading") or slot.users:
             slot.keep_alive_s = 0.0
         if slot.idle:
@@ -129,7 +129,7 @@ class Keeper:
             try:
                 await self.hold(slot)
             except APIError:
-                raise slot.error or EngineError("the server is closed") from None
+                raise slot.failure or EngineError("the server is closed") from None
             self.let_go(slot)
         self._starting = False
         return left_out

@@ -17,7 +17,7 @@ _RETRY_S = 5
 def not_loaded(slot: Slot) -> APIError:
     """503: the model could not be loaded, and may be tried again when its back-off is over."""
     left_s = slot.retry_at - time.monotonic()
-    reason = without_paths(str(slot.error or "nobody said why"))
+    reason = without_paths(str(slot.failure or "nobody said why"))
     message = f"The model {slot.name!r} could not be loaded: {reason}"
     return APIError(503, "overloaded", message, param="model", code="model_not_loaded", retry_s=max(math.ceil(left_s), 1))
 

@@ -55,7 +55,7 @@ class Slot:
         self.state: State = "listed"
         self.llm: AsyncLLM | None = None
         """Runs it, while the state is "ready"."""
-        self.error: MLXInferError | None = None
+        self.failure: MLXInferError | None = None
         """Why it failed the last time, in the state "failed"."""
         self.sheet: Sheet | None = None
         """What its files say, once they were read."""
@@ -128,7 +128,7 @@ class Slot:
 
     def set_ready(self, llm: AsyncLLM) -> None:
         """It is loaded: all that wait may begin."""
-        self.state, self.llm, self.error, self.died = "ready", llm, None, False
+        self.state, self.llm, self.failure, self.died = "ready", llm, None, False
         self.model = weakref.ref(llm.loaded.model)
         self.ready_at = self.used_at = time.monotonic()
         self._failed_in_a_row = 0
@@ -136,7 +136,7 @@ class Slot:
 
     def set_failed(self, error: MLXInferError, back_off_s: float = 0.0) -> None:
         """It could not be loaded, or failed while it ran. The back-off doubles each time."""
-        self.state, self.error = "failed", error
+        self.state, self.failure = "failed", error
         self.failures += 1
         back_off_s = max(back_off_s, min(_FIRST_BACK_OFF_S * 2**self._failed_in_a_row, _MOST_BACK_OFF_S))
         self._failed_in_a_row = min(self._failed_in_a_row + 1, 10)

@@ -92,7 +92,7 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
 
 def _status(slot: Slot) -> Status:
     if slot.state == "failed" or slot.broken:
-        return Status(value="unloaded", failed=True, reason=without_paths(str(slot.error or "its engine has ended")))
+        return Status(value="unloaded", failed=True, reason=without_paths(str(slot.failure or "its engine has ended")))
     return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
 
 
