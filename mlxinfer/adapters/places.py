@@ -1,0 +1,111 @@
+"""Where in a model each projection is, for adapters to be held against it before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+import numpy as np
+
+from ..errors import AdapterError, UnsupportedModelError
+from ..models.decoder import Decoder, Model
+from ..nn.linear import Linear
+from ..nn.packing import objects
+from ..records import dataclass
+from .update import Adapter, key_of, not_applied
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rows of a matrix that are one projection."""
+
+    linear: Linear
+    """Holds the matrix."""
+    first: int
+    """The first of the rows."""
+    rows: int
+    """How many there are."""
+    order: np.ndarray | None
+    """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a number of adapters change in one matrix."""
+
+    linear: Linear
+    """Holds the matrix."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """The projections that any of them changes, by key."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """The largest rank of any of them, for each."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`[out, in]` of the matrix."""
+        out, into = self.linear.matrix.shape
+        return out, into
+
+    @property
+    def rank(self) -> int:
+        """Columns between the two products: those of one projection next to those of another."""
+        return sum(self.ranks.values())
+
+    def numbers(self, adapters: int) -> int:
+        """How many numbers the stacked factors of so many adapters have."""
+        return (adapters + 1) * self.rank * sum(self.shape)
+
+
+def places(model: Model) -> dict[str, Place]:
+    """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""
+    if not isinstance(model, Decoder):
+        raise UnsupportedModelError(
+            "adapters need a graph of this project's own, and this model runs on mlx-lm's: convert it with the adapter"
+        )
+    found: dict[str, Place] = {}
+    for node in objects(model.blocks):
+        if type(node) is Linear:
+            first = 0
+            for each in node.projections:
+                found[key_of(each.name)] = Place(node, first, each.rows, each.order)
+                first += each.rows
+    return found
+
+
+def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
+    """What adapters change in a model, matrix by matrix; the model may have shapes only. Raises `AdapterError` for an update that has no
+    place or another shape."""
+    known = places(model)
+    found: dict[int, Changes] = {}
+    for adapter in adapters:
+        for key, update in adapter.updates.items():
+            place = known.get(key)
+            if place is None:
+                raise not_applied(adapter.path, update.tensor, _missing(update.tensor, key, known))
+            expected = (place.rows, place.linear.matrix.shape[-1])
+            if update.shape != expected:
+                raise AdapterError(
+                    f"{adapter.path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and the model's has "
+                    f"{list(expected)}: the adapter is for another model"
+                )
+            of_matrix = found.setdefault(id(place.linear), Changes(place.linear))
+            of_matrix.places[key] = place
+            of_matrix.ranks[key] = max(of_matrix.ranks.get(key, 0), update.rank)
+    return list(found.values())
+
+
+def planned_bytes(model: Model, adapters: Sequence[Adapter], size: int) -> int:
+    """Bytes that adapters will take, in numbers of `size` bytes. Raises as `changes`."""
+    found = changes(model, adapters)
+    gains = sum(c.shape[0] for c in found if any(a.updates[k].has_magnitude for a in adapters for k in c.places if k in a.updates))
+    return sum(c.numbers(len(adapters)) for c in found) * size + 8 * gains * (len(adapters) + 1)
+
+
+def _missing(tensor: str, key: str, known: Mapping[str, Place]) -> str:
+    """Why an update has no place; empty for the usual reasons, which its name tells."""
+    parts = key.split(".")
+    layers = {name.split(".")[1] for name in known}
+    if parts[0] == "layers" and len(parts) > 1 and parts[1] not in layers and layers:
+        return f"is for layer {parts[1]}, which the model does not have"
+    special = any(part in tensor for part in ("embed", "lm_head", "expert", "switch_mlp", "modules_to_save"))
+    return "" if special else "is for no projection of attention or of a feed-forward layer that the model has"
