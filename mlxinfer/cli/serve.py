@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,10 +102,25 @@ def _run(models: tuple[str, ...], aliases: dict[str, str], settings: ServerSetti
     for name, target in map(public_name, models):
         if name in found:
             raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
-        found[name] = EngineArgs(target, **options)
+        found[name] = EngineArgs(target, **options | {"adapters": _adapters_of(name, options["adapters"], len(models))})
     planned = zip(found, with_shares(list(found.values())), strict=True)
-    loads = {name: partial(AsyncLLM, args.path_or_id, **options | {"memory_gb": args.memory_gb}) for name, args in planned}
+    settings_of = {name: options | {"memory_gb": args.memory_gb, "adapters": args.adapters} for name, args in planned}
+    loads = {name: partial(AsyncLLM, found[name].path_or_id, **own) for name, own in settings_of.items()}
+    _check_owners(found, options["adapters"])
     run(loads, settings, aliases=aliases, tell=click.echo)
+
+
+def _adapters_of(model: str, adapters: dict[str, str] | None, models: int) -> dict[str, str] | None:
+    """The adapters of one of several models, which are given as MODEL:NAME=PATH; a single one has them all."""
+    pairs = [(name.rpartition(":"), path) for name, path in (adapters or {}).items()]
+    return {name: path for (owner, _, name), path in pairs if owner == model or (not owner and models == 1)} or None
+
+
+def _check_owners(models: Collection[str], adapters: dict[str, str] | None) -> None:
+    for name in adapters or ():
+        owner = name.rpartition(":")[0]
+        if owner not in models and (owner or len(models) > 1):
+            raise ServerError(f"which model is the adapter {name!r} for? Say --adapter MODEL:NAME=PATH, of {', '.join(models)}")
 
 
 def _print_plist(models: tuple[str, ...], aliases: tuple[str, ...], settings: ServerSettings, options: dict[str, Any]) -> None:
@@ -133,6 +149,9 @@ def _spelled(options: dict[str, Any]) -> list[str]:
     for parameter in context.command.params:
         value = options.get(parameter.name or "")
         if parameter.name not in options or context.get_parameter_source(parameter.name) is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(value, dict):
+            spelled += [part for name, path in value.items() for part in (parameter.opts[0], f"{name}={_absolute(path)}")]
             continue
         switch = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
         spelled += [switch] if isinstance(value, bool) else [switch, str(value)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import ServerError
@@ -31,6 +31,17 @@ class ServedModel:
     """Runs it."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When it was loaded, in seconds since 1970."""
+    adapter: str | None = None
+    """The adapter that answers; None for the model as it is."""
+
+    @property
+    def base(self) -> str:
+        """The name of the model, without the adapter's."""
+        return self.name if self.adapter is None else self.name.removesuffix(f":{self.adapter}")
+
+    def with_adapters(self) -> list[ServedModel]:
+        """The model, and each of its adapters as `name:adapter`."""
+        return [self, *(replace(self, name=f"{self.name}:{adapter}", adapter=adapter) for adapter in self.llm.adapters)]
 
 
 class Registry:
@@ -56,12 +67,24 @@ class Registry:
         return self._aliases
 
     def get(self, name: str) -> ServedModel:
-        """The model with this name or alias, with or without the tag `:latest`. Raises `APIError` (404)."""
+        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters. Raises
+        `APIError` (404)."""
+        served = self._plain(name) or self._adapted(name.removesuffix(LATEST))
+        if served is not None:
+            return served
+        raise no_such_model(name, [*(each.name for model in self for each in model.with_adapters()), *self._aliases])
+
+    def _plain(self, name: str) -> ServedModel | None:
         for known in (name, name.removesuffix(LATEST)):
             served = self._models.get(known) or self._models.get(self._alias(known))
             if served is not None:
                 return served
-        raise no_such_model(name, [*self._models, *self._aliases])
+        return None
+
+    def _adapted(self, name: str) -> ServedModel | None:
+        base, _, adapter = name.rpartition(":")
+        served = self._plain(base) if base else None
+        return next((each for each in served.with_adapters() if each.adapter == adapter), None) if served else None
 
     def _alias(self, name: str) -> str:
         if name in self._aliases:

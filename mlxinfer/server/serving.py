@@ -150,12 +150,12 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 
 def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
-    return {"client_id": request.client_id, "timeout_s": context.limits.request_s}
+    return {"client_id": request.client_id, "timeout_s": context.limits.request_s, "adapter": request.served.adapter}
 
 
 def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:
     context.log["model"] = request.served.name
-    return context.server.metrics.begin(request.served.name)
+    return context.server.metrics.begin(request.served.base)
 
 
 def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..errors import APIError
 from ..models import ServedModel
@@ -17,14 +17,15 @@ from ..validation import PromptOrPrompts, StrictModel
 
 
 class Model(TypedDict):
-    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field; those after it are Anthropic's, whose clients ask at the
-    same path."""
+    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model that an adapter is for; those
+    from `type` on are Anthropic's, whose clients ask at the same path."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: NotRequired[str]
     type: Literal["model"]
     display_name: str
     created_at: str
@@ -55,7 +56,7 @@ class Embeddings(TypedDict):
 
 
 def _model(served: ServedModel) -> Model:
-    return Model(
+    model = Model(
         id=served.name,
         object="model",
         created=served.created,
@@ -65,10 +66,11 @@ def _model(served: ServedModel) -> Model:
         display_name=served.name,
         created_at=datetime.fromtimestamp(served.created, timezone.utc).isoformat().replace("+00:00", "Z"),
     )
+    return model if served.adapter is None else {**model, "parent": served.base}
 
 
 async def list_models(context: RequestContext, body: Any) -> ASGIApp:
-    data = [_model(served) for served in context.server.models]
+    data = [_model(served) for model in context.server.models for served in model.with_adapters()]
     return JSONResponse(Models(object="list", data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"]))
 
 
