@@ -20,7 +20,19 @@ from .update import Factors, Update, check_factors, finite_factors, key_of, not_
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_WITHOUT_EFFECT = ["auto_mapping", "base_model_class", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout", "megatron_core", "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"]
+_WITHOUT_EFFECT = (
+    *(
+        "auto_mapping",
+        "base_model_class",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+    ),
+    *("fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout", "megatron_core", "parent_library"),
+    *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
+)
 """Keys that say how it was trained or what for. `fan_in_fan_out` is the layout of the trained model's own matrices; factors have one."""
 _CHANGING = {
     "modules_to_save": "whole modules that replace the model's",

@@ -51,10 +51,6 @@ class Changes:
         """Columns between the two products: those of one projection next to those of another."""
         return sum(self.ranks.values())
 
-    def numbers(self, adapters: int) -> int:
-        """How many numbers the stacked factors of so many adapters have."""
-        return (adapters + 1) * self.rank * sum(self.shape)
-
 
 def places(model: Model) -> dict[str, Place]:
     """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""
@@ -97,8 +93,14 @@ def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
 def planned_bytes(model: Model, adapters: Sequence[Adapter], size: int) -> int:
     """Bytes that adapters will take, in numbers of `size` bytes. Raises as `changes`."""
     found = changes(model, adapters)
-    gains = sum(c.shape[0] for c in found if any(a.updates[k].has_magnitude for a in adapters for k in c.places if k in a.updates))
-    return sum(c.numbers(len(adapters)) for c in found) * size + 8 * gains * (len(adapters) + 1)
+    slots = len(adapters) + 1
+    gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
+    return slots * sum(c.rank * sum(c.shape) for c in found) * size + slots * gains * 4
+
+
+def has_gain(changes: Changes, adapters: Sequence[Adapter]) -> bool:
+    """Whether any adapter has a magnitude for a matrix."""
+    return any(update.has_magnitude for adapter in adapters for key, update in adapter.updates.items() if key in changes.places)
 
 
 def _missing(tensor: str, key: str, known: Mapping[str, Place]) -> str:

@@ -11,7 +11,7 @@ from ..kernels_cpu import Packed
 from ..nn.linear import Linear
 from ..nn.weights import numbers
 from ..records import dataclass
-from .places import Changes, Place
+from .places import Changes, Place, has_gain
 from .update import Adapter, Factors, Update
 
 LONG_RUN = 16
@@ -91,13 +91,9 @@ class Stack:
 
 def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Stack:
     """Read the factors for one matrix, in the dtype of the activations; a magnitude needs the matrix itself. Raises `AdapterError`."""
-    out, into = changes.shape
-    slots = [_Slot(changes, mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))]
-    for adapter in adapters:
-        slots.append(_slot(changes, adapter.updates))
-    with_gain = any(update.has_magnitude for adapter in adapters for key, update in adapter.updates.items() if key in changes.places)
+    slots = [_slot(changes, updates) for updates in ({}, *(adapter.updates for adapter in adapters))]
     a, b = (mx.stack([getattr(slot, name) for slot in slots]).astype(dtype) for name in ("a", "b"))
-    gain = mx.stack([slot.gain for slot in slots]) if with_gain else None
+    gain = mx.stack([slot.gain for slot in slots]) if has_gain(changes, adapters) else None
     bias = changes.linear.bias
     offset = None if gain is None or bias is None else (1 - gain) * bias.astype(mx.float32)
     mx.eval([array for array in (a, b, gain, offset) if array is not None])
@@ -109,16 +105,16 @@ def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Sta
 
 @dataclass(slots=True)
 class _Slot:
-    changes: Changes
+    """One adapter's part of a `Stack`, in float32."""
+
     a: mx.array
     b: mx.array
     gain: mx.array
 
 
 def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
-    """One adapter's factors, in float32."""
     out, into = changes.shape
-    slot = _Slot(changes, mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
+    slot = _Slot(mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
     column = 0
     for key, place in changes.places.items():
         update = updates.get(key)

@@ -17,8 +17,8 @@ from ..validation import PromptOrPrompts, StrictModel
 
 
 class Model(TypedDict):
-    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model that an adapter is for; those
-    from `type` on are Anthropic's, whose clients ask at the same path."""
+    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model of an adapter; those from
+    `type` on are Anthropic's, whose clients ask at the same path."""
 
     id: str
     object: Literal["model"]
