@@ -73,7 +73,7 @@ class _Settings:
         self.rank, self.scale = parameters.integer("rank"), parameters.number("scale")
         self._keys = parameters.take("keys")
         count = reader.optional_integer("num_layers", reader.take("lora_layers"), low=-1)
-        self._first = 0 if count is None or count < 0 else max(layers - count, 0)
+        self._first = 0 if count is None or count <= 0 else max(layers - count, 0)
 
     def left_out(self, module: str) -> str:
         """Why mlx-lm would not apply an update of this module; empty if it would."""

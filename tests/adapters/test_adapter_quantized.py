@@ -82,12 +82,6 @@ def directory_of(path: Path, target: Path) -> Path:
     return target
 
 
-def written(kind: str, folder: Path, changes: Changes) -> Path:
-    if kind == "gguf":
-        return write_gguf_adapter(folder / "adapter.gguf", changes, heads=HEADS, kv_heads=KV_HEADS)
-    return (write_peft if kind == "peft" else write_mlx_lm)(folder / "adapter", changes)
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
