@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+import mlx.core as mx
 import numpy as np
 
+from ..device import is_gpu
 from ..errors import AdapterError, UnsupportedModelError
 from ..models.decoder import Decoder, Model
 from ..nn.linear import Linear
@@ -90,9 +92,14 @@ def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
     return list(found.values())
 
 
-def planned_bytes(model: Model, adapters: Sequence[Adapter], size: int) -> int:
-    """Bytes that adapters will take, in numbers of `size` bytes. Raises as `changes`."""
-    found = changes(model, adapters)
+def factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """What factors are kept in where activations are in `dtype`: on a CPU float32, as MLX gathers nothing else there."""
+    return dtype if is_gpu() else mx.float32
+
+
+def planned_bytes(model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:
+    """Bytes that adapters will take next to activations in `dtype`. Raises as `changes`."""
+    found, size = changes(model, adapters), factor_dtype(dtype).size
     slots = len(adapters) + 1
     gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
     return slots * sum(c.rank * sum(c.shape) for c in found) * size + slots * gains * 4

@@ -11,7 +11,7 @@ from ..kernels_cpu import Packed
 from ..nn.linear import Linear
 from ..nn.weights import numbers
 from ..records import dataclass
-from .places import Changes, Place, has_gain
+from .places import Changes, Place, factor_dtype, has_gain
 from .update import Adapter, Factors, Update
 
 LONG_RUN = 16
@@ -70,11 +70,15 @@ class Stack:
         """What to add to the product with rows `[T, in]`: `[T, out]`, or None where no row's adapter changes this matrix."""
         if not choice.slots & self.changed:
             return None
-        if choice.by_runs or len(choice.runs) == 1:
-            parts = [self._run(x if len(choice.runs) == 1 else x[first:stop], slot) for slot, first, stop in choice.runs]
-            return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        inner = mx.gather_mm(x[:, None], self.a, rhs_indices=choice.ids)
-        return mx.gather_mm(inner, self.b, rhs_indices=choice.ids)[:, 0]
+        rows = x.astype(self.a.dtype)
+        if len(choice.runs) == 1:
+            y = self._run(rows, choice.runs[0][0])
+        elif choice.by_runs:
+            y = mx.concatenate([self._run(rows[first:stop], slot) for slot, first, stop in choice.runs])
+        else:
+            inner = mx.gather_mm(rows[:, None], self.a, rhs_indices=choice.ids)
+            y = mx.gather_mm(inner, self.b, rhs_indices=choice.ids)[:, 0]
+        return y.astype(x.dtype)
 
     def _run(self, x: mx.array, slot: int) -> mx.array:
         a, b = self.pairs[slot]
@@ -90,7 +94,8 @@ class Stack:
 
 
 def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Stack:
-    """Read the factors for one matrix, in the dtype of the activations; a magnitude needs the matrix itself. Raises `AdapterError`."""
+    """Read the factors for one matrix, for activations in `dtype`; a magnitude needs the matrix itself. Raises `AdapterError`."""
+    dtype = factor_dtype(dtype)
     slots = [_slot(changes, updates) for updates in ({}, *(adapter.updates for adapter in adapters))]
     a, b = (mx.stack([getattr(slot, name) for slot in slots]).astype(dtype) for name in ("a", "b"))
     gain = mx.stack([slot.gain for slot in slots]) if has_gain(changes, adapters) else None

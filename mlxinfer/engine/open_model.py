@@ -222,7 +222,7 @@ class Prepared:
             return 0
         from ..adapters.places import planned_bytes
 
-        return planned_bytes(self.target.model, self.adapters, self.target.dtype.size)
+        return planned_bytes(self.target.model, self.adapters, self.target.dtype)
 
     def with_adapters(self, loaded: LoadedModel) -> AdaptedModel | None:
         """The model with its adapters, whose numbers are read here; None without any."""

@@ -41,7 +41,7 @@ def paths(base, tmp_path_factory) -> dict[str, Path]:
 
 
 def opened(base: Path, paths: dict[str, Path], **settings: object) -> LLM:
-    return LLM(base, dtype="float32", adapters=paths, **{"memory_gb": 2, **settings})
+    return LLM(base, adapters=paths, **{"memory_gb": 2, "dtype": "float32", **settings})
 
 
 def params(adapter: str | None, **more: object) -> SamplingParams:
@@ -123,6 +123,14 @@ def test_a_quantized_cache_and_several_samples(base, paths):
         ]
         assert together == one_by_one
         assert len({tuple(tokens) for tokens in together}) == 15
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_16_bits(base, paths, dtype):
+    with opened(base, paths, dtype=dtype, prefix_cache=False) as llm:
+        together = answers(llm, NAMES, max_tokens=12)
+        assert [answers(llm, [name], [prompt], max_tokens=12)[0] for name, prompt in zip(NAMES, PROMPTS, strict=True)] == together
+        assert llm.plan.weights == llm.weight_bytes + llm._client.opened.adapted.nbytes
 
 
 def test_drafts_are_verified_by_the_adapter(base, paths, alone):
