@@ -138,13 +138,13 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     build(checkpoint.config, planned)
     planned.finish()
     widen = asked is None and dtype is None
-    dtype = dtype or _natural_dtype(checkpoint)
+    dtype = dtype or natural_dtype(checkpoint)
     outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype, widen) for tensor in planned.tensors.values())
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
     return ConversionPlan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
 
 
-def _natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
+def natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
     """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
     for Gemma, whose activations leave float16's range."""
     main = main_dtype(checkpoint) or mx.bfloat16

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +23,7 @@ from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
-from ..loading.resolve import resolve
+from ..loading.resolve import Resolved, resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .batches import BATCH
@@ -33,8 +35,9 @@ from .importance import BATCH as WEIGHED_AT_ONCE
 from .importance import TOKENS, Importance, random_texts
 from .importance import measure as measure_importance
 from .journal import Journal
-from .mapper import ConversionPlan
+from .mapper import ConversionPlan, natural_dtype
 from .mapper import plan as plan_formats
+from .merged import open_merged
 from .options import Options
 from .preparation import Texts, default_tokens, encodings, weighed_alike
 from .quality import measure_loss, tokens_to_measure
@@ -79,6 +82,7 @@ def convert(
     bpw: float | None = None,
     target_kl: float | None = None,
     plan: str | Path | None = None,
+    adapter: str | Path | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -93,8 +97,9 @@ def convert(
     `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
     expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
     `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
-    conversion will take, before it begins. Everything that can be wrong is found before a weight is read, except NaN, and the
-    destination is complete or absent. Interrupted, it goes on when it is called again. Raises `MLXInferError`.
+    conversion will take, before it begins. `adapter` is merged into the weights first. Everything that can be wrong is found
+    before a weight is read, except NaN, and the destination is complete or absent. Interrupted, it goes on when it is called again. Raises
+    `MLXInferError`.
     """
     options = Options.checked(
         bits=bits, group_size=group_size, mode=mode, dtype=dtype, encoder=encoder, calibration=calibration, bpw=bpw, target_kl=target_kl,
@@ -102,12 +107,30 @@ def convert(
     )  # fmt: skip
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
-    found = resolve(src)
-    checkpoint = open_checkpoint(found.path)
-    try:
-        return _convert(checkpoint, found.name, destination, options, _Told(progress, weighing, estimated))
-    finally:
-        checkpoint.close()
+    found, told = resolve(src), _Told(progress, weighing, estimated)
+    if adapter is not None:
+        return _convert_merged(found, adapter, destination, options, told)
+    with closing(open_checkpoint(found.path)) as checkpoint:
+        return _convert(checkpoint, found.name, destination, options, told)
+
+
+def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: Options, told: _Told) -> Report:
+    """Merge an adapter, and convert what comes out; where that is quantized, it is a model of its own first, which the encoders read."""
+    with closing(open_merged(found.path, adapter, options.dtype)) as checkpoint:
+        named = {**options.settings, "adapter": checkpoint.adapter.digest}
+        if options.form is None and options.budget is None:
+            report = _convert(checkpoint, found.name, destination, replace(options, settings=named, measure=False), told)
+        else:
+            dtype = options.dtype or natural_dtype(checkpoint)
+            plain = replace(options, form=None, budget=None, encoder="minmax", dtype=dtype, measure=False, settings={**named, "bits": None})
+            with TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.merged-") as folder:
+                merged = Path(folder) / "model"
+                _convert(checkpoint, found.name, merged, plain, _Told(None, None, None))
+                with closing(open_checkpoint(merged)) as source:
+                    report = _convert(source, found.name, destination, replace(options, settings=named), told)
+            report.source = found.path
+    report.notes.insert(0, f"merged with the adapter {adapter}")
+    return report
 
 
 def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Options, told: _Told) -> Report:

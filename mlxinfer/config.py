@@ -7,10 +7,11 @@ The command line's options, the keywords of `LLM` and `AsyncLLM` with their docu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from .errors import SamplingError, SettingError, UnknownKeywordError
 from .records import dataclass
@@ -19,8 +20,12 @@ from .types import SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    AdapterPaths = Mapping[str, Union[str, Path]]
+
 MAX_DRAFT = 8
 """Tokens drafted for a sequence in one step, at most."""
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What adapters may be called: `latest` is a tag of whole models."""
 MAX_NUM_SEQS = 16
 """Sequences that run together, unless something else is set."""
 
@@ -130,6 +135,16 @@ class EngineArgs:
             "A smaller model of the same vocabulary that proposes tokens", automatic="none", metavar="MODEL", command="answering"
         ),
     )
+    adapters: AdapterPaths | None = field(
+        default=None,
+        metadata=about(
+            "LoRA adapters that requests can ask for, by name: folders of PEFT or mlx-lm, or GGUF files",
+            automatic="none",
+            flag="--adapter",
+            metavar="NAME=PATH",
+            command="answering",
+        ),
+    )
     speculate: bool = field(
         default=True, metadata=about("Let text that repeats itself propose tokens; answers are the same", command="answering")
     )
@@ -167,11 +182,21 @@ class EngineArgs:
             problem = None if value is None and may_be_none(one) else how.problem(kind_of(one), value)
             if problem:
                 raise SettingError(f"{one.name} {problem}")
+        if self.adapters is not None:
+            _check_adapters(self.adapters)
 
     @property
     def max_draft(self) -> int:
         """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+def _check_adapters(adapters: object) -> None:
+    if not isinstance(adapters, Mapping) or not all(isinstance(path, (str, Path)) for path in adapters.values()):
+        raise SettingError(f"adapters must map names to paths, such as {{'name': 'path'}}, not {adapters!r}")
+    for name in adapters:
+        if not isinstance(name, str) or not ADAPTER_NAME.fullmatch(name) or name == "latest":
+            raise SettingError(f"adapters: {name!r} cannot be a name: up to 64 letters, digits and . _ -, and not latest")
 
 
 OLDER_NAMES = {"max_sequences": "max_num_seqs"}

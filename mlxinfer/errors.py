@@ -41,6 +41,10 @@ class WeightsError(CheckpointError):
     """Tensors are missing, unexpected, of the wrong shape or dtype, or hold NaN."""
 
 
+class AdapterError(CheckpointError):
+    """An adapter does not fit the model, holds what would not be applied, or is asked for by a name that there is not."""
+
+
 class TokenizerError(MLXInferError):
     """Tokenizer files are missing, corrupt or of an unknown kind."""
 

@@ -63,6 +63,8 @@ class SamplingParams:
     structure: Structure | None = None
     """What the answer is held to: a `Schema`, `Regex`, `Choice` or `Lark`; None for free text. An answer that ends with "length" or at a
     stop string may be incomplete."""
+    adapter: str | None = None
+    """The adapter that answers, by a name that `LLM(..., adapters=)` was given; None for the model as it is."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -75,6 +77,8 @@ class SamplingParams:
                 _check_int(name, value, low, high)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise SamplingError(f"adapter must be a name that adapters= was given, not {self.adapter!r}")
         if not isinstance(self.ignore_eos, bool):
             raise SamplingError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
         if self.structure is not None:

@@ -19,7 +19,7 @@ FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKE
 PLAIN = {"errors", "structure", "tools", "function_schema", "types", "typed_reader", "config", "device", "garbage", "records", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
-BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret"}
+BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret", "adapters"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors", "records"},
     "kernels_cpu": {"records"},
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
     "loading": BELOW_LOADING,
     "interpret": BELOW_MODELS | {"models"},
+    "adapters": BELOW_LOADING | {"loading"},
     "engine": BELOW_ENGINE,
     "evaluation": BELOW_ENGINE | {"engine"},
     "convert": BELOW_ENGINE | {"engine", "evaluation"},

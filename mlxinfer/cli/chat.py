@@ -13,7 +13,7 @@ import click
 
 from ..errors import ModelNotFoundError, PromptError
 from .console import fitted, opened, tell
-from .options import complete_model, engine_options, one_sequence_options, sampling, sampling_options, split, system_option
+from .options import complete_model, engine_options, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +68,7 @@ def _talk(
     from .repl.loop import converse
 
     model_settings, given = split(options)
+    own_adapter(model_settings)
     sampling(given)
     path, saved = _last(archive) if resume else (None, None)
     model = model or (saved.source if saved else "") or _usual_model()
@@ -79,7 +80,9 @@ def _talk(
         llm = stack.enter_context(opened(model, model_settings))
         tools = None if runner is None else runner.tools
         conversation = Conversation(llm, sampling(given, llm.default_params), system, source, tools)
-        session = Session(conversation, archive if keep else None, not quiet, runner, switch=partial(_switch, stack, model_settings))
+        session = Session(
+            conversation, archive if keep else None, not quiet, runner, switch=partial(_switch, stack, model_settings, source)
+        )
         if saved:
             chosen = {name: value for name, value in given.items() if value is not None and value != ()}
             params = replace(saved.params, **chosen) if saved.params else session.conversation.params
@@ -90,13 +93,14 @@ def _talk(
         return converse(session)
 
 
-def _switch(stack: ExitStack, settings: dict[str, Any], model: str) -> LLM:
-    """Close the model that is open and open another one, once that is known to be there. Raises `MLXInferError`."""
+def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM:
+    """Close the model that is open and open another one, once that is known to be there. The adapter belongs to the first one. Raises
+    `MLXInferError`."""
     from ..loading.resolve import resolve
 
     resolve(model)
     stack.close()
-    return stack.enter_context(opened(model, settings))
+    return stack.enter_context(opened(model, settings if model == first else {**settings, "adapters": None}))
 
 
 def _runner(tools_file: str) -> ToolRunner:

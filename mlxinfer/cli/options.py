@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import Field
 from pathlib import Path
@@ -39,6 +40,36 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a token id and a bias, such as 42:-100") from None
     return biases or None
+
+
+def adapter_paths(values: tuple[str, ...]) -> dict[str, str]:
+    """Adapters by name: `NAME=PATH` each, or a path whose last part is the name. Raises `click.BadParameter`."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, separator, path = value.partition("=")
+        if not separator:
+            name, path = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(value).expanduser().resolve().name.removesuffix(".gguf")).strip("-._"), value
+        if not name or not path:
+            raise click.BadParameter(f"{value!r} is not NAME=PATH")
+        if name in found:
+            raise click.BadParameter(f"two adapters are called {name!r}: give one of them another name with NAME=PATH")
+        found[name] = path
+    return found
+
+
+def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...] | None) -> dict[str, str] | None:
+    found = adapter_paths(values) if values else None
+    if found:
+        EngineArgs("", adapters={name.rpartition(":")[2]: path for name, path in found.items()})
+    return found
+
+
+def own_adapter(settings: dict[str, Any]) -> str | None:
+    """The adapter of a command that answers with one: what `--adapter` has named. Raises `click.UsageError` for several."""
+    names = list(settings.get("adapters") or ())
+    if len(names) > 1:
+        raise click.UsageError("one --adapter answers here: mlxinfer serve, and Python, have several at once")
+    return names[0] if names else None
 
 
 def _checked(owner: type[Any], *required: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -86,6 +117,9 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
         "help": f"{how.meaning}{unit}.{shown}",
         "callback": _checked(EngineArgs, ""),
     }
+    if one.name == "adapters":
+        details |= {"multiple": True, "metavar": how.metavar, "callback": _adapters}
+        return click.option(*flags, one.name, **details)
     if kind == "bool":
         name = one.name.replace("_", "-")
         flags = [f"--{name}/--no-{name}"] if one.default else flags

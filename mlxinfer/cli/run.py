@@ -18,7 +18,7 @@ from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
-from .options import engine_options, model_argument, one_sequence_options, sampling, sampling_options, split, system_option
+from .options import engine_options, model_argument, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
 
 if TYPE_CHECKING:
     from ..engine.input_processor import PreparedPrompt
@@ -60,6 +60,7 @@ def run(
     """
     text = _read_prompt(prompt)
     model_settings, given = split({**options, "structure": schema})
+    given["adapter"] = own_adapter(model_settings)
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)

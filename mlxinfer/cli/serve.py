@@ -151,7 +151,8 @@ def _listed(
     from ..engine.async_llm import AsyncLLM
     from ..server.listing import Listing
 
-    listing = Listing(EngineArgs("", **options), AsyncLLM.of, keep_alive)
+    adapters = options.pop("adapters", None)
+    listing = Listing(EngineArgs("", **options), AsyncLLM.of, keep_alive, adapters or {})
     for model in models:
         listing.add(model)
     if models_dir is not None:
@@ -199,6 +200,9 @@ def _spelled(options: dict[str, Any]) -> list[str]:
     for parameter in context.command.params:
         value = options.get(parameter.name or "")
         if parameter.name not in options or context.get_parameter_source(parameter.name) is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(value, dict):
+            spelled += [part for name, path in value.items() for part in (parameter.opts[0], f"{name}={_absolute(path)}")]
             continue
         switch = parameter.opts[0] if value is not False else parameter.secondary_opts[0]
         spelled += [switch] if isinstance(value, bool) else [switch, str(value)]

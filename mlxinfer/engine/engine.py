@@ -34,6 +34,7 @@ from .spec_decode.proposer import Proposer
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
+    from ..adapters.adapted import AdaptedModel
     from ..cache.disk.storage import DiskStorage
     from ..cache.kv_events import KVEventSink
 
@@ -61,16 +62,19 @@ class Engine:
         drafter: Drafter | None = None,
         disk: DiskStorage | None = None,
         take_memory: TakeMemory = lambda wanted: 0,
+        adapted: AdaptedModel | None = None,
     ) -> None:
         """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
         cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process; no
-        other engine may use it. `take_memory` is asked where weights become larger than planned."""
+        other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is the model with
+        its adapters, for sequences that have one."""
         self.drafter = drafter
         self.model = model
         self.config = config
         self.kv = kv or KVFormat()
         self.fingerprint = fingerprint
         self._disk = disk
+        self._adapted = adapted
         self._take_memory = take_memory
         self._dtype = dtype
         self._ended = EngineStats()
@@ -94,7 +98,7 @@ class Engine:
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
             disk=self._disk,
         )
-        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart)
+        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart, adapted=self._adapted)
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -86,6 +86,7 @@ class FrontDoor(HookedRequests):
         deterministic: bool = False,
         tool_format: str | None = None,
         draft: str | Path | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         speculate: bool = True,
         prefix_cache: bool = True,
         prefix_disk_gb: float = 0.0,
@@ -148,6 +149,11 @@ class FrontDoor(HookedRequests):
     def memory_bytes(self) -> int:
         """Bytes that are planned for weights, cache and a step together."""
         return self._info.plan.used
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests can ask for."""
+        return self._info.adapters
 
     @property
     def max_context(self) -> int:

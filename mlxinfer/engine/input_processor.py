@@ -25,6 +25,7 @@ from .hooked_requests import active_hooks
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from ..adapters.adapted import LoadedAdapter
     from ..models.decoder import Model
     from ..models.hooks import Hooks
     from ..output_format.format import OutputFormat
@@ -53,6 +54,7 @@ class RequestKeywords(TypedDict, total=False):
     client_id: str
     priority: int
     timeout_s: float | None
+    adapter: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class RequestOptions:
     """How urgent it is: lower is served first. A whole number of 32 bits."""
     timeout_s: float | None = None
     """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
+    adapter: str | None = None
+    """The adapter, where there are no `SamplingParams` that say it: `score`, `logits` and `trace`."""
     deadline: float | None = field(init=False, default=None)
     """When that is, in seconds of `perf_counter`."""
 
@@ -116,6 +120,8 @@ class InputProcessor:
     """`EngineArgs.tool_format`."""
     model: Model | None = None
     """The model that will compute the requests: interventions are looked up by it."""
+    adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
+    """The adapters that requests can ask for, by name."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
@@ -210,6 +216,7 @@ class InputProcessor:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
         constraint, hooks = self._constraint(params, chat), active_hooks(self.model)
         snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
+        adapter = self.adapter(options.adapter if params.adapter is None else params.adapter)
         sequences = [
             Sequence(
                 ids,
@@ -225,6 +232,7 @@ class InputProcessor:
                 constraint=constraint and constraint.copy(),
                 chat=chat if chat is not None and chat.has_parts else None,
                 hooks=hooks,
+                adapter=adapter,
             )
             for i in range(params.n)
         ]
@@ -253,7 +261,18 @@ class InputProcessor:
             priority=options.priority,
             deadline=options.deadline,
             hooks=hooks or active_hooks(self.model),
+            adapter=self.adapter(options.adapter),
         )
+
+    def adapter(self, name: str | None) -> LoadedAdapter | None:
+        """The adapter of this name; None for None. Raises `SamplingError` for one that there is not."""
+        if name is None:
+            return None
+        found = self.adapters.get(name) if isinstance(name, str) else None
+        if found is None:
+            known = f"there are {', '.join(self.adapters)}" if self.adapters else "the model was loaded without adapters"
+            raise SamplingError(f"adapter: there is none called {name!r}; {known}")
+        return found
 
 
 def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:

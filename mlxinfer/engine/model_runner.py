@@ -21,6 +21,7 @@ from .scheduler import Schedule, Work
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from ..adapters.adapted import AdaptedModel
     from .sequence import Proposed
 
 
@@ -146,11 +147,12 @@ def accept(drafts: Proposed, sampled: list[int]) -> list[int]:
 class ModelRunner:
     """Owns the steps of the cache, and tells the sequences how far they have been computed."""
 
-    def __init__(self, model: Model, cache: PagedCache, *, apart: bool = False) -> None:
-        """`apart`: each sequence goes through the model by itself (`ChunkPolicy.apart`)."""
+    def __init__(self, model: Model, cache: PagedCache, *, apart: bool = False, adapted: AdaptedModel | None = None) -> None:
+        """`apart`: each sequence goes through the model by itself (`ChunkPolicy.apart`). `adapted`: the model with its adapters."""
         self.model = model
         self.cache = cache
         self._apart = apart
+        self._adapted = adapted
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
@@ -175,7 +177,7 @@ class ModelRunner:
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
-            hidden = self.model.hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
+            hidden = self._graph(part).hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
             sampled_rows += self._logits(part, segments, hidden, logits)
             steps.append(step)
             start += count
@@ -204,6 +206,12 @@ class ModelRunner:
         if all(w.sequence.hooks is None for w in work):
             return [work]
         return [list(part) for _, part in groupby(work, key=lambda w: id(w.sequence.hooks))]
+
+    def _graph(self, part: list[Work]) -> Model:
+        """The graph that these go through: where none has an adapter, the model's own."""
+        if self._adapted is None or all(w.sequence.adapter is None for w in part):
+            return self.model
+        return self._adapted.for_rows([(w.sequence.adapter, w.count) for w in part])
 
     def sample(self, pending: PendingStep) -> None:
         """Choose the tokens of a step whose answers have taken all tokens before, without waiting for it."""

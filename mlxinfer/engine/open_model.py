@@ -35,6 +35,8 @@ from .input_processor import InputProcessor
 from .spec_decode.draft_model import Drafter, check_draft
 
 if TYPE_CHECKING:
+    from ..adapters.adapted import AdaptedModel
+    from ..adapters.update import Adapter
     from ..cache.disk.storage import DiskStorage
 
 _log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class ModelInfo:
     """What the memory is used for."""
     notes: tuple[str, ...]
     """Lines that the user should be told."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that requests can ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class OpenModel:
     """The format of cached keys and values."""
     drafter: Drafter | None
     """The draft model; None without one."""
+    adapted: AdaptedModel | None
+    """The model with its adapters; None without any."""
     inputs: InputProcessor
     """Makes sequences of prompts."""
     info: ModelInfo
@@ -122,7 +128,17 @@ class OpenModel:
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
         recommended = default_params(loaded.generation_config)
-        inputs = InputProcessor(loaded.tokenizer, vocab_size, config.max_context, recommended, grammars, args.tool_format, loaded.model)
+        adapted = found.with_adapters(loaded)
+        inputs = InputProcessor(
+            loaded.tokenizer,
+            vocab_size,
+            config.max_context,
+            recommended,
+            grammars,
+            args.tool_format,
+            loaded.model,
+            {} if adapted is None else adapted.adapters,
+        )
         info = ModelInfo(
             name=loaded.name,
             tokenizer=loaded.tokenizer,
@@ -134,8 +150,19 @@ class OpenModel:
             default_params=inputs.default_params,
             plan=reservation.plan,
             notes=(*_notes(loaded, kv), *filter(None, [found.kv_note])),
+            adapters=tuple(args.adapters or ()),
         )
-        return cls(args=args, loaded=loaded, config=config, reservation=reservation, kv=kv, drafter=drafter, inputs=inputs, info=info)
+        return cls(
+            args=args,
+            loaded=loaded,
+            config=config,
+            reservation=reservation,
+            kv=kv,
+            drafter=drafter,
+            adapted=adapted,
+            inputs=inputs,
+            info=info,
+        )
 
     def close(self) -> None:
         """Let other models of this process have the memory."""
@@ -154,6 +181,7 @@ class OpenModel:
             disk=self._disk(),
             drafter=self.drafter,
             take_memory=self.reservation.take,
+            adapted=self.adapted,
         )
 
     def _disk(self) -> DiskStorage | None:
@@ -179,11 +207,30 @@ class Prepared:
     """The format of cached keys and values."""
     kv_note: str
     """What to tell the user of how it was chosen; empty where it was asked for."""
+    adapters: tuple[Adapter, ...] = ()
+    """The adapters, of which only headers were read."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.target.weight_bytes + (self.draft.weight_bytes if self.draft else 0)
+        """Bytes of all weights, those of adapters included."""
+        return self.target.weight_bytes + self.adapter_bytes + (self.draft.weight_bytes if self.draft else 0)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the adapters. Raises `AdapterError` for one that does not fit the model."""
+        if not self.adapters:
+            return 0
+        from ..adapters.places import planned_bytes
+
+        return planned_bytes(self.target.model, self.adapters, self.target.dtype)
+
+    def with_adapters(self, loaded: LoadedModel) -> AdaptedModel | None:
+        """The model with its adapters, whose numbers are read here; None without any."""
+        if not self.adapters:
+            return None
+        from ..adapters.adapted import AdaptedModel
+
+        return AdaptedModel(loaded.model, self.adapters, loaded.dtype)
 
     def plan(self, memory: DeviceMemory) -> MemoryPlan:
         """What this memory is used for. Raises `MemoryPlanError`."""
@@ -200,7 +247,7 @@ class Prepared:
 
     def _plan(self, memory: DeviceMemory, args: EngineArgs) -> MemoryPlan:
         return plan_memory(
-            self.target,
+            replace(self.target, weight_bytes=self.target.weight_bytes + self.adapter_bytes) if self.adapters else self.target,
             draft=self.draft,
             max_context=args.max_context,
             max_num_seqs=args.max_num_seqs,
@@ -221,7 +268,20 @@ def prepared(args: EngineArgs) -> Iterator[Prepared]:
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
         target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
         draft = opened.enter_context(opening(args.draft)) if args.draft is not None else None
-        yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note)
+        adapters = _opened_adapters(args, target, opened)
+        yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note, adapters=adapters)
+
+
+def _opened_adapters(args: EngineArgs, target: PreparedModel, opened: ExitStack) -> tuple[Adapter, ...]:
+    if not args.adapters:
+        return ()
+    from ..adapters.files import open_adapter
+
+    found = []
+    for name, path in args.adapters.items():
+        found.append(open_adapter(name, path, target.checkpoint.config))
+        opened.callback(found[-1].close)
+    return tuple(found)
 
 
 def with_shares(models: Sequence[EngineArgs], part: float = 1.0, *, most: int | None = None) -> list[EngineArgs]:

@@ -16,6 +16,7 @@ from ..types import EngineStats, FinishReason, RequestStats, SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from ..adapters.adapted import LoadedAdapter
     from ..models.hooks import Hooks
     from ..structured_output.constraint import Constraint
     from .chat_prompt import ChatPrompt
@@ -61,6 +62,8 @@ class Sequence:
     hooks: Hooks | None = None
     """What looks into the model while it computes this sequence, or changes it: it goes through the model without the others then, and
     shares no pages with them. None for nothing."""
+    adapter: LoadedAdapter | None = None
+    """What changes the model's projections for it; None for the model as it is."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""

@@ -10,7 +10,7 @@ import numpy as np
 from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Segment, Step
 from ..kernels_cpu import Packed
 from ..records import dataclass
-from .linear import JoinedLinear, Linear
+from .linear import JoinedLinear, Linear, Projection
 from .norms import RMSNorm
 from .rope import Rope
 from .weights import Weights, map_rows
@@ -54,7 +54,8 @@ def paired_by_halves(linear: Linear, dim: int, first: int, turned: int) -> Linea
     rotated = order[:, first : first + turned]
     order[:, first : first + turned] = np.concatenate([rotated[:, ::2], rotated[:, 1::2]], axis=1)
     rows = mx.array(order.reshape(-1))
-    return Linear(map_rows(matrix, lambda array: array[rows]), None if linear.bias is None else linear.bias[rows])
+    named = tuple(Projection(each.name, each.rows, order.reshape(-1)) for each in linear.projections)  # one: nothing is joined yet
+    return Linear(map_rows(matrix, lambda array: array[rows]), None if linear.bias is None else linear.bias[rows], named)
 
 
 def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False) -> Linear:

@@ -7,8 +7,10 @@ from itertools import accumulate, groupby
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..kernels_cpu import Packed
+from ..records import dataclass
 from .activations import Activated, Gate
 from .norms import RMSNorm
 from .row_products import block_product, block_rows, quantized_product
@@ -28,12 +30,25 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
     return block_product(x, matrix)
 
 
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Neighbouring rows of a matrix that are one projection of the checkpoint, by which adapters find them."""
+
+    name: str
+    """Its name in the graph, without `.weight`."""
+    rows: int
+    """How many rows it has."""
+    order: np.ndarray | None = None
+    """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+
+
 class Linear:
     """A matrix `[out, in]` with an optional bias `[out]`. `nn.packing` may replace the matrix by its `Packed` form."""
 
-    def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None) -> None:
+    def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None, projections: tuple[Projection, ...] = ()) -> None:
         self.matrix = matrix
         self.bias = bias
+        self.projections = projections
 
     @classmethod
     def load(
@@ -49,7 +64,8 @@ class Linear:
     ) -> Linear:
         """Load `name.weight`, and `name.bias` if `bias`."""
         matrix = weights.matrix(f"{name}.weight", (out_dims, in_dims), otherwise=otherwise, quantizable=quantizable)
-        return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None)
+        own = (Projection(name, out_dims),) if quantizable else ()
+        return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None, own)
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         """`[..., in]` to `[..., out]`. `norm` is applied to x first; the result is added to `onto`, if given."""
@@ -148,8 +164,10 @@ def _join(linears: list[Linear]) -> Linear:
         return linears[0]
     matrices = [linear.matrix for linear in linears if not isinstance(linear.matrix, Packed)]
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    bias = mx.concatenate(biases, axis=-1) if biases else None
-    return type(linears[0])(concat(matrices), bias)
+    joined = type(linears[0])(concat(matrices), mx.concatenate(biases, axis=-1) if biases else None)
+    if all(linear.projections for linear in linears):
+        joined.projections = tuple(each for linear in linears for each in linear.projections)
+    return joined
 
 
 class Embedding:

@@ -27,9 +27,17 @@ _WHERE_OTHERS_COME = 0.5
 class Listing:
     """Gathers models. Names of the same files with the same settings have one slot."""
 
-    def __init__(self, args: EngineArgs, open_model: Callable[[EngineArgs], AsyncLLM], keep_alive_s: float | None = None) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        open_model: Callable[[EngineArgs], AsyncLLM],
+        keep_alive_s: float | None = None,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
         """`args` are the settings of every model, `keep_alive_s` how long each of them stays loaded without requests: None is for ever for
-        those that are named, and `FOLDER_KEEP_ALIVE_S` for those of a folder."""
+        those that are named, and `FOLDER_KEEP_ALIVE_S` for those of a folder. `adapters` are paths by `MODEL:NAME`; a single model needs
+        no `MODEL:`."""
+        self._adapters = adapters or {}
         self._args = replace(args, memory_gb=None)
         self._memory = None if args.memory_gb is None else int(args.memory_gb * 1e9)
         self._open = open_model
@@ -60,6 +68,7 @@ class Listing:
 
     def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> Models:
         """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""
+        self._give_adapters()
         registry = Registry(self._slots, aliases)
         for name in pinned:
             slot = self._slots.get(aliases.get(name, name))
@@ -80,6 +89,19 @@ class Listing:
             slot = self._by_place[place] = Slot(replace(self._args, path_or_id=target), self._open, keep_alive_s=own)
         self._slots[name] = slot
         return slot
+
+    def _give_adapters(self) -> None:
+        only = next(iter(self._slots)) if len(self._slots) == 1 else ""
+        given: dict[Slot, dict[str, str]] = {}
+        for name, path in self._adapters.items():
+            owner, _, adapter = name.rpartition(":")
+            slot = self._slots.get(owner or only)
+            if slot is None:
+                raise ServerError(f"which model is the adapter {name!r} for? Say --adapter MODEL:NAME=PATH, of {', '.join(self._slots)}")
+            given.setdefault(slot, {})[adapter] = path
+        for slot, adapters in given.items():
+            assert slot.args is not None
+            slot.args = replace(slot.args, adapters=adapters)
 
     def _share(self) -> None:
         """Divide the memory among the models that are loaded at the start, if they fit in it together; otherwise each gets what there is

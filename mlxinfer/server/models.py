@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import ServerError
@@ -30,6 +30,13 @@ class ServedModel:
     """Its public name, which answers contain whatever alias the request used."""
     llm: AsyncLLM
     """Runs it."""
+    adapter: str | None = None
+    """The adapter that answers; None for the model as it is."""
+
+    @property
+    def base(self) -> str:
+        """The name of the model, without the adapter's."""
+        return _base(self.name, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,23 @@ class Entry:
     """The name."""
     slot: Slot
     """The model, loaded or not."""
+    adapter: str | None = None
+    """The adapter that answers; None for the model as it is."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When the name was made, in seconds since 1970."""
+
+    @property
+    def base(self) -> str:
+        """The name of the model, without the adapter's."""
+        return _base(self.name, self.adapter)
+
+    def with_adapters(self) -> list[Entry]:
+        """The model, and each of its adapters as `name:adapter`."""
+        return [self, *(replace(self, name=f"{self.name}:{adapter}", adapter=adapter) for adapter in self.slot.adapters)]
+
+
+def _base(name: str, adapter: str | None) -> str:
+    return name if adapter is None else name.removesuffix(f":{adapter}")
 
 
 class Registry:
@@ -80,16 +102,28 @@ class Registry:
 
     def listed(self) -> Iterator[tuple[str, Entry]]:
         """What lists of models contain: every name, and every alias that is a whole name, with what it stands for."""
-        yield from ((entry.name, entry) for entry in self)
+        yield from ((each.name, each) for entry in self for each in entry.with_adapters())
         yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
 
     def entry(self, name: str) -> Entry:
-        """The model with this name or alias, with or without the tag `:latest`. Raises `APIError` (404)."""
+        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters. Raises
+        `APIError` (404)."""
+        found = self._plain(name) or self._adapted(name.removesuffix(LATEST))
+        if found is not None:
+            return found
+        raise no_such_model(name, [*(each.name for entry in self for each in entry.with_adapters()), *self._aliases])
+
+    def _plain(self, name: str) -> Entry | None:
         for known in (name, name.removesuffix(LATEST)):
             found = self._entries.get(known) or self._entries.get(self._alias(known))
             if found is not None:
                 return found
-        raise no_such_model(name, [*self._entries, *self._aliases])
+        return None
+
+    def _adapted(self, name: str) -> Entry | None:
+        base, _, adapter = name.rpartition(":")
+        entry = self._plain(base) if base else None
+        return next((each for each in entry.with_adapters() if each.adapter == adapter), None) if entry else None
 
     def _alias(self, name: str) -> str:
         if name in self._aliases:

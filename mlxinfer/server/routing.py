@@ -100,7 +100,7 @@ class RequestContext:
                 raise timed_out() from None
             self.log["load_ms"] = round((time.monotonic() - asked) * 1000, 1)
         assert slot.llm is not None
-        return ServedModel(entry.name, slot.llm)
+        return ServedModel(entry.name, slot.llm, entry.adapter)
 
     async def _hold(self, slot: Slot, keep_alive_s: float | None) -> None:
         await self.server.keeper.hold(slot, keep_alive_s)

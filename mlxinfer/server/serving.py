@@ -161,12 +161,13 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 
 def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
-    return {"client_id": f"user {request.client_id}" if request.client_id else context.peer, "timeout_s": context.left_s}
+    client = f"user {request.client_id}" if request.client_id else context.peer
+    return {"client_id": client, "timeout_s": context.left_s, "adapter": request.served.adapter}
 
 
 def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:
     context.log["model"] = request.served.name
-    return context.server.metrics.begin(request.served.name)
+    return context.server.metrics.begin(request.served.base)
 
 
 def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) -> None:

@@ -98,7 +98,7 @@ def test_sampling_flags_reach_the_sampler(call, chat_model, llm):
 
 def test_every_sampling_parameter_has_a_flag():
     flags = {parameter.name for parameter in run_command.params}
-    assert {field.name for field in fields(SamplingParams)} - {"stop_token_ids", "structure"} | {"schema"} <= flags
+    assert {field.name for field in fields(SamplingParams)} - {"stop_token_ids", "structure", "adapter"} | {"schema", "adapters"} <= flags
 
 
 @pytest.mark.parametrize(

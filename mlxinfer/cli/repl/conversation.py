@@ -134,7 +134,7 @@ class Conversation:
         self.usage, self.finish_reason, self.calls = None, "cancelled", ()
         said = Said()
         try:
-            with closing(self._llm.stream(prompt, self.params)) as chunks:
+            with closing(self._llm.stream(prompt, self.params, adapter=next(iter(self._llm.adapters), None))) as chunks:
                 for chunk in chunks:
                     said.add(chunk)
                     self.usage, self.finish_reason = chunk.usage, chunk.finish_reason or "cancelled"

@@ -102,6 +102,11 @@ class Slot:
         return self.names[0] if self.names else "the model"
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests can ask for."""
+        return tuple(self.args.adapters or ()) if self.args else self.llm.adapters if self.llm else ()
+
+    @property
     def idle(self) -> bool:
         """Whether it is loaded and no request uses it. Those that wait while it yields do not."""
         return self.state == "ready" and self.users == len(self.waiting)

@@ -27,14 +27,15 @@ class Status(TypedDict):
 
 
 class Model(TypedDict):
-    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field; those after it are Anthropic's, whose clients ask at the
-    same path; `status` is llama.cpp's."""
+    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model of an adapter; those from
+    `type` on are Anthropic's, whose clients ask at the same path; `status` is llama.cpp's."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: NotRequired[str]
     type: Literal["model"]
     display_name: str
     created_at: str
@@ -77,7 +78,7 @@ class Success(TypedDict):
 
 async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
     sheet = await context.server.keeper.sheet(entry.slot)
-    return Model(
+    model = Model(
         id=name,
         object="model",
         created=entry.created,
@@ -88,6 +89,7 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
         created_at=datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z"),
         status=_status(entry.slot),
     )
+    return model if entry.adapter is None else {**model, "parent": entry.base}
 
 
 def _status(slot: Slot) -> Status:

@@ -1,0 +1,83 @@
+"""Adapters in a GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes them. What the converter does to a model's matrices it does to
+the outputs of an update too, so that this is undone here.
+
+Source: `src/llama-adapter.cpp` of https://github.com/ggml-org/llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import AdapterError, UnsupportedModelError
+from ..loading.gguf.names import map_tensors
+from ..loading.gguf.reader import GGUFFile, TensorInfo
+from ..loading.gguf.tensors import decode, rows_at_a_time
+from ..loading.gguf.transforms import MappedTensor
+from ..nn.weights import Dense, numbers
+from ..typed_reader import is_number
+from .update import Factors, Update, check_factors, finite_factors, key_of, not_applied
+
+_A, _B = ".lora_a", ".lora_b"
+
+
+def gguf_updates(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> Iterator[Update]:
+    """The updates of an adapter for a text model of this config. Raises `AdapterError` for whatever would not be applied."""
+    alpha = _alpha(path, file)
+    for info in file.tensors.values():
+        stem = info.name[: -len(_A)]
+        if not info.name.endswith((_A, _B)):
+            raise not_applied(path, info.name)
+        if stem + _A not in file.tensors or stem + _B not in file.tensors:
+            raise AdapterError(f"{path}: {stem!r} has only one of lora_a and lora_b; convert the adapter again")
+        if stem.startswith("token_embd."):
+            raise not_applied(path, info.name, "is for the embedding, which cannot have an adapter")
+    for name, mapped in _mapped(path, file, config).items():
+        yield _update(path, name, mapped, alpha, file)
+
+
+def _alpha(path: Path, file: GGUFFile) -> float:
+    metadata = file.metadata
+    if metadata.get("adapter.type", "lora") != "lora":
+        raise AdapterError(f"{path}: an adapter of type {metadata['adapter.type']!r}: only lora is understood")
+    if "adapter.alora.invocation_tokens" in metadata:
+        raise AdapterError(f"{path}: its updates begin at certain tokens (aLoRA), which is not understood")
+    alpha = metadata.get("adapter.lora.alpha", 0.0)
+    if not is_number(alpha):
+        raise AdapterError(f"{path}: adapter.lora.alpha must be a number")
+    return float(alpha)
+
+
+def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, MappedTensor]:
+    """The `b` of each update under the name of the model's tensor, made from those of the file."""
+    outputs = {name[: -len(_B)]: replace(info, name=name[: -len(_B)]) for name, info in file.tensors.items() if name.endswith(_B)}
+    architecture = file.metadata.get("general.architecture")
+    known = {"num_key_value_heads": config.get("num_attention_heads"), **config}
+    try:
+        return map_tensors(outputs, str(architecture), known, known["num_hidden_layers"])
+    except (KeyError, ValueError) as error:
+        raise AdapterError(f"{path}: it is for an architecture {architecture!r}, and not for this model ({error})") from None
+
+
+def _update(path: Path, name: str, mapped: MappedTensor, alpha: float, file: GGUFFile) -> Update:
+    (stem,) = mapped.sources
+    a, b = file.tensors[stem + _A], file.tensors[stem + _B]
+    check_factors(path, stem, a.shape, (mapped.shape[0], *b.shape[1:]), None)
+    rank = a.shape[0]
+
+    def read() -> Factors:
+        return finite_factors(path, a.name, _read(file, a), numbers(mapped.make([Dense(_read(file, b))])), None)
+
+    shape = mapped.shape[0], a.shape[1]
+    return Update(key_of(name.removesuffix(".weight")), a.name, rank, shape, alpha / rank if alpha else 1.0, False, read)
+
+
+def _read(file: GGUFFile, info: TensorInfo) -> mx.array:
+    try:
+        return numbers(decode(info, file.pieces(info, rows_at_a_time(info))))
+    except UnsupportedModelError as error:
+        raise AdapterError(f"{file.path}: {error}") from None

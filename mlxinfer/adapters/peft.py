@@ -1,0 +1,154 @@
+"""Adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors.
+
+Source: `tuners/lora/config.py`, `layer.py` and `dora.py` of https://github.com/huggingface/peft.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import AdapterError
+from ..loading.safetensors import SafetensorsFile
+from ..typed_reader import TypedReader, shown
+from .pattern import is_target, value_for
+from .update import Factors, Update, check_factors, finite_factors, key_of, not_applied
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_WITHOUT_EFFECT = (
+    *(
+        "auto_mapping",
+        "base_model_class",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+    ),
+    *("fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout", "megatron_core", "parent_library"),
+    *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
+)
+"""Keys that say how it was trained or what for. `fan_in_fan_out` is the layout of the trained model's own matrices; factors have one."""
+_CHANGING = {
+    "modules_to_save": "whole modules that replace the model's",
+    "lora_bias": "biases of its own",
+    "layer_replication": "layers that are repeated",
+    "target_parameters": "updates of parameters such as stacked experts",
+    "trainable_token_indices": "embeddings of its own",
+    "alora_invocation_tokens": "updates that begin at certain tokens (aLoRA)",
+    "use_qalora": "factors over groups of inputs (QALoRA)",
+}
+_PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "true", "false")
+
+
+class ConfigReader(TypedReader):
+    """Values of an adapter's config."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.path = path
+
+    def error(self, key: str, what: str) -> AdapterError:
+        return AdapterError(f"{self.path}: {key} {what}")
+
+
+def peft_updates(path: Path, config: Mapping[str, Any], file: SafetensorsFile) -> Iterator[Update]:
+    """The updates of an adapter. Raises `AdapterError` for whatever would not be applied."""
+    settings = _Settings(path / CONFIG, config)
+    parts: dict[str, dict[str, str]] = {}
+    for tensor in file.tensors:
+        found = _TENSOR.fullmatch(tensor)
+        if found is None or "modules_to_save" in tensor or (found["part"] == "lora_magnitude_vector" and not settings.dora):
+            raise not_applied(path, tensor)
+        why = settings.left_out(found["module"])
+        if why:
+            raise not_applied(path, tensor, why)
+        parts.setdefault(found["module"], {})[found["part"]] = tensor
+    for module, tensors in parts.items():
+        yield _update(path, module, tensors, settings, file)
+
+
+def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Settings, file: SafetensorsFile) -> Update:
+    wanted = ["lora_A", "lora_B", *(["lora_magnitude_vector"] if settings.dora else [])]
+    missing = [part for part in wanted if part not in tensors]
+    if missing:
+        raise AdapterError(f"{path}: {module!r} has no {missing[0]}; save or download the adapter again")
+    a, b, *rest = (tensors[part] for part in wanted)
+    magnitude = rest[0] if rest else None
+    shapes = [file.tensors[tensor].shape for tensor in (a, b)]
+    check_factors(path, module, *shapes, file.tensors[magnitude].shape if magnitude else None)
+    rank, expected = shapes[0][0], settings.rank(module)
+    if rank != expected:
+        raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {expected}")
+
+    def read() -> Factors:
+        return finite_factors(path, a, file.read(a), file.read(b), file.read(magnitude) if magnitude else None)
+
+    return Update(key_of(module), a, rank, (shapes[1][0], shapes[0][1]), settings.scale(module), settings.dora, read)
+
+
+class _Settings:
+    """What adapter_config.json says. Raises `AdapterError` for what changes the model in a way that is not applied here."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        reader = ConfigReader(path, config)
+        if reader.text("peft_type", "LORA") != "LORA":
+            raise reader.error("peft_type", f"is {shown(config['peft_type'])}: only LORA is understood")
+        if reader.text("bias", "none") != "none":
+            raise reader.error("bias", f"is {shown(config['bias'])}: biases of adapters are not applied")
+        self._path = path
+        self._rank, self._alpha = reader.integer("r", 8), reader.number("lora_alpha", 8)
+        self._ranks = _patterns(reader, "rank_pattern")
+        self._alphas = _patterns(reader, "alpha_pattern")
+        self._rslora = reader.boolean("use_rslora", False)
+        self.dora = reader.boolean("use_dora", False)
+        self._targets = reader.take("target_modules")
+        only = reader.take("layers_to_transform")
+        self._layers = None if only is None else only if isinstance(only, list) else [only]
+        _check_start(reader)
+        _check_rest(reader)
+
+    def rank(self, module: str) -> int:
+        """The rank that a module's factors should have."""
+        return int(value_for(module, self._ranks, self._rank, self._path.parent))
+
+    def scale(self, module: str) -> float:
+        """Factor of a module's update."""
+        alpha, rank = value_for(module, self._alphas, self._alpha, self._path.parent), self.rank(module)
+        return alpha / (math.sqrt(rank) if self._rslora else rank)
+
+    def left_out(self, module: str) -> str:
+        """Why PEFT would not apply an update of this module; empty if it would."""
+        layer = _LAYER.search(module)
+        if self._layers is not None and (layer is None or int(layer[1]) not in self._layers):
+            return f"is for a layer that is not among layers_to_transform of {CONFIG}"
+        return "" if is_target(module, self._targets) else f"is for a module that is not among target_modules of {CONFIG}"
+
+
+def _patterns(reader: ConfigReader, key: str) -> dict[str, float]:
+    found = reader.take(key) or {}
+    valid = isinstance(found, dict) and all(type(value) in (int, float) and value > 0 and math.isfinite(value) for value in found.values())
+    if not valid:
+        raise reader.bad(key, found, "an object of names and numbers above 0")
+    return dict(found)
+
+
+def _check_start(reader: ConfigReader) -> None:
+    """Some ways to begin (PiSSA, OLoRA, CorDA, LoftQ) change the model's own matrices as well."""
+    start = reader.take("init_lora_weights", True)
+    if str(start).lower() not in _PLAIN_STARTS:
+        advice = "save it with path_initial_model_for_weight_conversion"
+        raise reader.error("init_lora_weights", f"is {shown(start)}, which changes the model's matrices too: {advice}")
+
+
+def _check_rest(reader: ConfigReader) -> None:
+    for key in _WITHOUT_EFFECT:
+        reader.take(key)
+    for key, value in reader.untaken():
+        if value not in (None, False, [], {}, ""):
+            raise reader.error(key, f"is {shown(value)}: {_CHANGING.get(key, 'it is not understood, and may change what is computed')}")

@@ -1,0 +1,120 @@
+"""Where in a model each projection is, for adapters to be held against it before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+
+import mlx.core as mx
+import numpy as np
+
+from ..device import is_gpu
+from ..errors import AdapterError, UnsupportedModelError
+from ..models.decoder import Decoder, Model
+from ..nn.linear import Linear
+from ..nn.packing import objects
+from ..records import dataclass
+from .update import Adapter, key_of, not_applied
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rows of a matrix that are one projection."""
+
+    linear: Linear
+    """Holds the matrix."""
+    first: int
+    """The first of the rows."""
+    rows: int
+    """How many there are."""
+    order: np.ndarray | None
+    """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a number of adapters change in one matrix."""
+
+    linear: Linear
+    """Holds the matrix."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """The projections that any of them changes, by key."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """The largest rank of any of them, for each."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`[out, in]` of the matrix."""
+        out, into = self.linear.matrix.shape
+        return out, into
+
+    @property
+    def rank(self) -> int:
+        """Columns between the two products: those of one projection next to those of another."""
+        return sum(self.ranks.values())
+
+
+def places(model: Model) -> dict[str, Place]:
+    """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""
+    if not isinstance(model, Decoder):
+        raise UnsupportedModelError(
+            "adapters need a graph of this project's own, and this model runs on mlx-lm's: convert it with the adapter"
+        )
+    found: dict[str, Place] = {}
+    for node in objects(model.blocks):
+        if type(node) is Linear:
+            first = 0
+            for each in node.projections:
+                found[key_of(each.name)] = Place(node, first, each.rows, each.order)
+                first += each.rows
+    return found
+
+
+def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
+    """What adapters change in a model, matrix by matrix; the model may have shapes only. Raises `AdapterError` for an update that has no
+    place or another shape."""
+    known = places(model)
+    found: dict[int, Changes] = {}
+    for adapter in adapters:
+        for key, update in adapter.updates.items():
+            place = known.get(key)
+            if place is None:
+                raise not_applied(adapter.path, update.tensor, _missing(update.tensor, key, known))
+            expected = (place.rows, place.linear.matrix.shape[-1])
+            if update.shape != expected:
+                raise AdapterError(
+                    f"{adapter.path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and the model's has "
+                    f"{list(expected)}: the adapter is for another model"
+                )
+            of_matrix = found.setdefault(id(place.linear), Changes(place.linear))
+            of_matrix.places[key] = place
+            of_matrix.ranks[key] = max(of_matrix.ranks.get(key, 0), update.rank)
+    return list(found.values())
+
+
+def factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """What factors are kept in where activations are in `dtype`: on a CPU float32, as MLX gathers nothing else there."""
+    return dtype if is_gpu() else mx.float32
+
+
+def planned_bytes(model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:
+    """Bytes that adapters will take next to activations in `dtype`. Raises as `changes`."""
+    found, size = changes(model, adapters), factor_dtype(dtype).size
+    slots = len(adapters) + 1
+    gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
+    return slots * sum(c.rank * sum(c.shape) for c in found) * size + slots * gains * 4
+
+
+def has_gain(changes: Changes, adapters: Sequence[Adapter]) -> bool:
+    """Whether any adapter has a magnitude for a matrix."""
+    return any(update.has_magnitude for adapter in adapters for key, update in adapter.updates.items() if key in changes.places)
+
+
+def _missing(tensor: str, key: str, known: Mapping[str, Place]) -> str:
+    """Why an update has no place; empty for the usual reasons, which its name tells."""
+    parts = key.split(".")
+    layers = {name.split(".")[1] for name in known}
+    if parts[0] == "layers" and len(parts) > 1 and parts[1] not in layers and layers:
+        return f"is for layer {parts[1]}, which the model does not have"
+    special = any(part in tensor for part in ("embed", "lm_head", "expert", "switch_mlp", "modules_to_save"))
+    return "" if special else "is for no projection of attention or of a feed-forward layer that the model has"

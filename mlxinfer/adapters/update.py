@@ -1,0 +1,106 @@
+"""What an adapter's file holds, whatever its format: for each projection, a low-rank change of its matrix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import mlx.core as mx
+
+from ..errors import AdapterError
+from ..records import dataclass
+
+_IN_LAYER = re.compile(r"(?:(?:model|language_model|text_model|backbone)\.)*(layers\.\d+\..+)")
+_MEANT = "only projections of attention and of feed-forward layers can have adapters"
+_OTHERS = (
+    ("modules_to_save", "a tensor that replaces one of the model's (modules_to_save)"),
+    ("embed_tokens", "for the embedding"),
+    ("lora_embedding", "for an embedding"),
+    ("lm_head", "for the output head"),
+    (".experts.", "for experts"),
+    (".switch_mlp.", "for experts"),
+    ("lora_magnitude_vector", "a magnitude (DoRA), which the adapter's config does not have"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The numbers of an update, float32."""
+
+    a: mx.array
+    """`[rank, in]`."""
+    b: mx.array
+    """`[out, rank]`."""
+    magnitude: mx.array | None = None
+    """`[out]`: the length that each row of the changed matrix gets (DoRA, arXiv:2402.09353); None leaves the rows as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """`scale * b @ a`, added to the matrix of one projection."""
+
+    key: str
+    """Which projection: `key_of` its name in the graph."""
+    tensor: str
+    """The name of `a` in its file, for messages."""
+    rank: int
+    """Rows of `a`."""
+    shape: tuple[int, int]
+    """Shape of the projection's matrix, `[out, in]`."""
+    scale: float
+    """Factor of the product."""
+    has_magnitude: bool
+    """Whether there is one."""
+    read: Callable[[], Factors]
+    """Reads the numbers. Raises `AdapterError` for what is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of which the headers were read."""
+
+    name: str
+    """What requests call it."""
+    path: Path
+    """Its file or directory."""
+    kind: str
+    """"PEFT", "mlx-lm" or "GGUF"."""
+    digest: str
+    """64 hexadecimal digits: SHA-256 of its weights' bytes and of its config in canonical form."""
+    updates: Mapping[str, Update]
+    """By `Update.key`."""
+    close: Callable[[], None]
+    """Closes its files; nothing can be read after."""
+
+
+def key_of(name: str) -> str:
+    """What a projection is found by: its name from `layers.` on, whatever text and vision models put before it; else the name itself."""
+    found = _IN_LAYER.fullmatch(name)
+    return found[1] if found else name
+
+
+def not_applied(path: Path, tensor: str, why: str = "") -> AdapterError:
+    """The error for a tensor that would not be applied."""
+    if not why:
+        reason = next((text for part, text in _OTHERS if part in tensor), "")
+        reason = reason or ("a bias" if tensor.endswith(".bias") else "no part of a low-rank update that is known here")
+        why = f"is {reason}: {_MEANT}"
+    return AdapterError(f"{path}: the tensor {tensor!r} {why}, and it would not be applied")
+
+
+def check_factors(path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...], magnitude: tuple[int, ...] | None) -> None:
+    """Raise `AdapterError` unless the shapes are those of `Factors`."""
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
+        stacked = " (stacked matrices are for experts, which cannot have adapters)" if len(a) > 2 or len(b) > 2 else ""
+        raise AdapterError(f"{path}: the factors of {name!r} are {list(a)} and {list(b)}, expected [rank, in] and [out, rank]{stacked}")
+    if magnitude is not None and magnitude not in ((b[0],), (1, b[0]), (b[0], 1)):
+        raise AdapterError(f"{path}: the magnitude of {name!r} is {list(magnitude)}, expected [{b[0]}]")
+
+
+def finite_factors(path: Path, name: str, a: mx.array, b: mx.array, magnitude: mx.array | None) -> Factors:
+    """The numbers in float32. Raises `AdapterError` for NaN and infinities."""
+    parts = [part.astype(mx.float32) for part in (a, b, magnitude) if part is not None]
+    if not all(mx.isfinite(part).all().item() for part in parts):
+        raise AdapterError(f"{path}: {name!r} holds NaN or infinite values; save or download the adapter again")
+    return Factors(parts[0], parts[1], parts[2].reshape(-1) if magnitude is not None else None)
