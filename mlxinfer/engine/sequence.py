@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..models.hooks import Hooks
     from ..structured_output.constraint import Constraint
     from .chat_prompt import ChatPrompt
+    from .pooling import Pooling
 
     Proposed = Union[list[int], mx.array]
     """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
@@ -61,6 +62,9 @@ class Sequence:
     hooks: Hooks | None = None
     """What looks into the model while it computes this sequence, or changes it: it goes through the model without the others then, and
     shares no pages with them. None for nothing."""
+
+    pooling: Pooling | None = None
+    """How its states become one vector, which is reported; no token is sampled then. None for answers and for logits."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""
@@ -106,9 +110,14 @@ class Sequence:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def is_only_read(self) -> bool:
+        """Whether what is computed of its prompt is all that is wanted of it."""
+        return self.wants_logits or self.pooling is not None
+
+    @property
     def remaining(self) -> int:
         """Tokens left to compute before the next one can be sampled; 0 when the last one is on its way."""
-        if self.finish_reason or (self.num_tokens >= self.max_length and not self.wants_logits):
+        if self.finish_reason or (self.num_tokens >= self.max_length and not self.is_only_read):
             return 0
         return self.num_tokens - self.num_computed_tokens
 
