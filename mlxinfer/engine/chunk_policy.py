@@ -77,8 +77,8 @@ class WholeTexts(ChunkPolicy):
     snapshots = False
 
     def __init__(self, longest: int, *, apart: bool) -> None:
-        """`longest`: tokens that a text may have. `apart`: each goes through the model by itself, so that its states are the same to the bit
-        in any company."""
+        """`longest`: tokens that a text may have. `apart`: each goes through the model by itself, and its states are the same to the bit in
+        any company."""
         super().__init__()
         self.apart = apart
         self._longest = longest

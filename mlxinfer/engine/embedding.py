@@ -66,12 +66,12 @@ class Embedder:
         if prompt_name is None:
             return prompts.get(self.recipe.default_prompt or "", "")
         if prompt_name not in prompts:
-            raise SamplingError(f"there is no prompt {prompt_name!r} (known: {', '.join(prompts) or 'none'})")
+            raise SamplingError(f"prompt_name: there is no prompt {prompt_name!r} (known: {', '.join(prompts) or 'none'})")
         return prompts[prompt_name]
 
     def token_ids(self, texts: Prompt | Many[Prompt], prompt: str, *, truncate: bool = False) -> list[list[int]]:
-        """Those of each text (token ids are taken as they are), `prompt` before it. Raises `PromptError` and, unless `truncate` cuts what is
-        too long, `ContextLengthError`."""
+        """Those of each text, with `prompt` before it; token ids are taken as they are. Raises `PromptError` and, unless `truncate` cuts
+        what is too long, `ContextLengthError`."""
         return [self._ids(text, prompt, truncate) for text in as_prompts(texts)]
 
     def _ids(self, text: Any, prompt: str, truncate: bool) -> list[int]:
@@ -125,7 +125,7 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
     )
 
 
-def check_texts(texts: Any) -> None:
-    """Raise `PromptError` for no texts at all."""
-    if not isinstance(texts, str) and not len(texts):
+def check_texts(texts: Prompt | Many[Prompt]) -> None:
+    """Raise `PromptError` for no texts at all, and for what is none."""
+    if not as_prompts(texts):
         raise PromptError("there is no text: give one, or a list of them")

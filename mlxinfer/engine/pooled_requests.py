@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DeadlineError
 from .embedding import Embedder, check_texts
-from .input_processor import Prompt, RequestKeywords, RequestOptions
+from .input_processor import Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import OpenModel
 from .output_processor import FEED
 from .reranking import Pair, Ranked, check_pairs, ranked, score_pairs, scorer
@@ -103,7 +103,7 @@ class AsyncPooledRequests:
         check_texts(texts)
         embedder = Embedder.of(await self._opened())
         make = partial(embedder.token_ids, texts, embedder.prompt(prompt_name, input_type), truncate=truncate)
-        return await _made(sum(map(len, texts)) if not isinstance(texts[0], int) else len(texts), make)  # type: ignore[arg-type]
+        return await _made(sum(len(each) for each in as_prompts(texts)), make)
 
     async def embed(
         self,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CheckpointError, UnsupportedModelError
+from ..errors import CheckpointError, SamplingError, UnsupportedModelError
 from ..records import dataclass
 from .checkpoint import Checkpoint
 from .files import read_json, read_json_if_there
@@ -43,9 +43,9 @@ class DenseLayer:
     """A product after pooling: `activation(x @ weight.T + bias)`."""
 
     weight: np.ndarray
-    """float32 `[out, in]`."""
+    """float64 `[out, in]`."""
     bias: np.ndarray | None
-    """float32 `[out]`; None without one."""
+    """float64 `[out]`; None without one."""
     activation: str
     """A key of `_ACTIVATIONS`."""
 
@@ -74,14 +74,14 @@ class EmbeddingRecipe:
     """Longest text, in tokens; None for what the model can take."""
 
     def finish(self, pooled: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """float32 `[n, hidden]` to `[n, d]`: the products, the first `dimensions` numbers of each, and length 1 where vectors have it. Raises
-        `UnsupportedModelError` for more dimensions than there are."""
-        x = pooled.astype(np.float32)
+        """float32 `[n, hidden]` to `[n, d]`: the products, the first `dimensions` numbers of each, and length 1 where vectors have it.
+        Raises `SamplingError` for more dimensions than there are."""
+        x = pooled.astype(np.float64)  # so that a text's numbers hardly depend on how many others are multiplied with it
         for layer in self.dense:
             x = layer(x)
         if dimensions is not None:
             if not 1 <= dimensions <= x.shape[1]:
-                raise UnsupportedModelError(f"dimensions must be 1 to {x.shape[1]} for this model, not {dimensions}")
+                raise SamplingError(f"dimensions must be 1 to {x.shape[1]} for this model, not {dimensions}")
             x = x[:, :dimensions]
         if self.normalized:
             x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
@@ -100,8 +100,8 @@ def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe | str:
 
 def _no_recipe(path: Path) -> str:
     return (
-        f"{path.name} does not say how its states become a vector: use an embedding model; if this is one, copy modules.json and the folders "
-        "that it names (1_Pooling, ...) from its original repository to the weights"
+        f"{path.name} does not say how its states become a vector: use an embedding model; if this is one, copy modules.json and the "
+        "folders that it names (1_Pooling, ...) from its original repository to the weights"
     )
 
 
@@ -194,7 +194,7 @@ def _dense(folder: Path) -> DenseLayer:
 
 
 def _plain(array: mx.array) -> np.ndarray:
-    return np.array(array.astype(mx.float32))
+    return np.array(array.astype(mx.float32)).astype(np.float64)
 
 
 def _limit(path: Path) -> int | None:

@@ -30,8 +30,8 @@ from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
 from .memory_plan import plan_memory, usable_memory
-from .rerank_recipe import RerankRecipe, read_reranking
 from .repack_cache import RepackCache, open_copies
+from .rerank_recipe import RerankRecipe, read_reranking
 from .resolve import resolve
 from .summary import Summary, summarize
 from .weights import CheckpointWeights, MetaWeights, Progress

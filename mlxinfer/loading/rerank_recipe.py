@@ -1,7 +1,7 @@
 """What a causal language model that reranks is asked, and which of its tokens mean yes and no.
 
-Qwen3-Reranker's questions are those of its page (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B). Its first checkpoints do not say that they
-are rerankers, so that the name has to; later ones have a `LogitScore` of sentence-transformers in modules.json.
+Qwen3-Reranker is asked as its page says (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B). Its first checkpoints do not tell that they are
+rerankers, so that the name has to; later ones have a `LogitScore` of sentence-transformers in modules.json.
 """
 
 from __future__ import annotations

@@ -244,6 +244,8 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
 
 def _capabilities(served: ServedModel) -> list[str]:
     """What a model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+    if not isinstance(served.llm.loaded.embedding, str):
+        return ["embedding"]
     if served.llm.tokenizer.chat_template is None:
         return ["completion"]
     return ["completion", "tools", *(["thinking"] if served.llm.output_format.reasoning else [])]

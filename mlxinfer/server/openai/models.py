@@ -1,19 +1,16 @@
-"""`GET /v1/models`, and `POST /v1/embeddings`, which is refused."""
+"""`GET /v1/models`."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ..errors import APIError
 from ..models import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..validation import PromptOrPrompts, StrictModel
 
 
 class Model(TypedDict):
@@ -40,20 +37,6 @@ class Models(TypedDict):
     last_id: str
 
 
-class EmbeddingRequest(StrictModel):
-    model: Annotated[str, Field(max_length=256)]
-    input: PromptOrPrompts
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: Annotated[str, Field(max_length=256)] | None = None
-
-
-class Embeddings(TypedDict):
-    object: Literal["list"]
-    data: list[Any]
-    model: str
-
-
 def _model(served: ServedModel) -> Model:
     return Model(
         id=served.name,
@@ -76,15 +59,9 @@ async def get_model(context: RequestContext, body: Any) -> ASGIApp:
     return JSONResponse(_model(context.server.models.get(context.path["model"])))
 
 
-async def create_embeddings(context: RequestContext, body: EmbeddingRequest) -> ASGIApp:
-    served = context.server.models.get(body.model)
-    raise APIError(400, "unsupported", f"{served.name} writes text and is no embedding model.", param="model", code="unsupported_model")
-
-
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
         Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
         Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
-        Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
     ]
