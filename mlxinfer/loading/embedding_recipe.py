@@ -38,6 +38,12 @@ _GGUF_KINDS: tuple[str, ...] = ("none", "mean", "cls", "lasttoken", "rank")
 _ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
 
 
+_NO_RECIPE = (
+    "this model does not say how its states become a vector: use an embedding model; if this is one, copy modules.json and the "
+    "folders that it names (1_Pooling, ...) from its original repository to the weights"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
     """A product after pooling: `activation(x @ weight.T + bias)`."""
@@ -93,26 +99,19 @@ def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe | str:
     try:
         if isinstance(checkpoint, GGUFCheckpoint):
             return _from_metadata(checkpoint)
-        return _from_modules(checkpoint.path) if (checkpoint.path / "modules.json").exists() else _no_recipe(checkpoint.path)
+        return _from_modules(checkpoint.path) if (checkpoint.path / "modules.json").exists() else _NO_RECIPE
     except UnsupportedModelError as error:
         return str(error)
-
-
-def _no_recipe(path: Path) -> str:
-    return (
-        f"{path.name} does not say how its states become a vector: use an embedding model; if this is one, copy modules.json and the "
-        "folders that it names (1_Pooling, ...) from its original repository to the weights"
-    )
 
 
 def _from_metadata(checkpoint: GGUFCheckpoint) -> EmbeddingRecipe | str:
     name = checkpoint.metadata.get("general.architecture")
     number = checkpoint.metadata.get(f"{name}.pooling_type")
     if number is None:
-        return f"{checkpoint.path.name} has no {name}.pooling_type: use a GGUF file of an embedding model"
+        return f"this model has no {name}.pooling_type: use a GGUF file of an embedding model"
     kind = _GGUF_KINDS[number] if isinstance(number, int) and 0 <= number < len(_GGUF_KINDS) else str(number)
     if kind not in _MODES:
-        return f"{checkpoint.path.name}: {name}.pooling_type is {kind}, which is not supported: only mean, cls and last are"
+        return f"{name}.pooling_type is {kind}, which is not supported: only mean, cls and last are"
     return EmbeddingRecipe(pooling=_MODES[kind], normalized=True)
 
 
@@ -133,9 +132,9 @@ def _from_modules(path: Path) -> EmbeddingRecipe:
         elif kind == "Normalize" and pooling is not None:
             normalized = True
         else:
-            raise UnsupportedModelError(f"{path / 'modules.json'} has a module {kind!r} at this place, which is not supported")
+            raise UnsupportedModelError(f"modules.json has a module {kind!r} at this place, which is not supported")
     if pooling is None:
-        raise UnsupportedModelError(f"{path / 'modules.json'} names no Pooling: the model makes no vectors of texts")
+        raise UnsupportedModelError("modules.json names no Pooling: the model makes no vectors of texts")
     settings = read_json_if_there(path / "config_sentence_transformers.json")
     prompts = settings.get("prompts") or {}
     return EmbeddingRecipe(
@@ -165,10 +164,10 @@ def _pooling(folder: Path) -> PoolingKind:
     found = [modes] if isinstance(modes, str) else list(modes)
     if len(found) != 1 or found[0] not in _MODES:
         raise UnsupportedModelError(
-            f"{folder / 'config.json'}: pooling {' and '.join(found) or '?'} is not supported: only {', '.join(_MODES)} are"
+            f"{folder.name}/config.json: pooling {' and '.join(found) or '?'} is not supported: only {', '.join(_MODES)} are"
         )
     if config.get("include_prompt", True) is not True:
-        raise UnsupportedModelError(f"{folder / 'config.json'}: include_prompt = false is not supported")
+        raise UnsupportedModelError(f"{folder.name}/config.json: include_prompt = false is not supported")
     return _MODES[found[0]]
 
 
@@ -177,14 +176,14 @@ def _dense(folder: Path) -> DenseLayer:
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"{folder / 'config.json'}: activation {activation} is not supported: only {', '.join(_ACTIVATIONS)} are"
+            f"{folder.name}/config.json: activation {activation} is not supported: only {', '.join(_ACTIVATIONS)} are"
         )
     for key in ("module_input_name", "module_output_name"):
         if config.get(key, "sentence_embedding") != "sentence_embedding":
-            raise UnsupportedModelError(f"{folder / 'config.json'}: {key} = {config[key]!r} is not supported")
+            raise UnsupportedModelError(f"{folder.name}/config.json: {key} = {config[key]!r} is not supported")
     file = folder / "model.safetensors"
     if not file.exists():
-        raise UnsupportedModelError(f"{folder} has no model.safetensors (pickled weights are never read)")
+        raise UnsupportedModelError(f"{folder.name} has no model.safetensors (pickled weights are never read)")
     tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     expected = config.get("out_features"), config.get("in_features")
