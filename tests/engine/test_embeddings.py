@@ -84,7 +84,7 @@ def test_fewer_dimensions(models: dict[str, LLM], name: str) -> None:
     assert cosines(found, told["first_8"]).min() > 0.999999
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
     for wrong in (0, -1, True, 1.5, 33):
-        with pytest.raises(SamplingError, match="^dimensions must be"):
+        with pytest.raises(SamplingError, match=r"^dimensions must be"):
             models[name].embed("x", wrong)  # type: ignore[arg-type]
 
 
@@ -197,7 +197,7 @@ def test_a_task_that_is_given_up_leaves_nothing_behind() -> None:
 
 
 def test_texts_that_run_out_of_time(models: dict[str, LLM]) -> None:
-    with pytest.raises(DeadlineError, match="not read within 0.001 s"):
+    with pytest.raises(DeadlineError, match=r"not read within 0\.001 s"):
         models["last"].embed(["x" * 200] * 200, timeout_s=0.001)
 
 
