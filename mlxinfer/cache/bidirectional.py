@@ -33,8 +33,8 @@ class BidirectionalStep(CacheStep):
         answers = []
         for number, group in enumerate(self._groups):
             rows = slice(group[0].start, group[-1].start + group[-1].count)
-            part = (x[rows].swapaxes(0, 1) for x in (q, k, v))
-            answers.append(_attend(*part, params, self._mask(number, window)).swapaxes(0, 1))
+            own = [x[rows].swapaxes(0, 1) for x in (q, k, v)]
+            answers.append(_attend(own[0], own[1], own[2], params, self._mask(number, window)).swapaxes(0, 1))
         return answers[0] if len(answers) == 1 else mx.concatenate(answers)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:

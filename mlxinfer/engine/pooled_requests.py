@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from collections.abc import Sequence as Many
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -103,7 +103,7 @@ class AsyncPooledRequests:
         check_texts(texts)
         embedder = Embedder.of(await self._opened())
         make = partial(embedder.token_ids, texts, embedder.prompt(prompt_name, input_type), truncate=truncate)
-        return await _made(sum(len(each) for each in as_prompts(texts)), make)
+        return await _made(_size(texts), make)
 
     async def embed(
         self,
@@ -165,6 +165,11 @@ class AsyncPooledRequests:
                 for task in tasks:
                     task.cancel()
         return vectors
+
+
+def _size(texts: Prompt | Many[Prompt]) -> int:
+    """Characters, or token ids, of all texts together."""
+    return sum(len(each) for each in as_prompts(texts) if isinstance(each, Sized))
 
 
 def out_of_time(terms: RequestOptions) -> DeadlineError:

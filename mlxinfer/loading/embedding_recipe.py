@@ -6,7 +6,7 @@ Nothing is guessed: the wrong pooling gives vectors that look right and find the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,11 @@ _OLD_KEYS = {
 """Keys of sentence-transformers before 6, each a flag."""
 _GGUF_KINDS: tuple[str, ...] = ("none", "mean", "cls", "lasttoken", "rank")
 """llama.cpp's `enum llama_pooling_type`, from 0 on."""
-_ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh, "ReLU": lambda x: np.maximum(x, 0)}
+_ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+}
 
 
 _NO_RECIPE = (
@@ -58,8 +62,7 @@ class DenseLayer:
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """`[n, in]` to `[n, out]`."""
         y = x @ self.weight.T
-        result: np.ndarray = _ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
-        return result
+        return _ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
