@@ -46,7 +46,7 @@ def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Sett
     a, b, *rest = (tensors[part] for part in wanted)
     magnitude = rest[0] if rest else None
     turned = [file.tensors[tensor].shape[::-1] for tensor in (a, b)]
-    check_factors(path, module, *turned, file.tensors[magnitude].shape if magnitude else None)
+    check_factors(path, module, turned[0], turned[1], file.tensors[magnitude].shape if magnitude else None)
     rank = turned[0][0]
     if rank != settings.rank:
         raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {settings.rank}")

@@ -81,7 +81,7 @@ def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Sett
     a, b, *rest = (tensors[part] for part in wanted)
     magnitude = rest[0] if rest else None
     shapes = [file.tensors[tensor].shape for tensor in (a, b)]
-    check_factors(path, module, *shapes, file.tensors[magnitude].shape if magnitude else None)
+    check_factors(path, module, shapes[0], shapes[1], file.tensors[magnitude].shape if magnitude else None)
     rank, expected = shapes[0][0], settings.rank(module)
     if rank != expected:
         raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {expected}")

@@ -42,6 +42,22 @@ class RecurrentSpec:
     """Shapes of the state's arrays for one sequence: float32, initially zero."""
 
 
+@dataclass(frozen=True, slots=True)
+class BidirectionalSpec:
+    """A layer whose tokens attend to what follows them as well: it keeps nothing, and sees each text whole, in one step."""
+
+    kv_heads: int
+    """Number of KV heads."""
+    key_dim: int
+    """Channels of a query or key head."""
+    value_dim: int
+    """Channels of a value head."""
+    window: int | None = None
+    """Tokens at a distance below this are seen, before and after; None: all."""
+    query_heads: int = 0
+    """Number of query heads, which share the KV heads evenly."""
+
+
 class OpaqueState(Protocol):
     """The state of one sequence in a model that manages its own cache."""
 
@@ -61,7 +77,7 @@ class OpaqueSpec:
 RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 """`(inputs [B, L, C], states [B, ...]) -> (outputs [B, L, D], states)`: B sequences advance by L tokens."""
 
-LayerSpec = Union[AttentionSpec, RecurrentSpec, OpaqueSpec]
+LayerSpec = Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec]
 
 
 @dataclass(frozen=True, slots=True)

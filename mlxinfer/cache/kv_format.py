@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..errors import UnsupportedModelError
 from ..kernels_metal.formats import BITS
 from ..records import dataclass
-from .base import AttentionSpec, LayerSpec, RecurrentSpec
+from .base import AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
 
 _STEP = 8
 """Head sizes must be a multiple of this: eight codes are whole bytes at any bit width."""
@@ -129,6 +129,8 @@ def unquantized_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype
 def _kept(spec: LayerSpec, kv: KVFormat, dtype: mx.Dtype) -> str:
     if isinstance(spec, RecurrentSpec):
         return "a recurrent state in float32, of one size whatever the context" + (", never quantized" if kv.quantized else "")
+    if isinstance(spec, BidirectionalSpec):
+        return "nothing: each text is computed whole"
     if not isinstance(spec, AttentionSpec):
         return "mlx-lm's own cache, unquantized"
     reach = "the whole context" if spec.window is None else f"a window of {spec.window} tokens"

@@ -10,7 +10,8 @@ import mlx.core as mx
 
 from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.select import attention_backend
-from .base import PAGE, AttentionSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
+from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
+from .bidirectional import BidirectionalStep
 from .kv_events import AllBlocksCleared, KVEventSink
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
@@ -54,6 +55,7 @@ class PagedCache:
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._opaque: dict[int, OpaqueState] = {}
+        self._bidirectional = {i: s for i, s in enumerate(self.layers) if isinstance(s, BidirectionalSpec)}
         self._recurrent = {i: RecurrentStore(s) for i, s in enumerate(self.layers) if isinstance(s, RecurrentSpec)}
         formats = layer_kv or {}
         self._stores = {i: LayerStore(s, dtype, formats.get(i, kv)) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
@@ -111,7 +113,7 @@ class PagedCache:
     @property
     def can_fork(self) -> bool:
         """Whether sequences can share state, as forks and the prefix cache need."""
-        return not any(isinstance(s, OpaqueSpec) for s in self.layers)
+        return not any(isinstance(s, (OpaqueSpec, BidirectionalSpec)) for s in self.layers)
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence could grow to `tokens` tokens in an otherwise empty cache."""
@@ -239,6 +241,8 @@ class PagedCache:
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
         """A step over these segments. If it `needs_commit`, commit it before the next step begins."""
         segments = tuple(segments)
+        if self._bidirectional:
+            return BidirectionalStep(segments, self._bidirectional)
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
         native = True
         for (group, backend), layers in self._backends.items():

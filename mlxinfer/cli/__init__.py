@@ -23,7 +23,7 @@ class _Commands(click.Group):
     """Commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "chat", "serve", "launch", "convert", "eval", "models", "bench", "doctor", "completion"]
+        return ["run", "chat", "serve", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

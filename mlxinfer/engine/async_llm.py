@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
+import numpy as np
 
 from ..config import EngineArgs, settings
 from ..errors import MLXInferError
@@ -27,6 +28,7 @@ from .hooked_requests import Tracing
 from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
+from .pooled_requests import AsyncPooledRequests
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ _SHORT = 2000
 """Characters or token ids that are prepared in the event loop: going through another thread would take longer."""
 
 
-class AsyncLLM(FrontDoor):
+class AsyncLLM(FrontDoor, AsyncPooledRequests):
     """A model shared by any number of asyncio tasks, on any event loop or thread.
 
         async with AsyncLLM("smollm2") as llm:
@@ -264,6 +266,10 @@ class AsyncLLM(FrontDoor):
         async with free:
             found = [piece for piece in await self._whole(Request(sequences, streams=False)) if isinstance(piece, Completion)]
         return sorted(found, key=lambda completion: completion.index)
+
+    async def _vector(self, sequence: Sequence) -> np.ndarray | None:
+        (vector,) = await self._whole(Request([sequence], streams=False))
+        return vector if isinstance(vector, np.ndarray) else None
 
     async def _whole(self, request: Request) -> list[Piece]:
         """What a request that does not stream brings, a piece for each of its sequences."""

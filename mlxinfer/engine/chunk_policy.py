@@ -70,6 +70,32 @@ class ChunkPolicy:
         return min(end, prompt) if past < prompt and self._stepwise(sequence) else end
 
 
+class WholeTexts(ChunkPolicy):
+    """Every text in one chunk, for models whose tokens attend to what follows them."""
+
+    drafts = False
+    snapshots = False
+
+    def __init__(self, longest: int, *, apart: bool) -> None:
+        """`longest`: tokens that a text may have. `apart`: each goes through the model by itself, and its states are the same to the bit in
+        any company."""
+        super().__init__()
+        self.apart = apart
+        self._longest = longest
+
+    def step_rows(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+        return max(max_num_batched_tokens, self._longest)
+
+    def prefill_rows(self, allowed: int, most: int) -> int:
+        return most if allowed else 0
+
+    def length(self, sequence: Sequence, rows: int) -> int:
+        return sequence.num_tokens if sequence.num_tokens <= rows else 0
+
+    def may_share(self, sequence: Sequence) -> bool:
+        return False
+
+
 class DeterministicChunks(ChunkPolicy):
     """Every row is always computed in a chunk of the same shape, so that answers are the same to the bit in any company: a prompt is cut
     at every page's end and before its last token, what is recomputed of an answer goes token by token, each sequence goes through the

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..cache.attention.select import fallback_lines
+from ..cache.base import BidirectionalSpec
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
@@ -19,8 +20,8 @@ from ..errors import MemoryPlanError, one_line
 from ..models.decoder import Model
 from ..nn.kernel_trial import lost_lines
 from ..types import EngineStats, FinishReason
-from .chunk_policy import ChunkPolicy, DeterministicChunks
-from .events import Ended, Event, Logits
+from .chunk_policy import ChunkPolicy, DeterministicChunks, WholeTexts
+from .events import Ended, Event, Logits, Pooled
 from .given_up import TakeMemory, give_up_guilty, unpack_once
 from .kv_cache_manager import KVCacheManager
 from .model_runner import ModelRunner, PendingStep, SequenceOutput
@@ -85,7 +86,7 @@ class Engine:
     def _start(self) -> None:
         config = self.config
         rope = RopeRegime(self.model)
-        chunks = (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)
+        chunks = _chunk_policy(self.model, config, rope)
         rows = chunks.step_rows(config.max_num_batched_tokens, config.max_num_seqs)
         self.cache = PagedCache(
             self.model.layers,
@@ -302,7 +303,7 @@ class Engine:
 
     def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float, events: list[Event]) -> None:
         """Hand on what the sequences got, and end those that have all they get."""
-        events += [Logits(s, rows, past) for s, (past, rows) in step.logits.items() if s.finish_reason is None]
+        events += [_read(s, *found, step) for s, found in step.logits.items() if s.finish_reason is None]
         for output in outputs:
             s = output.row.sequence
             had_ended = s.finish_reason is not None
@@ -362,6 +363,20 @@ class Engine:
                 each.finish("cancelled")
                 each.detach()
         self._start()
+
+
+def _chunk_policy(model: Model, config: EngineConfig, rope: RopeRegime) -> ChunkPolicy:
+    if any(isinstance(spec, BidirectionalSpec) for spec in model.layers):
+        return WholeTexts(config.max_context, apart=config.deterministic)
+    return (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)
+
+
+def _read(sequence: Sequence, past: int, rows: mx.array, step: PendingStep) -> Event:
+    """What a step has computed of a sequence that is only read."""
+    if sequence.pooling is None:
+        return Logits(sequence, rows, past)
+    count = next(w.count for w in step.schedule.work if w.sequence is sequence)
+    return Pooled(sequence, rows, past, past + count == len(sequence.prompt))
 
 
 def _at_snapshot(schedule: Schedule) -> bool:

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar, Union
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
@@ -24,14 +25,15 @@ from .front_door import FORKED, stopped
 from .lasting_threads import LastingThreads
 from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
+from .pooled_output import PooledOutput
 from .sequence import Sequence
 
 if TYPE_CHECKING:
     from ..cache.kv_events import KVEventSink
 
 Result = TypeVar("Result")
-Piece = Union[Chunk, Completion, mx.array]
-"""Part of an answer, a whole one, or logits."""
+Piece = Union[Chunk, Completion, mx.array, np.ndarray]
+"""Part of an answer, a whole one, logits, or a vector."""
 
 _EVERY_S = 1 / 30
 """Seconds between two deliveries of the pieces of running answers, at least: faster than people read. Waking an event loop for each token
@@ -337,6 +339,8 @@ class EngineThread:
             self._send()
 
     def _whole(self, request: Request, answer: Output, outputs: OutputProcessor) -> Piece:
+        if isinstance(answer, PooledOutput) and answer.vector is not None:
+            return answer.vector
         if not request.wants_logits:
             return answer.completion()
         logits = mx.concatenate(outputs.rows.pop(answer.sequence))

@@ -38,6 +38,20 @@ class Logits:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """What a chunk of a sequence adds to its vector; all of it comes again if it had to give its pages back."""
+
+    sequence: Sequence
+    """Whose it is."""
+    part: mx.array
+    """float32 `[1, n]`, to be added to those of the chunks before."""
+    past: int
+    """Tokens before the chunk."""
+    is_last: bool
+    """Whether the chunk ends the text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A sequence ended without a token: its time was up."""
 
@@ -45,4 +59,4 @@ class Ended:
     """Which one."""
 
 
-Event = Union[Token, Logits, Ended]
+Event = Union[Token, Logits, Pooled, Ended]

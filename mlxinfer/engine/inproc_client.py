@@ -11,12 +11,14 @@ from contextlib import contextmanager, suppress
 from threading import Lock, get_ident
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import EngineError, MLXInferError, QueueFullError
 from ..types import Chunk, Completion
 from .front_door import FORKED, check_unbroken, stopped
 from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
+from .pooled_output import PooledOutput
 from .sequence import Sequence
 
 _CLOSED = "this LLM is closed: create a new one"
@@ -144,6 +146,13 @@ class InprocClient:
 
     def complete(self, requests: deque[list[Sequence]]) -> list[Completion]:
         """The answers to these requests, handed in as there is room for them."""
+        return [answer.completion() for answer in self._run(requests)]
+
+    def pooled(self, sequences: Many[Sequence]) -> list[np.ndarray | None]:
+        """The vectors of sequences that are read for them; None for one that ran out of time."""
+        return [answer.vector for answer in self._run(deque([s] for s in sequences)) if isinstance(answer, PooledOutput)]
+
+    def _run(self, requests: deque[list[Sequence]]) -> list[Output]:
         answers: list[Output] = []
         try:
             while requests or answers:
@@ -153,7 +162,7 @@ class InprocClient:
                         break
                     self._step(outputs)
             self._check_unbroken(answers)
-            return [answer.completion() for answer in answers]
+            return answers
         except KeyboardInterrupt:  # which may have come between taking the lock and entering its block
             self._lock.release_if_mine()
             raise

@@ -11,8 +11,9 @@ from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
+from ..cache.base import BidirectionalSpec
 from ..config import unknown_keyword
-from ..errors import ContextLengthError, PromptError, SamplingError
+from ..errors import ContextLengthError, PromptError, SamplingError, UnsupportedModelError
 from ..records import dataclass
 from ..sampling.sampler import sample_seed
 from ..structured_output.constraint import Constraint
@@ -206,6 +207,7 @@ class InputProcessor:
     def sequences(self, prompt: PreparedPrompt, params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
         """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token, and for a
         structure that cannot be held, which may take up to a few hundred milliseconds to find out."""
+        self._check_causal()
         chat = prompt if isinstance(prompt, ChatPrompt) else None
         ids = prompt if isinstance(prompt, list) else prompt.token_ids
         params = self.params(params)
@@ -239,6 +241,10 @@ class InputProcessor:
         sequences[0].lead(sequences[1:])
         return sequences
 
+    def _check_causal(self) -> None:
+        if self.model is not None and any(isinstance(spec, BidirectionalSpec) for spec in self.model.layers):
+            raise UnsupportedModelError("this model reads texts from both ends and writes none: use embed")
+
     def _constraint(self, params: SamplingParams, chat: ChatPrompt | None) -> Constraint | None:
         """What an answer is held to; None where it is free."""
         if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
@@ -251,6 +257,7 @@ class InputProcessor:
     def scored(self, ids: list[int], top: int, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
         """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64); `hooks`
         besides those that are active."""
+        self._check_causal()
         return Sequence(
             ids,
             SamplingParams(logprobs=top).resolved(),

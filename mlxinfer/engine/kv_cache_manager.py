@@ -88,7 +88,8 @@ class KVCacheManager:
 
     def _cache_salt(self, sequence: Sequence) -> str | None:
         """What its keys and values depend on besides its tokens; None if they are not shared."""
-        shared = self._prefix_cache and not sequence.wants_logits and sequence.hooks is None
+        whole = sequence.wants_logits or (sequence.pooling is not None and not sequence.pooling.may_skip)
+        shared = self._prefix_cache and not whole and sequence.hooks is None
         salt = self._rope.cache_salt(sequence) if shared else None
         return salt if salt is None or sequence.adapter is None else f"{salt} adapter {sequence.adapter.digest}"
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
+import numpy as np
 
 from ..config import EngineArgs
 from ..loading.load import LoadedModel
@@ -23,6 +24,7 @@ from .hooked_requests import Tracing
 from .inproc_client import InprocClient
 from .input_processor import AnyPrompt, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
+from .pooled_requests import PooledRequests, out_of_time
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 
-class LLM(FrontDoor):
+class LLM(FrontDoor, PooledRequests):
     """A model that is ready to answer.
 
         llm = LLM("smollm2")
@@ -187,6 +189,16 @@ class LLM(FrontDoor):
         """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
         terms, inputs = RequestOptions.of("logits", options), self._client.opened.inputs
         return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), 0, terms))
+
+    def _open_model(self) -> OpenModel:
+        return self._client.opened
+
+    def _pool(self, waves: list[list[Sequence]], terms: RequestOptions) -> list[np.ndarray]:
+        found = [vector for wave in waves for vector in self._client.pooled(wave)]
+        vectors = [vector for vector in found if vector is not None]
+        if len(vectors) < len(found):
+            raise out_of_time(terms)
+        return vectors
 
     def trace(
         self,

@@ -76,7 +76,8 @@ class PendingStep:
     sampled: Sampled | None
     """The tokens, on the device; None if no row is sampled."""
     logits: dict[Sequence, tuple[int, mx.array]]
-    """For sequences that want them: the position of their first row, and all rows' logits, float32 `[count, vocab]`."""
+    """For sequences that are only read: the position of their first row, and all rows' logits, float32 `[count, vocab]`, or what the rows
+    are pooled to, float32 `[1, n]`."""
     needs_commit: bool
     """Whether it fills pages: it has to have ended before the next step is submitted, which reads them where they are stored."""
     kept: list[mx.array] = field(default_factory=list)
@@ -261,12 +262,15 @@ class ModelRunner:
     def _logits(
         self, work: list[Work], segments: list[Segment], hidden: mx.array, wanted: dict[Sequence, tuple[int, mx.array]]
     ) -> list[mx.array]:
-        """Logits of the rows that are sampled, or nothing; all logits of the sequences that want them go to `wanted`."""
+        """Logits of the rows that are sampled, or nothing; what sequences that are only read ask for goes to `wanted`."""
         sampled: list[int] = []
         for w, segment in zip(work, segments, strict=True):
             end = segment.start + segment.count
             if w.samples:
                 sampled += range(end - 1 - w.drafts, end)
+            elif w.sequence.pooling is not None:
+                part = w.sequence.pooling.part(self.model, hidden[segment.start : end], segment.past, w.sequence.num_tokens)
+                wanted[w.sequence] = segment.past, part
             elif w.sequence.wants_logits:
                 wanted[w.sequence] = segment.past, self.model.logits(hidden[segment.start : end])
         if not sampled:

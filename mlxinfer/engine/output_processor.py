@@ -19,6 +19,7 @@ from .answer_parts import AnswerParts
 from .engine import Engine
 from .events import Event, Logits, Token
 from .input_processor import with_message
+from .pooled_output import PooledOutput
 from .sequence import Sequence, request_stats
 
 
@@ -201,6 +202,12 @@ def _logprob(tokenizer: Tokenizer, token_id: int, logprob: float, top: Iterable[
     return TokenLogprob(token_id, text_of(token_id), logprob, tuple((i, text_of(i), value) for i, value in top))
 
 
+def _output(sequence: Sequence, tokenizer: Tokenizer) -> Output:
+    if sequence.pooling is not None:
+        return PooledOutput(sequence)
+    return (PromptOutput if sequence.wants_logits else RequestOutput)(sequence, tokenizer)
+
+
 FEED = 4
 """Prompts of one `generate` that are in the engine at once, for each sequence that can run: so there is room for others to wait."""
 
@@ -222,7 +229,7 @@ class OutputProcessor:
         """Let a request wait for its turn. Raises `QueueFullError` and `MemoryPlanError`; nothing has changed then, and it may be tried
         again."""
         self.engine.add(sequences[0])
-        answers: list[Output] = [(PromptOutput if s.wants_logits else RequestOutput)(s, self.tokenizer) for s in sequences]
+        answers: list[Output] = [_output(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)
         return answers
 

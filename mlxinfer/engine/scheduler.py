@@ -221,7 +221,7 @@ class Scheduler:
         for s in decode:
             drafts = max(min(len(s.drafts), left), 0)
             left -= drafts
-            work.append(Work(s, 1 + drafts, drafts, s.num_computed_tokens + 1 == s.num_tokens and not s.wants_logits))
+            work.append(Work(s, 1 + drafts, drafts, s.num_computed_tokens + 1 == s.num_tokens and not s.is_only_read))
         return work, spare - left
 
     def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[Work] | None:
@@ -240,7 +240,7 @@ class Scheduler:
             count = self._fitting(s, whole, growth)
             if count:
                 ends = s.num_computed_tokens + count == s.num_tokens
-                work.append(Work(s, count, 0, ends and not s.wants_logits))
+                work.append(Work(s, count, 0, ends and not s.is_only_read))
                 growth.append(PageDemand(s.slot, s.num_computed_tokens, count))
                 rows -= count
                 scored -= count if s.wants_logits else 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..models.hooks import Hooks
     from ..structured_output.constraint import Constraint
     from .chat_prompt import ChatPrompt
+    from .pooling import Pooling
 
     Proposed = Union[list[int], mx.array]
     """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
@@ -65,6 +66,9 @@ class Sequence:
     adapter: LoadedAdapter | None = None
     """What changes the model's projections for it; None for the model as it is."""
 
+    pooling: Pooling | None = None
+    """How its states become one vector, which is reported; no token is sampled then. None for answers and for logits."""
+
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""
     num_tokens: int = field(init=False)
@@ -109,9 +113,14 @@ class Sequence:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def is_only_read(self) -> bool:
+        """Whether what is computed of its prompt is all that is wanted of it."""
+        return self.wants_logits or self.pooling is not None
+
+    @property
     def remaining(self) -> int:
         """Tokens left to compute before the next one can be sampled; 0 when the last one is on its way."""
-        if self.finish_reason or (self.num_tokens >= self.max_length and not self.wants_logits):
+        if self.finish_reason or (self.num_tokens >= self.max_length and not self.is_only_read):
             return 0
         return self.num_tokens - self.num_computed_tokens
 

@@ -12,9 +12,10 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # ht
 
 from ..errors import HubError, ModelNotFoundError, UnsupportedModelError
 
-# Weights as safetensors, and the small files that describe the model and its tokenizer; never code, pickles or subfolders.
+# Weights as safetensors, and the small files that describe the model and its tokenizer; never code or pickles, and of the
+# subfolders only those of sentence-transformers, such as 1_Pooling.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
-_UNWANTED = ["*/*", "consolidated*.safetensors", "adapter*"]
+_UNWANTED = ["[!0-9]*/*", "consolidated*.safetensors", "adapter*"]
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[\w./-]+\.gguf)?(@(?P<revision>[\w./-]+))?")
 
 

@@ -24,12 +24,14 @@ from ..tokenizer import tokenizer as tokenizers
 from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
+from .embedding_recipe import EmbeddingRecipe, read_recipe
 from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
+from .rerank_recipe import RerankRecipe, read_reranking
 from .resolve import resolve
 from .summary import Summary, summarize
 from .weights import CheckpointWeights, MetaWeights, Progress
@@ -62,6 +64,10 @@ class LoadedModel:
     """Lines the user should be told."""
     summary: Summary
     """What `models show` prints."""
+    embedding: EmbeddingRecipe | str = "it was not loaded from a checkpoint, which says how its states become a vector"
+    """How it makes vectors of texts, or why it does not."""
+    reranking: RerankRecipe | None = None
+    """How it tells relevant documents, if it is a reranker."""
     load_bytes: int = 0
     """As in `PreparedModel`; nothing is left to read."""
 
@@ -122,6 +128,8 @@ class PreparedModel:
             dtype=self.dtype,
             weight_bytes=sum(array.nbytes for array in arrays(model)),
             notes=(*model.notes, *notes),
+            embedding=read_recipe(checkpoint),
+            reranking=read_reranking(checkpoint, self.name, tokenizer),
             summary=summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
         )
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import PAGE, AttentionSpec
+from ..cache.base import PAGE, AttentionSpec, BidirectionalSpec
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pages import pages_for
@@ -228,6 +228,8 @@ class _Request:
         return max(found, key=lambda option: option.shares.context)
 
     def _with_sequences(self, sequences: int) -> _Option:
+        if any(isinstance(spec, BidirectionalSpec) for spec in self.planned.model.layers):
+            return self._option(max(self.wanted, _USUAL_CHUNK), sequences)  # a step takes the longest text whole
         if not is_gpu():
             return self._option(_CPU_CHUNK, sequences)
         usual = self._option(_USUAL_CHUNK, sequences)

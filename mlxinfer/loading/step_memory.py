@@ -9,9 +9,9 @@ from math import prod
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.attention.plain_parts import PlainSize
+from ..cache.attention.plain_parts import PlainSize, rows_at_once
 from ..cache.attention.select import attention_backend
-from ..cache.base import PAGE, AttentionParams, AttentionSpec, LayerSpec, RecurrentSpec
+from ..cache.base import PAGE, AttentionParams, AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
 from ..device import command_buffer_numbers, is_gpu
@@ -42,6 +42,10 @@ _SCORING_COPIES = 5
 """The same for rows of a prompt whose logits are asked for: of this step, and of the one before, whose log-probabilities are computed."""
 _STATE_COPIES = 3
 """States of a recurrent layer that are alive at once: as they were, gathered for the step, and updated."""
+_SCORE_COPIES = 3
+"""Scores of whole texts, masked scores, and their softmax."""
+_MASK_ARRAYS = 3
+"""Arrays of 4 bytes for each score of one head that a mask is made of."""
 _LAYER_ARRAYS = 64
 """Arrays that a layer creates in a step, at most."""
 _MOST_EXPERTS = 16
@@ -110,7 +114,14 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
     layers = max(len(model.layers), 1)
     return StepSize(
-        _slack(dtype) + activations + windows + unsealed + unpacked + _logits(model, step) + _states(model, step),
+        _slack(dtype)
+        + activations
+        + windows
+        + unsealed
+        + unpacked
+        + _logits(model, step)
+        + _states(model, step)
+        + _whole_texts(model, step),
         (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
         max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
@@ -166,6 +177,15 @@ def _states(model: Model, step: StepRows) -> int:
 def state_bytes(spec: LayerSpec) -> int:
     """Bytes of a layer's recurrent states for one sequence."""
     return sum(prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
+
+
+def _whole_texts(model: Model, step: StepRows) -> int:
+    """Scores of layers that look both ways, and two masks with the distances that they are made of."""
+    heads = max((spec.query_heads for spec in model.layers if isinstance(spec, BidirectionalSpec)), default=0)
+    if not heads:
+        return 0
+    scores = heads * rows_at_once(heads, step.rows, step.rows, fused=False) * step.rows
+    return mx.float32.size * (_SCORE_COPIES * scores + _MASK_ARRAYS * step.rows**2)
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:

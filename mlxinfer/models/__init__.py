@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UnsupportedModelError
 from ..nn.weights import Weights
 from .decoder import Architecture, Decoder, Model, keep_lazy
-from .vlm_text import NOTE, TEXT_MODELS, text_config, text_weights
+from .vlm_text import NOTE, TEXT_MODELS, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
 
@@ -75,7 +75,7 @@ def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], No
     plan = architecture(text_config(config) if wrapped else config)
     if wrapped and config.get("text_config"):
         plan = replace(plan, notes=(*plan.notes, NOTE))
-    return Decoder(model_type, plan, text_weights(weights) if wrapped else weights, ready)
+    return Decoder(model_type, plan, text_weights(weights) if wrapped else bare_weights(weights), ready)
 
 
 def architecture(config: dict[str, Any]) -> Architecture:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import AttentionSpec, Rotation, Step
+from ..cache.base import AttentionSpec, BidirectionalSpec, Rotation, Step
 from ..nn.activations import Gate, fused
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
@@ -52,6 +52,12 @@ def is_sparse_layer(reader: ConfigReader, experts: int) -> Callable[[int], bool]
     interval = reader.integer("decoder_sparse_step", 1)
     dense = reader.integers("mlp_only_layers") or []
     return lambda layer: experts > 0 and layer not in dense and (layer + 1) % interval == 0
+
+
+def bidirectional_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[BidirectionalSpec, ...]:
+    """The same for layers that look both ways."""
+    heads = sizes.heads
+    return tuple(BidirectionalSpec(heads.kv, heads.dim, heads.dim, window, heads.count) for window in windows)
 
 
 class Mixer(Protocol):

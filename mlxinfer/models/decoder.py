@@ -168,6 +168,10 @@ class Decoder:
                     x = block(x, step, rotations)
         return x
 
+    def normed(self, hidden: mx.array) -> mx.array:
+        """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""
+        return hidden if self.joined else self.norm(hidden)
+
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
         norm = None if self.joined else self.norm

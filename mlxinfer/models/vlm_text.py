@@ -67,6 +67,11 @@ def text_weights(weights: Weights) -> Weights:
     return weights
 
 
+def bare_weights(weights: Weights) -> Weights:
+    """Those of a checkpoint that was saved without its head, as embedding models are: no name begins with `model.`."""
+    return _Renamed(weights, "model.", "") if weights.has("embed_tokens.weight") else weights
+
+
 @dataclass(frozen=True, slots=True)
 class _Renamed:
     """Weights with another start to every name that has the short one."""

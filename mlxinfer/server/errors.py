@@ -18,6 +18,7 @@ from ..errors import (
     QueueFullError,
     SamplingError,
     TemplateError,
+    UnsupportedModelError,
 )
 from .validation import TAG
 
@@ -122,6 +123,8 @@ def of_error(error: MLXInferError) -> APIError:
         return invalid(message, code="context_length_exceeded")
     if isinstance(error, ModelNotFoundError):
         return APIError(404, "not_found", message, param="model", code="model_not_found")
+    if isinstance(error, UnsupportedModelError):
+        return APIError(400, "unsupported", message, param="model", code="unsupported_model")
     if isinstance(error, QueueFullError):
         return APIError(429, "rate_limit", message, code="rate_limit_exceeded")
     if isinstance(error, DeadlineError):

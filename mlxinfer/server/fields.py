@@ -13,10 +13,13 @@ from pydantic import BaseModel
 
 from .anthropic.messages import CountRequest
 from .anthropic.protocol import MessageRequest
+from .ollama.embeddings import EmbedRequest, OldEmbeddingRequest
 from .ollama.generate import OllamaChatRequest, OllamaGenerateRequest
 from .ollama.models import ShowRequest
 from .openai.chat import ChatRequest
 from .openai.completions import CompletionRequest
+from .openai.embeddings import EmbeddingRequest
+from .openai.reranking import RerankRequest, ScoreRequest
 from .openai.responses import ResponseRequest
 from .validation import Ignored, OneOf, Unsupported
 
@@ -29,6 +32,11 @@ BODIES: dict[type[BaseModel], str] = {
     OllamaChatRequest: "/api/chat",
     OllamaGenerateRequest: "/api/generate",
     ShowRequest: "/api/show",
+    EmbeddingRequest: "/v1/embeddings",
+    RerankRequest: "/v1/rerank",
+    ScoreRequest: "/v1/score",
+    EmbedRequest: "/api/embed",
+    OldEmbeddingRequest: "/api/embeddings",
 }
 """The bodies of requests, by the path that they are sent to."""
 _OPENAI = {BODIES[body] for body in (ChatRequest, CompletionRequest, ResponseRequest)}

@@ -161,7 +161,7 @@ def _joined(events: Iterable[KVEvent]) -> Iterable[_BlockStored | _BlockRemoved 
                 continue
             if last is not None:
                 yield last
-            salts = [keys] if keys else None
+            salts: list[list[str] | None] | None = [keys] if keys else None
             hashes, tokens = [event.block_hash], list(event.token_ids)
             last = _BlockStored(hashes, event.parent_block_hash, tokens, PAGE, None, event.medium, None, salts, event.group)
             continue

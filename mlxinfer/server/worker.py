@@ -159,7 +159,7 @@ def _first(context: RequestContext) -> ServedModel:
     """The first model that is loaded. Raises `APIError` (503) before any is."""
     found = _ready(context)
     if not found:
-        raise APIError(503, "overloaded", "No model is loaded.", code="no_model_loaded", headers={"retry-after": "1"})
+        raise APIError(503, "overloaded", "No model is loaded.", code="no_model_loaded")
     return found[0]
 
 

@@ -94,7 +94,7 @@ def test_a_null_says_nothing() -> None:
         ("qwen2", {"layer_types": ["full_attention"]}),
         ("gemma2", {"use_bidirectional_attention": True}),
         ("gemma2", {"sliding_window_size": 7}),
-        ("gemma3_text", {"use_bidirectional_attention": True}),
+        ("gemma3_text", {"use_bidirectional_attention": "vision"}),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("gemma3_text", {"partial_rotary_factor": 0.5}),
         ("granite", {"logits_scaling": 0}),

@@ -74,6 +74,10 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 3}},
     "/api/generate": {"model": "tiny", "prompt": "Hello", "options": {"num_predict": 3}},
     "/api/show": {"model": "tiny"},
+    "/v1/rerank": {"model": "tiny", "query": "Hello", "documents": ["One", {"text": "Two"}]},
+    "/v1/score": {"model": "tiny", "text_1": "Hello", "text_2": ["One"]},
+    "/api/embed": {"model": "tiny", "input": ["Hello"]},
+    "/api/embeddings": {"model": "tiny", "prompt": "Hello"},
 }
 
 

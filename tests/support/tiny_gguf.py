@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,8 +16,8 @@ WIDTH, HEADS, KV_HEADS, HIDDEN, LAYERS = 64, 2, 1, 96, 2
 TOKENS = [chr(code) for code in range(33, 127)]
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
-    """Files of different seeds have one size."""
+def write_tiny_gguf(path: Path, seed: int = 0, more: Mapping[str, Any] | None = None) -> Path:
+    """Files of different seeds have one size. `more`: further metadata."""
     rng = np.random.default_rng(seed)
 
     def matrix(name: str, rows: int, columns: int) -> Tensor:
@@ -52,4 +54,4 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
         "tokenizer.ggml.eos_token_id": 1,
     }
     metadata["tokenizer.ggml.tokens"] = [*TOKENS[:-1], "ab"]
-    return write(path, metadata, tensors)
+    return write(path, metadata | dict(more or {}), tensors)

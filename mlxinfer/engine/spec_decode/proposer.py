@@ -117,7 +117,7 @@ class Proposer:
             self._waits, self._waited = False, perf_counter()
         ready = [s for s in running if s.pending_token is None]
         if self.draft and self.account.open:
-            self.draft.catch_up([s for s in running if s.slot is not None and s.remaining and not s.wants_logits])
+            self.draft.catch_up([s for s in running if s.slot is not None and s.remaining and not s.is_only_read])
         if not ready:
             return
         for s in ready:
@@ -233,7 +233,7 @@ class Proposer:
         """What is known of an answer that is being written, with all tokens read so far; None while the index is not up to date."""
         past = self._pasts.get(s)
         if past is None:
-            if len(s.tokens) <= len(s.prompt) or s.wants_logits or s.samples_to_fork or self._rope.token_by_token(s):
+            if len(s.tokens) <= len(s.prompt) or s.is_only_read or s.samples_to_fork or self._rope.token_by_token(s):
                 return None
             past = self._pasts[s] = _Past(NgramIndex(s.tokens, s.max_length), self._acceptance.copy())
         index = past.index

@@ -19,7 +19,7 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
     "vocab_size": (_ANY,),
     "rope.scaling.finetuned": (_ANY,),
     "tensor_data_layout": (_ANY,),
-    "pooling_type": (0,),
+    "pooling_type": (_ANY,),
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
     "expert_shared_count": (0,),

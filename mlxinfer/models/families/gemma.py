@@ -10,7 +10,7 @@ from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Weights
-from ..block import Block, Norms, attention_specs, gated_mlp
+from ..block import Block, Norms, attention_specs, bidirectional_specs, gated_mlp
 from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes, windows
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
@@ -49,9 +49,10 @@ def gemma3_text(config: dict[str, Any]) -> Architecture:
     theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
     ropes = read_rope_by_layer(reader, sizes.heads.dim, sizes.positions, theta=theta, scaled=FULL)
     reader.skip("_sliding_window_pattern")
+    both_ways = reader.boolean("use_bidirectional_attention", False)
     capped = reader.optional_number("attn_logit_softcapping") is not None
     notes = ("attn_logit_softcapping is ignored: Gemma 3 does not cap attention scores",) if capped else ()
-    return _architecture(reader, sizes, types, ropes, attention_cap=None, logit_cap=None, head_norms=True, notes=notes)
+    return _architecture(reader, sizes, types, ropes, attention_cap=None, logit_cap=None, head_norms=True, both_ways=both_ways, notes=notes)
 
 
 def _architecture(
@@ -63,10 +64,13 @@ def _architecture(
     attention_cap: float | None,
     logit_cap: float | None,
     head_norms: bool,
+    both_ways: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Architecture:
     window = reader.optional_integer("sliding_window", 4096)
     reader.only("sliding_window_size", window)
+    if both_ways and window is not None:
+        window = window // 2 + 1  # the config counts both sides; transformers 5.23 lets a token see those at a distance below this
     scale = reader.nonzero("query_pre_attn_scalar", 256) ** -0.5
     logit_cap = reader.optional_number("final_logit_softcapping", logit_cap)
     bias = reader.boolean("attention_bias", False)
@@ -100,7 +104,7 @@ def _architecture(
 
     return Architecture(
         sizes,
-        attention_specs(sizes, windows(types, window)),
+        (bidirectional_specs if both_ways else attention_specs)(sizes, windows(types, window)),
         ropes,
         block,
         embedding_scale=sizes.hidden**0.5,

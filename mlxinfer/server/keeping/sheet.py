@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...config import EngineArgs, default_params
+from ...loading.embedding_recipe import read_recipe
 from ...loading.load import generation_config, load_tokenizer, model_type, open_checkpoint
 from ...loading.resolve import resolve
 from ...loading.summary import Summary, summarize
@@ -39,12 +40,16 @@ class Sheet:
     thinks: bool
     """Whether it writes what it thinks before its answers."""
 
+    embeds: bool
+    """Whether it turns texts into vectors."""
+
     @classmethod
     def of(cls, llm: AsyncLLM) -> Sheet:
         """That of a loaded model."""
         loaded, template = llm.loaded, llm.tokenizer.chat_template
         thinks = template is not None and llm.output_format.reasoning is not None
-        return cls(loaded.summary, loaded.config, llm.max_context, loaded.model.vocab_size, llm.default_params, template, thinks)
+        embeds = not isinstance(loaded.embedding, str)
+        return cls(loaded.summary, loaded.config, llm.max_context, loaded.model.vocab_size, llm.default_params, template, thinks, embeds)
 
     @classmethod
     def read(cls, args: EngineArgs) -> Sheet:
@@ -56,7 +61,8 @@ class Sheet:
             summary = summarize(checkpoint, found.name, model_type(checkpoint), context)
             most = min(filter(None, (context, args.max_context)), default=0)
             tokenizer, params = load_tokenizer(checkpoint), default_params(generation_config(checkpoint.path))
-            return cls(summary, checkpoint.config, most, vocabulary, params, tokenizer.chat_template, _thinks(tokenizer, args))
+            thinks, embeds = _thinks(tokenizer, args), not isinstance(read_recipe(checkpoint), str)
+            return cls(summary, checkpoint.config, most, vocabulary, params, tokenizer.chat_template, thinks, embeds)
         finally:
             checkpoint.close()
 

@@ -124,6 +124,8 @@ class Card:
     @property
     def capabilities(self) -> list[str]:
         """What the model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+        if self.sheet.embeds:
+            return ["embedding"]
         if self.sheet.chat_template is None:
             return ["completion"]
         return ["completion", "tools", *(["thinking"] if self.sheet.thinks else [])]

@@ -138,6 +138,11 @@ KeepAlive = Annotated[
 """Seconds after the answer that the model stays loaded; a negative number becomes for ever."""
 
 
+def seconds(keep_alive: str | float | None) -> float | None:
+    """A `KeepAlive` that was checked; None leaves it to the server."""
+    return None if keep_alive is None else float(keep_alive)
+
+
 class Request(StrictModel):
     """What both generating endpoints accept. `format` is "json" or a schema."""
 
@@ -161,7 +166,7 @@ class Request(StrictModel):
     @property
     def keep_alive_s(self) -> float | None:
         """Seconds after the answer that the model stays loaded; None leaves that to the server."""
-        return None if self.keep_alive is None else float(self.keep_alive)
+        return seconds(self.keep_alive)
 
     @property
     def streams(self) -> bool:

@@ -1,4 +1,4 @@
-"""`GET /v1/models`, llama.cpp's `POST /models/load` and `/models/unload`, and `POST /v1/embeddings`, which is refused."""
+"""`GET /v1/models`, and llama.cpp's `POST /models/load` and `/models/unload`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
-from ..errors import APIError
 from ..keeping.refusals import without_paths
 from ..keeping.slot import Slot
 from ..models import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..validation import PromptOrPrompts, StrictModel
+from ..validation import StrictModel
 
 
 class Status(TypedDict):
@@ -50,20 +49,6 @@ class Models(TypedDict):
     has_more: Literal[False]
     first_id: str
     last_id: str
-
-
-class EmbeddingRequest(StrictModel):
-    model: Annotated[str, Field(max_length=256)]
-    input: PromptOrPrompts
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: Annotated[str, Field(max_length=256)] | None = None
-
-
-class Embeddings(TypedDict):
-    object: Literal["list"]
-    data: list[Any]
-    model: str
 
 
 class Loading(StrictModel):
@@ -120,11 +105,6 @@ async def unload(context: RequestContext, body: Loading) -> ASGIApp:
     return JSONResponse(Success(success=True))
 
 
-async def create_embeddings(context: RequestContext, body: EmbeddingRequest) -> ASGIApp:
-    entry = context.server.models.entry(body.model)
-    raise APIError(400, "unsupported", f"{entry.name} writes text and is no embedding model.", param="model", code="unsupported_model")
-
-
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
@@ -133,5 +113,4 @@ def routes(server: Server) -> list[Endpoint]:
         Endpoint("POST", "/models/load", load, Loading, Doc("Begin to load a model", Success), server=server),
         Endpoint("POST", "/models/unload", unload, Loading, Doc("Unload a model as soon as it is idle", Success), server=server),
         Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
-        Endpoint("POST", "/v1/embeddings", create_embeddings, EmbeddingRequest, Doc("Vectors for texts", Embeddings), server=server),
     ]

@@ -204,7 +204,6 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a key of another architecture": ("llama", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping = 30.0"),
     "windows of olmo3": ("olmo2", {"attention.sliding_window": 9}, "olmo2.attention.sliding_window = 9"),
     "seen both ways": ("llama", {"attention.causal": False}, "llama.attention.causal is False"),
-    "pooling": ("qwen3", {"pooling_type": 3}, "qwen3.pooling_type is 3"),
     "groups of experts": ("qwen3moe", EXPERTS | {"expert_group_count": 4}, "expert_group_count is 4"),
     "sigmoid gates": ("qwen3moe", EXPERTS | {"expert_gating_func": 2}, "expert_gating_func is 2"),
     "head counts by layer": ("llama", {"attention.head_count_kv": [2, 1]}, "head_count_kv differs from layer to layer"),

@@ -1,0 +1,63 @@
+"""Vectors of texts, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import PromptError
+from .console import as_text, opened
+from .options import engine_options, model_argument
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+_TOGETHER = 256
+"""Texts that are embedded before their lines are printed."""
+
+
+@click.command(short_help="Vectors of texts.")
+@model_argument
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("--dimensions", type=click.IntRange(min=1), metavar="N", help="Keep the first N numbers of each vector.")
+@click.option("--input-type", type=click.Choice(["query", "document"]), help="Put the model's prompt for such texts before each.")
+@click.option("--prompt-name", metavar="NAME", help="Put this prompt of the model before each text.")
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long.")
+@engine_options
+def embed(
+    model: str,
+    texts: tuple[str, ...],
+    dimensions: int | None,
+    input_type: str | None,
+    prompt_name: str | None,
+    truncate: bool,
+    **options: Any,
+) -> None:
+    """Print a vector for each TEXT, or for each line of standard input, as MODEL's checkpoint says how to make them."""
+    asked = {"input_type": input_type, "prompt_name": prompt_name, "truncate": truncate}
+    with opened(model, options) as llm:
+        source = iter(texts) if texts else _lines()
+        index = 0
+        while batch := list(islice(source, _TOGETHER)):
+            index = _print(llm, batch, index, dimensions, asked)
+        if not index:
+            raise PromptError("there is no text: give some as arguments, or lines on standard input")
+
+
+def _print(llm: LLM, texts: list[str], index: int, dimensions: int | None, asked: dict[str, Any]) -> int:
+    """Returns the number of the next text."""
+    for row in llm.embed(texts, dimensions, **asked):
+        click.echo(json.dumps({"index": index, "embedding": row.tolist()}))
+        index += 1
+    return index
+
+
+def _lines() -> Iterator[str]:
+    for line in sys.stdin.buffer:
+        if text := as_text(line, "standard input").rstrip("\r\n"):
+            yield text

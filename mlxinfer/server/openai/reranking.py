@@ -1,0 +1,136 @@
+"""`POST /v1/rerank` and `/rerank` (Jina's and Cohere's shape), and `POST /v1/score` (vLLM's): how relevant texts are to one another."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Field, Tag
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+from typing_extensions import NotRequired, TypedDict
+
+from ...engine.reranking import ranked
+from ..errors import invalid
+from ..pooling import check_count, relevance
+from ..routing import Doc, Endpoint, RequestContext, Server
+from ..validation import FIRST_ERROR_ONLY, StrictModel, TextOrTexts
+from .embeddings import EmbeddingUsage, Name
+
+
+class TextDocument(StrictModel):
+    """A document as an object, as Cohere's and Jina's clients may send it."""
+
+    text: str
+
+
+def _kind(value: Any) -> str:
+    return "<text>" if isinstance(value, str) else "<object>"
+
+
+Document = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], Discriminator(_kind)]
+
+
+class RerankRequest(StrictModel):
+    """`instruction` tells a reranker what makes a document relevant: it is not Jina's."""
+
+    model: Name
+    query: str
+    documents: Annotated[list[Document], FIRST_ERROR_ONLY]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    user: Name | None = None
+
+
+class ScoreRequest(StrictModel):
+    """One text and many, or as many of both, which are scored in pairs."""
+
+    model: Name
+    text_1: TextOrTexts
+    text_2: TextOrTexts
+    instruction: str | None = None
+    user: Name | None = None
+
+
+class RankedDocument(TypedDict):
+    text: str
+
+
+class RankedResult(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedDocument]
+
+
+class Rerank(TypedDict):
+    """The most relevant document comes first; `index` is its place in the request."""
+
+    id: str
+    model: str
+    results: list[RankedResult]
+    usage: EmbeddingUsage
+
+
+class Score(TypedDict):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(TypedDict):
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+async def rerank(context: RequestContext, body: RerankRequest) -> ASGIApp:
+    served = await context.model(body.model)
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    check_count(documents, "documents")
+    pairs = [(body.query, document) for document in documents]
+    scores, tokens = await relevance(context, served, pairs, instruction=body.instruction, client_id=body.user or "")
+    results: list[RankedResult] = []
+    for each in ranked(scores, documents, body.top_n):
+        result = RankedResult(index=each.index, relevance_score=each.relevance_score)
+        if body.return_documents:
+            result["document"] = RankedDocument(text=each.document)
+        results.append(result)
+    return JSONResponse(Rerank(id=f"rerank-{uuid.uuid4().hex}", model=served.name, results=results, usage=_usage(tokens)))
+
+
+async def score(context: RequestContext, body: ScoreRequest) -> ASGIApp:
+    served = await context.model(body.model)
+    pairs = _pairs(body)
+    scores, tokens = await relevance(context, served, pairs, instruction=body.instruction, client_id=body.user or "")
+    data = [Score(index=index, object="score", score=float(each)) for index, each in enumerate(scores)]
+    answer = Scores(id=f"score-{uuid.uuid4().hex}", object="list", model=served.name, data=data, usage=_usage(tokens))
+    return JSONResponse(answer)
+
+
+def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
+    first, second = ([texts] if isinstance(texts, str) else list(texts) for texts in (body.text_1, body.text_2))
+    check_count(first, "text_1")
+    check_count(second, "text_2")
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second):
+        message = f"text_1 has {len(first)} texts and text_2 {len(second)}: give one first text, or as many of both"
+        raise invalid(message, "text_2", "invalid_value")
+    return list(zip(first, second, strict=True))
+
+
+def _usage(tokens: int) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+
+
+def routes(server: Server) -> list[Endpoint]:
+    """The endpoints of this module."""
+    doc = Doc("Documents by their relevance to a query", Rerank)
+    return [
+        Endpoint("POST", "/v1/rerank", rerank, RerankRequest, doc, server=server),
+        Endpoint("POST", "/rerank", rerank, RerankRequest, doc, server=server),
+        Endpoint("POST", "/v1/score", score, ScoreRequest, Doc("How relevant one text is to another", Scores), server=server),
+    ]
