@@ -88,11 +88,15 @@ class Kept:
         return json.loads(self.live.exchange(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), unix=True)[2])
 
     def begin(self, model: str, *, stream: bool = True, **body: Any) -> socket.socket:
-        """A connection on which an answer was asked for."""
-        fields = {"model": model, "prompt": "Hello", "max_tokens": 400, "temperature": 0, "stream": stream, **body}
+        """A connection on which four long answers were asked for."""
+        fields = {"model": model, "prompt": "Hello", "max_tokens": 400, "n": 4, "temperature": 0, "stream": stream, **body}
         connection = self.live.connect(unix=True)
         connection.sendall(request("/v1/completions", json.dumps(fields).encode(), "Content-Type: application/json"))
         return connection
+
+    def until_busy(self, model: str) -> None:
+        """Until the model is loaded and a request uses it."""
+        self.until(lambda: self.slots[model].state == "ready" and self.slots[model].users > 0)
 
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
