@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, log, ollama, openai
+from . import anthropic, log, ollama, openai, page
 from .auth import Auth, is_unix
 from .errors import APIError, of_error, server_failed, stopping
 from .metrics import Metrics
@@ -43,7 +43,7 @@ def create_app(models: Registry, settings: ServerSettings, dialects: Sequence[Di
     dialects = DIALECTS if dialects is None else dialects
     server = Server(models, settings, Metrics(models))
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
-    return _App(server, dialects, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
+    return _App(server, dialects, Router([*page.routes(), *endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
 
 class _App:

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ..types import Chunk, Completion, EngineStats, Usage
+from .memory_metrics import MemoryCollector
 from .models import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -63,6 +64,7 @@ class Metrics:
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
         self.registry.register(_Engines(models, self._intervals))
+        self.registry.register(MemoryCollector())
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
@@ -165,6 +167,7 @@ _GAUGES: tuple[tuple[str, str, _Number], ...] = (
         "Part of the pages that running requests hold, from 0 to 1.",
         lambda s: s.pages_used / s.pages if s.pages else 0.0,
     ),
+    ("kv_cache_pages", "Pages that there are.", lambda s: s.pages),
     ("kv_cache_pages_used", "Pages that running requests hold.", lambda s: s.pages_used),
     ("kv_cache_pages_cached", "Pages kept for reuse only.", lambda s: s.pages_cached),
 )

@@ -17,6 +17,7 @@ from .connection import connection_class
 from .log import notice, start_logging
 from .models import Registry
 from .open_files import with_files
+from .page import open_page
 from .settings import ServerSettings
 from .sockets import address, listening
 
@@ -123,6 +124,8 @@ async def _run(
 
         def ready() -> None:
             tell(f"ready on {' and '.join(map(address, sockets))} ({', '.join(models)})")
+            if settings.opens_page:
+                open_page(sockets)
             for llm in models.values():
                 llm.prepare_structures()
 
