@@ -226,6 +226,7 @@ function closeDrawer() {
 function showSettings(shown) {
   $("settings").hidden = !shown;
   layout();
+  for (const area of $("settings").querySelectorAll("textarea")) fit(area);
   (shown ? $("settings").querySelector("textarea") : $("tune")).focus();
 }
 

@@ -87,6 +87,7 @@ export function toast(text, action, act) {
 
 /** Lets a text area be as high as its text, up to what its style allows. */
 export function fit(area) {
+  if (!area.offsetParent) return;
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + 2}px`;
 }

@@ -41,8 +41,14 @@ export class Meters {
   }
 
   async read() {
+    const model = this.model();
+    if (model !== this.shown) {
+      this.shown = model;
+      this.before = null;
+      for (const row of this.rows) row.values = [];
+    }
     try {
-      this.show(await metrics(this.model()));
+      if (model) this.show(await metrics(model));
     } catch {
       this.before = null; // the server is away, or wants a key: what fails is told where it matters
     }

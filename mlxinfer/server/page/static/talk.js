@@ -23,7 +23,7 @@ export async function fill(turn, body, view, signal, changed) {
   const began = performance.now();
   let first = 0;
   let tokens = 0;
-  const pace = (now) => { turn.stats = { ...turn.stats, tokens, first: (first - began) / 1000, rate: now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
+  const pace = (now) => { turn.stats = { ...turn.stats, tokens, first: (first - began) / 1000, rate: tokens > 4 && now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
   await answer(body, signal, (event) => {
     const now = performance.now();
     if (event.usage) {

@@ -39,7 +39,7 @@ export class Tokens {
   /** A class for how likely the token was. */
   shade(token) {
     const { p } = this.list[token];
-    return p > 0.9 ? "p0" : p > 0.6 ? "p1" : p > 0.3 ? "p2" : p > 0.1 ? "p3" : "p4";
+    return p > 0.6 ? "p1" : p > 0.3 ? "p2" : p > 0.1 ? "p3" : "p4";
   }
 }
 
