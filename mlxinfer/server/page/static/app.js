@@ -125,6 +125,7 @@ async function answerAfter(at) {
   draw();
   list();
   meters.wake();
+  setTimeout(loadModels, 1000); // a model that is not loaded yet begins to be
   say("The answer begins");
   await write(turn, body, view, controller.signal, mine);
   running.delete(mine.id);
@@ -132,6 +133,7 @@ async function answerAfter(at) {
   view.update(false);
   if (mine === chat) { showState(); follow(); }
   list();
+  loadModels();
   say(turn.problem ?? (turn.stopped ? "Stopped" : "The answer is complete"));
 }
 

@@ -216,10 +216,9 @@ class Out {
       const content = task ? [cut(item.lines[0], 4), ...item.lines.slice(1)] : item.lines;
       const li = el("li", task ? { class: "task" } : {});
       if (task) li.append(el("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": "Task" }));
-      for (const child of this.all(content, depth + 1)) {
-        if (child.tagName === "P" && !loose) li.append(...child.childNodes);
-        else li.append(child);
-      }
+      const children = this.all(content, depth + 1);
+      const tight = !loose && children.filter((child) => child.tagName === "P").length < 2;
+      for (const child of children) li.append(...(tight && child.tagName === "P" ? child.childNodes : [child]));
       node.append(li);
     }
     return node;
