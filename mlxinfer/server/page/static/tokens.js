@@ -59,7 +59,7 @@ export function watchTokens(root, find) {
     tip.hidden = false;
     const box = span.getClientRects()[0];
     const { offsetWidth: width, offsetHeight: height } = tip;
-    const above = box.top > height + 12;
+    const above = box.bottom + height + 12 > innerHeight;
     tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - width - 8))}px`;
     tip.style.top = `${above ? box.top - height - 6 : box.bottom + 6}px`;
     return undefined;

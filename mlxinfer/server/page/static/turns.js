@@ -81,7 +81,7 @@ export class TurnView {
     node.classList.toggle("waiting", running && !turn.content && !turn.reasoning && !turn.calls?.length);
     this.rest.replaceChildren(...this.calls(running), ...this.problem());
     this.meta.textContent = running ? this.pace() : this.summed();
-    this.foot.hidden = running && !turn.content;
+    this.foot.hidden = (running || turn.problem) && !turn.content;
   }
 
   calls(running) {
