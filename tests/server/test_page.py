@@ -99,7 +99,9 @@ def test_only_the_headers_are_sent_for_head(live: LiveServer) -> None:
     assert live.exchange(get("/page/app.js", method="POST"))[0] == 405
 
 
-@pytest.mark.parametrize("path", ["/page", "/page/", "/page/index.html", "/page/../app.py", "/page/%2e%2e/app.py", "/page/files.py", "/page/x.js"])
+@pytest.mark.parametrize(
+    "path", ["/page", "/page/", "/page/index.html", "/page/../app.py", "/page/%2e%2e/app.py", "/page/files.py", "/page/x.js"]
+)
 def test_nothing_else_is_served(live: LiveServer, path: str) -> None:
     assert live.exchange(get(path, HTML))[0] == 404
 

@@ -31,7 +31,9 @@ print("<b>&</b>")
 
 **Done**, see [this](https://example.org/x)."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+]
 OpenPage = Callable[..., Chat]
 
 

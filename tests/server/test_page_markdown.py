@@ -74,7 +74,7 @@ CASES = {
         '<ul><li class="task"><input type="checkbox" disabled="" checked="" aria-label="Task">a</li>'
         '<li class="task"><input type="checkbox" disabled="" aria-label="Task">b</li></ul>'
     ),
-    "[a *b*](https://x.org/(y)?z=1 \"t\")": f'<p><a href="https://x.org/(y)?z=1" {A}>a <em>b</em></a></p>',
+    '[a *b*](https://x.org/(y)?z=1 "t")': f'<p><a href="https://x.org/(y)?z=1" {A}>a <em>b</em></a></p>',
     "see https://x.org/a_b_c. Or <http://y.org>!": (
         f'<p>see <a href="https://x.org/a_b_c" {A}>https://x.org/a_b_c</a>. Or <a href="http://y.org" {A}>http://y.org</a>!</p>'
     ),
@@ -86,14 +86,32 @@ CASES = {
     "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models) [d](JaVaScript:1)": (
         "<p>[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models) [d](JaVaScript:1)</p>"
     ),
-    '[a](https://x.org/"onclick="alert(1))': (
-        f'<p><a href="https://x.org/&quot;onclick=&quot;alert(1)" {A}>a</a></p>'
-    ),
+    '[a](https://x.org/"onclick="alert(1))': (f'<p><a href="https://x.org/&quot;onclick=&quot;alert(1)" {A}>a</a></p>'),
     "": "",
 }
-HOSTILE = ["*" * 20_000, "**a " * 10_000, "[" * 20_000, "`" * 20_000, "`a``" * 5_000, "> " * 10_000, "_a*" * 7_000, "- " * 10_000,
-           "[a](" * 5_000, "![" * 10_000, "<http://" * 5_000, "|" * 10_000 + "\n" + "|-" * 10_000, "\\" * 20_000, "1. a\n" * 5_000,
-           "a\n> " * 5_000, "~~a~ " * 5_000, "***a** " * 5_000, "&amp" * 5_000, "```\n" * 5_001, " " * 50_000 + "x", "*a`" * 7_000]  # fmt: skip
+HOSTILE = [
+    "*" * 20_000,
+    "**a " * 10_000,
+    "[" * 20_000,
+    "`" * 20_000,
+    "`a``" * 5_000,
+    "> " * 10_000,
+    "_a*" * 7_000,
+    "- " * 10_000,
+    "[a](" * 5_000,
+    "![" * 10_000,
+    "<http://" * 5_000,
+    "|" * 10_000 + "\n" + "|-" * 10_000,
+    "\\" * 20_000,
+    "1. a\n" * 5_000,
+    "a\n> " * 5_000,
+    "~~a~ " * 5_000,
+    "***a** " * 5_000,
+    "&amp" * 5_000,
+    "```\n" * 5_001,
+    " " * 50_000 + "x",
+    "*a`" * 7_000,
+]
 
 
 @pytest.fixture(scope="module")
