@@ -155,6 +155,31 @@ def test_models_can_be_switched_within_a_conversation(chat: Chat) -> None:
     assert [turn.get("model") for turn in chat.kept()[0]["turns"]] == [None, "scripted", None, "endless"]
 
 
+def test_states_of_models_and_adapters(chat: Chat) -> None:
+    listed: list[dict[str, Any]] = [
+        {"id": "big", "max_model_len": 8192, "status": {"value": "loaded"}},
+        {"id": "big:tone", "max_model_len": 8192, "parent": "big"},
+        {"id": "small", "max_model_len": 0, "status": {"value": "unloaded"}},
+        {"id": "next", "max_model_len": 0, "status": {"value": "loading"}},
+        {"id": "broken", "max_model_len": 0, "status": {"value": "unloaded", "failed": True, "reason": "no such file"}},
+    ]
+    chat.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": listed}))
+    chat.page.reload()
+    chat.page.wait_for_selector("#model option", state="attached")
+    shown = chat.page.locator("#model option").all_text_contents()
+    assert shown == ["big", "big:tone · adapter of big", "small · not loaded", "next · loading", "broken · failed"]
+    notes = {}
+    for name in ("big", "small", "next", "broken"):
+        chat.page.select_option("#model", name)
+        notes[name] = chat.page.inner_text("#model-note")
+    assert notes == {
+        "big": "8,192 tokens",
+        "small": "loads with your next message",
+        "next": "loading",
+        "broken": "could not be loaded: no such file",
+    }
+
+
 def test_settings_are_what_is_asked(chat: Chat) -> None:
     asked: list[dict[str, Any]] = []
     chat.page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("completions") else None)

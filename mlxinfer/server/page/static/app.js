@@ -201,22 +201,25 @@ async function readModels() {
   return undefined;
 }
 
-const STATES = { loading: "loading", unloaded: "not loaded", failed: "failed" };
+/** What is worth saying of a model's state: [in the list, next to it]. */
+function stateOf({ status }) {
+  if (status?.failed || status?.value === "failed") return ["failed", `could not be loaded${status.reason ? `: ${status.reason}` : ""}`];
+  if (status?.value === "loading") return ["loading", "loading"];
+  return status?.value === "unloaded" ? ["not loaded", "loads with your next message"] : [];
+}
 
 function showModel() {
   if (!served.length) return;
   const known = served.some((one) => one.id === chat.model);
   const wanted = known ? chat.model : (served.find((one) => one.id === store.lastModel()) ?? served[0]).id;
   $("model").replaceChildren(...served.map((one) => {
-    const state = STATES[one.status?.value];
-    const label = [one.id, one.parent && `adapter of ${one.parent}`, state].filter(Boolean).join(" · ");
+    const label = [one.id, one.parent && `adapter of ${one.parent}`, stateOf(one)[0]].filter(Boolean).join(" · ");
     return el("option", { value: one.id, ...(one.id === wanted ? { selected: true } : {}) }, label);
   }));
   chat.model = wanted;
   const model = served.find((one) => one.id === wanted);
-  const state = STATES[model.status?.value];
   const length = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens` : "";
-  $("model-note").textContent = state === "not loaded" ? "loads with your next message" : state ?? length;
+  $("model-note").textContent = stateOf(model)[1] ?? length;
   showState();
 }
 
