@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..device import device_memory, memory_in_use
 from ..types import Chunk, Completion, EngineStats, Usage
-from .memory_metrics import MemoryCollector
 from .models import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -61,10 +61,10 @@ class Metrics:
         self._tool_calls = self._counter("tool_calls", "Calls of tools that answers asked for.")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
+        self.registry.register(_Memory())
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
         self.registry.register(_Engines(models, self._intervals))
-        self.registry.register(MemoryCollector())
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
@@ -199,6 +199,17 @@ class _Engines(Collector):
             yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
         for name, text, value in _COUNTERS:
             yield _filled(CounterMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
+
+
+class _Memory(Collector):
+    """The process's memory, read when Prometheus asks."""
+
+    def __init__(self) -> None:
+        self._usable = device_memory().usable
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("mlxinfer_memory_bytes", "Memory in use: MLX's on a GPU, the process's elsewhere.", value=memory_in_use())
+        yield GaugeMetricFamily("mlxinfer_memory_limit_bytes", "Memory that models and their caches may take.", value=self._usable)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:

@@ -51,10 +51,13 @@ class HTTPServer(uvicorn.Server):
         )
         super().__init__(config)
         self._ready = ready
+        self._opens_page = settings.opens_page
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+        if self._opens_page:
+            open_page(sockets or ())
 
     def end(self) -> None:
         """The first call closes the listeners and lets running requests finish; the second cancels them."""
@@ -124,8 +127,6 @@ async def _run(
 
         def ready() -> None:
             tell(f"ready on {' and '.join(map(address, sockets))} ({', '.join(models)})")
-            if settings.opens_page:
-                open_page(sockets)
             for llm in models.values():
                 llm.prepare_structures()
 

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -163,6 +164,14 @@ def test_the_option_listens_on_tcp(
     assert ended.value.code == 0
     (settings,) = [each for each in started if isinstance(each, ServerSettings)]
     assert (settings.host, settings.opens_page) == (host, opens)
+
+
+def test_the_page_is_opened_when_the_server_listens(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: Queue[str] = Queue()
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.put(url) is None)
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, opens_page=True) as server:
+        assert opened.get(timeout=20) == f"{server.url}/"
+        assert server.exchange(get("/", HTML))[0] == 200
 
 
 def test_the_browser_gets_the_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,8 +77,3 @@ class Chat:
         if self.page.is_hidden("#settings"):
             self.page.click("#tune")
         self.page.fill(f"#settings [name={name}]", value)
-
-
-def screenshot(chat: Chat, path: Path) -> None:
-    """For a person to look at."""
-    chat.page.screenshot(path=str(path))

@@ -11,11 +11,11 @@ from ..log import notice
 from ..sockets import address
 
 
-def open_page(listeners: Sequence[socket.socket], open_url: Callable[[str], bool] = webbrowser.open) -> threading.Thread:
-    """Opens the page of the server that listens here, in a thread, since a browser may keep its caller waiting. Where that cannot be done,
-    the log says which address to open."""
+def open_page(listeners: Sequence[socket.socket], open_url: Callable[[str], bool] | None = None) -> threading.Thread:
+    """Opens the page of the server that listens here, with `open_url` or in the user's browser, in a thread, since a browser may keep its
+    caller waiting. Where that cannot be done, the log says which address to open."""
     url = page_url(listeners)
-    thread = threading.Thread(target=_open, args=(url, open_url), name="open-page", daemon=True)
+    thread = threading.Thread(target=_open, args=(url, open_url or webbrowser.open), name="open-page", daemon=True)
     thread.start()
     return thread
 

@@ -48,13 +48,12 @@ export function iconButton(name, label, onclick, more = {}) {
 
 /** A button that copies `text()` and says so for a moment. */
 export function copyButton(text, label = "Copy") {
-  const button = iconButton("copy", label, async () => {
+  return iconButton("copy", label, async ({ currentTarget: button }) => {
     await copy(text());
     button.replaceChildren(icon("check"));
     say("Copied");
     setTimeout(() => button.replaceChildren(icon("copy")), 1200);
   });
-  return button;
 }
 
 async function copy(text) {

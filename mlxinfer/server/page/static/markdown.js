@@ -388,7 +388,7 @@ class Inline {
       } else if (s[j] === c) {
         const size = this.run(j, to);
         const ends = j > from && !/\s/.test(s[j - 1]) && !(c === "_" && /\w/.test(s[j + size] ?? " "));
-        if (ends && (size === count || (size > count && size !== 2) || (size >= count && count === 2))) return j + (count < size && count === 1 ? size - 1 : 0);
+        if (ends && (size === count || size > 2 || count === 2 && size > count)) return j + (count === 1 ? size - 1 : 0);
         j += size - 1;
       }
     }
