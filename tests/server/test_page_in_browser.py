@@ -266,6 +266,61 @@ def test_rename_delete_and_export(chat: Chat) -> None:
     assert chat.page.locator(".turn").count() == 2
 
 
+def test_an_answer_goes_on_while_another_conversation_is_open(chat: Chat, server: LiveServer) -> None:
+    chat.send("Write for ever", "endless")
+    chat.page.wait_for_selector(".turn.assistant.running .md > *")
+    chat.page.click("#new")
+    chat.ask("Tides?", "scripted")
+    assert server.stats("endless").running == 1
+    chat.page.click("#chats >> text=Write for ever")
+    chat.page.wait_for_selector(".turn.assistant.running")
+    chat.page.keyboard.press("Escape")
+    chat.answered()
+    assert {chat.kept()[i]["turns"][1].get("stopped") for i in (0, 1)} == {True, None}
+
+
+def test_keys(chat: Chat) -> None:
+    page = chat.page
+    page.select_option("#model", "scripted")
+    page.click("#prompt")
+    page.keyboard.type("One")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Two")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.id") == "send"
+    page.keyboard.press("Enter")
+    chat.answered()
+    assert page.inner_text(".turn.user .text") == "One\nTwo"
+    page.click("#tune")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#settings")
+    assert page.evaluate("() => document.activeElement.id") == "tune"
+    unnamed = "() => [...document.querySelectorAll('button')].filter((b) => !(b.ariaLabel || b.textContent.trim())).length"
+    assert page.evaluate(unnamed) == 0
+    nameless = "() => [...document.querySelectorAll('input, select, textarea')].filter((f) => !(f.ariaLabel || f.labels?.length)).length"
+    assert page.evaluate(nameless) == 0
+
+
+def test_a_narrow_dark_window(opened: OpenPage, server: LiveServer) -> None:
+    light = opened(server).page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    chat = opened(server, color_scheme="dark")
+    page = chat.page
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") != light
+    page.set_viewport_size({"width": 320, "height": 568})
+    chat.ask("Tides?" + " unbreakable" * 20 + "x" * 400, "scripted")
+    widths = "() => [document.documentElement, document.getElementById('scroll')].map((e) => e.scrollWidth - e.clientWidth)"
+    assert page.evaluate(widths) == [0, 0]
+    assert not page.is_visible("#chats")
+    page.click("#menu")
+    page.wait_for_selector("#chats .open")
+    assert page.evaluate("() => document.getElementById('main').inert") is True
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#chats", state="hidden")
+    assert page.evaluate("() => document.activeElement.id") == "menu"
+    page.click("#tune")
+    assert page.evaluate("() => document.getElementById('settings').getBoundingClientRect().right <= innerWidth")
+
+
 def test_a_prompt_that_is_too_long(chat: Chat) -> None:
     chat.send("long " * 1000, "short")
     assert re.search(r"too long for the model. It has 5,0\d\d tokens, and the model reads 512", chat.problem())
