@@ -97,6 +97,17 @@ def peak_memory() -> int:
     return int(mx.get_peak_memory()) if is_gpu() else peak_rss()
 
 
+def memory_in_use() -> int:
+    """Bytes now: MLX's on a GPU; the whole process's on a CPU, or its peak where the system tells no more."""
+    if is_gpu():
+        return int(mx.get_active_memory())
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return peak_rss()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def default_dtype() -> mx.Dtype:
     """bfloat16 on a GPU; float32 on the CPU, where MLX's 16-bit paths are several times slower."""
     return mx.bfloat16 if is_gpu() else mx.float32

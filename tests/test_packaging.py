@@ -46,6 +46,7 @@ def _modules_of_the_tree() -> set[str]:
     for folder in LINKED:
         files = [path for suffix in ("py", "metal", "h", "cpp", "txt") for path in (ROOT / folder).rglob(f"*.{suffix}")]
         names |= {f"mlxinfer/{path.relative_to(ROOT)}" for path in files}
+    names |= {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer" / "server" / "page" / "static").iterdir()}
     return names
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--no-socket", is_flag=True, help="No Unix socket, only TCP.")
 @click.option("--host", help="Listen on TCP too, at this address.  [default with --port: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on TCP too, at this port; 0: a free one.  [default with --host: 8080]")
+@click.option("--open", "opens_page", is_flag=True, help="Open the page to talk to the models in the browser; listens on TCP.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
 @click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="A web page or app to let in; repeatable.")
@@ -88,6 +89,7 @@ def _settings(
     allowed_hosts: tuple[str, ...],
     allowed_origins: tuple[str, ...],
     request_timeout: float | None,
+    opens_page: bool,
     reasoning_field: ReasoningField,
     drain: float,
     kv_events: str | None,
@@ -103,12 +105,13 @@ def _settings(
     own = None if no_socket or (activated and socket is None) else (socket or default_socket()).expanduser()
     return ServerSettings(
         socket=own,
-        host=host if host is not None or port is None else LOOPBACK,
+        host=LOOPBACK if host is None and (port is not None or (opens_page and not activated)) else host,
         port=DEFAULT_PORT if port is None else port,
         activated=activated,
         api_key=read_api_key(api_key_file),
         allowed_hosts=allowed_hosts,
         allowed_origins=allowed_origins,
+        opens_page=opens_page,
         reasoning_field=reasoning_field,
         drain_s=drain,
         kv_events=kv_events,

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, log, ollama, openai, worker
+from . import anthropic, log, ollama, openai, page, worker
 from .auth import Auth, is_unix
 from .errors import APIError, of_error, server_failed, stopping
 from .keeping.keeper import Keeper
@@ -52,7 +52,7 @@ def create_app(
     dialects = DIALECTS if dialects is None else dialects
     server = Server(models, keeper, settings, Metrics(models, keeper), draining or Event())
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
-    return _App(server, dialects, Router([*endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
+    return _App(server, dialects, Router([*page.routes(), *endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
 
 class _App:

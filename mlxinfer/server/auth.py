@@ -8,13 +8,14 @@ from collections.abc import Mapping
 
 from starlette.types import Receive, Scope
 
+from . import page
 from .errors import APIError, invalid
 from .origins import Origins
 from .settings import Limits, ServerSettings, is_loopback
 from .sse import ClientGone
 
-PUBLIC = frozenset({"/health"})
-"""Paths that need no key, so that a supervisor can wait for the server."""
+PUBLIC = frozenset({"/health", *page.PATHS})
+"""Paths that need no key: a supervisor can wait for the server, and a browser open the page, which then asks for the key."""
 _DISCARDED = 4
 """An oversized body is read and discarded up to this multiple of the limit: most clients read no response before they have sent it all."""
 _UNDECLARED_TYPES = frozenset({b"", b"application/x-www-form-urlencoded"})

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..device import device_memory, memory_in_use
 from ..types import Chunk, Completion, EngineStats, Usage
 from .keeping.collector import ModelCollector
 from .keeping.keeper import Keeper
@@ -64,6 +65,7 @@ class Metrics:
         self._tool_calls = self._counter("tool_calls", "Calls of tools that answers asked for.")
         self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
         self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
+        self.registry.register(_Memory())
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
         self.registry.register(_Engines(models, self._intervals))
@@ -180,6 +182,7 @@ _GAUGES: tuple[tuple[str, str, _Number], ...] = (
         "Part of the pages that running requests hold, from 0 to 1.",
         lambda s: s.pages_used / s.pages if s.pages else 0.0,
     ),
+    ("kv_cache_pages", "Pages that there are.", lambda s: s.pages),
     ("kv_cache_pages_used", "Pages that running requests hold.", lambda s: s.pages_used),
     ("kv_cache_pages_cached", "Pages kept for reuse only.", lambda s: s.pages_cached),
 )
@@ -238,6 +241,17 @@ class WithVLLMNames(Collector):
                 twin = Metric(f"vllm:{name}", metric.documentation, metric.type)
                 twin.samples = [sample._replace(name=f"vllm:{sample.name.removeprefix('mlxinfer_')}") for sample in metric.samples]
                 yield twin
+
+
+class _Memory(Collector):
+    """The process's memory, read when Prometheus asks."""
+
+    def __init__(self) -> None:
+        self._usable = device_memory().usable
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("mlxinfer_memory_bytes", "Memory in use: MLX's on a GPU, the process's elsewhere.", value=memory_in_use())
+        yield GaugeMetricFamily("mlxinfer_memory_limit_bytes", "Memory that models and their caches may take.", value=self._usable)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:

@@ -25,6 +25,7 @@ from .keeping.slot import Slot
 from .log import notice, start_logging
 from .models import Registry
 from .open_files import with_files
+from .page import open_page
 from .settings import ServerSettings
 from .sockets import Listeners, address, listening
 
@@ -55,10 +56,13 @@ class HTTPServer(uvicorn.Server):
         )
         super().__init__(config)
         self._ready = ready
+        self._opens_page = settings.opens_page
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+        if self._opens_page:
+            open_page(sockets or ())
 
     def end(self) -> None:
         """The first call closes the listeners, after `drain_s` seconds, and lets running requests finish; the second cancels them."""

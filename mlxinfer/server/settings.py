@@ -64,6 +64,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages and browser-based apps that may use the server on TCP, as `https://app.example`; one that ends in `://*` is a
     whole scheme, other than http and https."""
+    opens_page: bool = False
+    """Whether the page is opened in the user's browser as soon as the server listens."""
     reasoning_field: ReasoningField = "both"
     """The fields of chat completions with what the model thought; "none" leaves it out."""
     drain_s: float = 0.0

@@ -1,0 +1,299 @@
+// The page: what is open, what is running, and what the controls do.
+
+import { forgetKey, keepKey, models, Problem } from "./api.js";
+import { $, el, fit, icon, say, toast } from "./dom.js";
+import { Meters } from "./meters.js";
+import { settingsPanel } from "./settings.js";
+import { sidebar } from "./sidebar.js";
+import * as store from "./store.js";
+import { fill, request } from "./talk.js";
+import { watchTokens } from "./tokens.js";
+import { TurnView } from "./turns.js";
+
+const OPEN = "mlxinfer.open";
+const narrow = matchMedia("(max-width: 55rem)");
+const running = new Map(); // AbortController by id of the conversation
+const opened = new Map(); // conversations by id, so that one that was open before is the same object again
+const views = new WeakMap(); // view by turn
+let chat;
+let served = [];
+let stick = true; // whether the end of the conversation stays in sight
+
+const act = {
+  open: (one) => { open(one); closeDrawer(); },
+  changed: () => list(),
+  rename(one, title) {
+    const known = opened.get(one.id) ?? one;
+    known.title = title;
+    store.keep(known);
+    list();
+  },
+  remove(one) {
+    running.get(one.id)?.abort();
+    opened.delete(one.id);
+    store.drop(one);
+    if (one.id === chat.id) begin();
+    else list();
+  },
+  isLast: (turn) => chat.turns.at(-1) === turn,
+  retry(turn) {
+    if (!running.has(chat.id)) answerAfter(chat.turns.indexOf(turn));
+  },
+  edit(turn, text) {
+    if (running.has(chat.id)) return;
+    const at = chat.turns.indexOf(turn);
+    chat.turns[at] = { role: "user", content: text };
+    answerAfter(at + 1);
+  },
+  results(turn, texts) {
+    turn.calls.forEach((call, i) => chat.turns.push({ role: "tool", id: call.id, name: call.name, content: texts[i] }));
+    answerAfter(chat.turns.length);
+  },
+};
+
+function begin() {
+  open({ ...store.newChat(), settings: store.lastSettings(), model: store.lastModel() });
+  if (!narrow.matches) $("prompt").focus();
+}
+
+function open(one) {
+  chat = opened.get(one.id) ?? one;
+  opened.set(chat.id, chat);
+  chat.settings ??= {};
+  sessionStorage.setItem(OPEN, chat.id);
+  draw();
+  list();
+  showModel();
+  settingsPanel(chat.settings, () => {
+    store.keepSettings(chat.settings);
+    if (chat.turns.length) store.keep(chat);
+  }, () => showSettings(false));
+}
+
+function list() {
+  sidebar(chat, act);
+  document.title = chat.turns.length ? `${store.titleOf(chat)} · mlxinfer` : "mlxinfer";
+}
+
+function viewOf(turn) {
+  if (!views.has(turn)) views.set(turn, new TurnView(turn, act));
+  return views.get(turn);
+}
+
+/** Shows all turns. */
+function draw() {
+  const live = running.has(chat.id);
+  const shown = chat.turns.map(viewOf);
+  for (const view of shown) if (view.turn.role === "assistant") view.update(live && act.isLast(view.turn));
+  $("transcript").replaceChildren(...(shown.length ? shown.map((view) => view.node) : [welcome()]));
+  showState();
+  stick = true;
+  follow();
+}
+
+function welcome() {
+  return el("div", { class: "welcome" }, el("h1", {}, "What would you like to know?"),
+    el("p", {}, "Answers come from this server. Conversations are kept in this browser and nowhere else."));
+}
+
+function follow() {
+  if (stick) $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+
+function showState() {
+  const live = running.has(chat.id);
+  const button = $("send");
+  button.replaceChildren(icon(live ? "stop" : "send"));
+  button.setAttribute("aria-label", live ? "Stop" : "Send");
+  button.title = live ? "Stop (Esc)" : "Send (Enter)";
+  button.classList.toggle("stop", live);
+  button.disabled = !live && (!$("prompt").value.trim() || !$("model").value);
+}
+
+/** Drops the turns from this place on, and asks for an answer. */
+async function answerAfter(at) {
+  const mine = chat;
+  mine.turns.length = at;
+  const turn = { role: "assistant", content: "", model: mine.model };
+  const body = request(mine.model, mine.settings, mine.turns);
+  mine.turns.push(turn);
+  mine.updated = Date.now();
+  const controller = new AbortController();
+  running.set(mine.id, controller);
+  const view = viewOf(turn);
+  store.keep(mine);
+  draw();
+  list();
+  meters.wake();
+  setTimeout(loadModels, 1000); // a model that is not loaded yet begins to be
+  say("The answer begins");
+  await write(turn, body, view, controller.signal, mine);
+  running.delete(mine.id);
+  if (store.chats().some((one) => one.id === mine.id)) store.keep(mine);
+  view.update(false);
+  if (mine === chat) { showState(); follow(); }
+  list();
+  loadModels();
+  say(turn.problem ?? (turn.stopped ? "Stopped" : "The answer is complete"));
+}
+
+async function write(turn, body, view, signal, mine) {
+  let frame = 0;
+  const show = () => { frame = 0; view.update(true); if (mine === chat) follow(); };
+  const changed = () => { frame ||= requestAnimationFrame(show); };
+  try {
+    await fill(turn, body, view, signal, changed);
+  } catch (error) {
+    if (error.name === "AbortError") turn.stopped = true;
+    else if (!(error instanceof Problem)) throw error;
+    else if (error.kind === "key" && await askKey(error.message)) await write(turn, body, view, signal, mine);
+    else turn.problem = error.message;
+  } finally {
+    cancelAnimationFrame(frame);
+  }
+}
+
+function send() {
+  const field = $("prompt");
+  const text = field.value.trim();
+  if (!text || running.has(chat.id) || !$("model").value) return;
+  field.value = "";
+  fit(field);
+  chat.model = $("model").value;
+  chat.turns.push({ role: "user", content: text });
+  answerAfter(chat.turns.length);
+}
+
+const stop = () => running.get(chat.id)?.abort();
+
+/** Asks for the server's key; whether one was given. */
+function askKey(wrong) {
+  const dialog = $("key");
+  $("key-wrong").textContent = /not this server/.test(wrong) ? wrong : "";
+  forgetKey();
+  $("key-value").value = "";
+  if (!dialog.open) dialog.showModal();
+  return new Promise((settle) => {
+    dialog.addEventListener("close", () => {
+      const given = dialog.returnValue === "ok" && $("key-value").value;
+      dialog.returnValue = "";
+      if (given) keepKey($("key-value").value.trim());
+      settle(Boolean(given));
+    }, { once: true });
+  });
+}
+
+let asking = null;
+const loadModels = () => (asking ??= readModels().finally(() => { asking = null; }));
+
+async function readModels() {
+  try {
+    served = await models();
+  } catch (error) {
+    if (error.kind === "key" && await askKey(error.message)) return readModels();
+    $("banner").replaceChildren(el("p", {}, error.message), el("button", { type: "button", class: "solid", onclick: loadModels }, "Retry"));
+    $("banner").hidden = false;
+    return undefined;
+  }
+  $("banner").hidden = true;
+  showModel();
+  meters.wake();
+  return undefined;
+}
+
+/** What is worth saying of a model's state: [in the list, next to it]. */
+function stateOf({ status }) {
+  if (status?.failed || status?.value === "failed") return ["failed", `could not be loaded${status.reason ? `: ${status.reason}` : ""}`];
+  if (status?.value === "loading") return ["loading", "loading"];
+  return status?.value === "unloaded" ? ["not loaded", "loads with your next message"] : [];
+}
+
+function showModel() {
+  if (!served.length) return;
+  const known = served.some((one) => one.id === chat.model);
+  const wanted = known ? chat.model : (served.find((one) => one.id === store.lastModel()) ?? served[0]).id;
+  $("model").replaceChildren(...served.map((one) => {
+    const label = [one.id, one.parent && `adapter of ${one.parent}`, stateOf(one)[0]].filter(Boolean).join(" · ");
+    return el("option", { value: one.id, ...(one.id === wanted ? { selected: true } : {}) }, label);
+  }));
+  chat.model = wanted;
+  const model = served.find((one) => one.id === wanted);
+  const length = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens` : "";
+  $("model-note").textContent = stateOf(model)[1] ?? length;
+  showState();
+}
+
+function closeDrawer() {
+  document.body.classList.remove("drawer");
+  layout();
+}
+
+function showSettings(shown) {
+  $("settings").hidden = !shown;
+  layout();
+  for (const area of $("settings").querySelectorAll("textarea")) fit(area);
+  (shown ? $("settings").querySelector("textarea") : $("tune")).focus();
+}
+
+/** What lies over the page on narrow screens takes the focus with it. */
+function layout() {
+  const drawer = document.body.classList.contains("drawer");
+  const shown = !$("settings").hidden;
+  $("menu").setAttribute("aria-expanded", String(drawer));
+  $("tune").setAttribute("aria-expanded", String(shown));
+  $("sidebar").inert = narrow.matches && !drawer;
+  $("main").inert = narrow.matches && (drawer || shown);
+  $("shade").hidden = !(narrow.matches && (drawer || shown));
+}
+
+function escape(event) {
+  if (event.key !== "Escape" || event.defaultPrevented || $("key").open) return;
+  if (running.has(chat.id)) stop();
+  else if (document.body.classList.contains("drawer")) { closeDrawer(); $("menu").focus(); }
+  else if (!$("settings").hidden) showSettings(false);
+}
+
+function wire() {
+  $("menu").append(icon("menu"));
+  $("tune").append(icon("tune"));
+  $("new").addEventListener("click", () => { begin(); closeDrawer(); });
+  $("menu").addEventListener("click", () => { document.body.classList.add("drawer"); layout(); $("new").focus(); });
+  $("tune").addEventListener("click", () => showSettings($("settings").hidden));
+  $("shade").addEventListener("click", () => { closeDrawer(); $("settings").hidden = true; layout(); });
+  $("key-cancel").addEventListener("click", () => $("key").close());
+  $("model").addEventListener("change", () => {
+    chat.model = $("model").value;
+    store.keepModel(chat.model);
+    if (chat.turns.length) store.keep(chat);
+    showModel();
+  });
+  $("composer").addEventListener("submit", (event) => { event.preventDefault(); if (running.has(chat.id)) stop(); else send(); });
+  $("prompt").addEventListener("input", () => { fit($("prompt")); showState(); });
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+  });
+  $("scroll").addEventListener("scroll", () => {
+    const { scrollTop, scrollHeight, clientHeight } = $("scroll");
+    stick = scrollHeight - scrollTop - clientHeight < 60;
+  }, { passive: true });
+  document.addEventListener("keydown", escape);
+  narrow.addEventListener("change", layout);
+  addEventListener("focus", loadModels);
+  addEventListener("unhandledrejection", ({ reason }) => toast(`The page made a mistake: ${reason?.message ?? reason}`));
+  store.watch(() => { // another tab changed something
+    for (const id of opened.keys()) if (id !== chat.id && !running.has(id)) opened.delete(id);
+    list();
+  });
+  watchTokens($("transcript"), (span) => {
+    const { view } = span.closest(".turn");
+    return span.closest(".reasoning") ? view.thoughts : view.tokens;
+  });
+}
+
+wire();
+const last = store.chats().find((one) => one.id === sessionStorage.getItem(OPEN));
+if (last) open(last);
+else begin();
+layout();
+const meters = new Meters(() => running.size > 0, () => $("model").value);
+loadModels();

@@ -1,0 +1,67 @@
+// One answer: what is asked of the server, and how its events become a turn.
+
+import { answer } from "./api.js";
+import { fields } from "./settings.js";
+import { Tokens } from "./tokens.js";
+
+/** The request for the next turn after these. */
+export function request(model, settings, turns) {
+  const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
+  const said = turns.filter((turn) => turn.role !== "assistant" || turn.content || turn.calls?.length);
+  return { model, messages: [...system, ...said.map(message)], stream: true, stream_options: { include_usage: true }, ...fields(settings) };
+}
+
+function message(turn) {
+  if (turn.role === "user") return { role: "user", content: turn.content };
+  if (turn.role === "tool") return { role: "tool", tool_call_id: turn.id, content: turn.content };
+  const calls = turn.calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  return { role: "assistant", content: turn.content, ...(turn.reasoning ? { reasoning_content: turn.reasoning } : {}), ...(calls?.length ? { tool_calls: calls } : {}) };
+}
+
+/** Fills `turn` with the answer; `view` gets its tokens, `changed()` is called after each event. Raises `Problem`. */
+export async function fill(turn, body, view, signal, changed) {
+  const began = performance.now();
+  let first = 0;
+  let tokens = 0;
+  const pace = (now) => { turn.stats = { ...turn.stats, tokens, first: (first - began) / 1000, rate: tokens > 4 && now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
+  await answer(body, signal, (event) => {
+    const now = performance.now();
+    if (event.usage) {
+      tokens = event.usage.completion_tokens;
+      turn.stats = { ...turn.stats, prompt: event.usage.prompt_tokens, cached: event.usage.prompt_tokens_details?.cached_tokens ?? 0 };
+      pace(now);
+    }
+    for (const { delta, logprobs, finish_reason: reason } of event.choices) {
+      if (take(turn, delta, logprobs, view)) {
+        first ||= now;
+        tokens += logprobs?.content?.length || 1;
+        if (turn.reasoning && turn.content && !turn.thought) turn.thought = (now - first) / 1000;
+        pace(now);
+      }
+      if (reason) turn.finish = reason;
+    }
+    changed();
+  });
+}
+
+/** Adds a piece; whether there was anything in it. */
+function take(turn, delta, logprobs, view) {
+  const thought = delta.reasoning ?? delta.reasoning_content ?? "";
+  const text = delta.content ?? "";
+  const probabilities = logprobs?.content;
+  if (probabilities) {
+    view.tokens ??= new Tokens();
+    view.thoughts ??= new Tokens();
+    (thought && !text ? view.thoughts : view.tokens).add(thought && !text ? thought : text, probabilities);
+  } else if (view.tokens && text) view.tokens.add(text, []);
+  turn.reasoning = (turn.reasoning ?? "") + thought;
+  turn.content += text;
+  for (const piece of delta.tool_calls ?? []) {
+    turn.calls ??= [];
+    const call = (turn.calls[piece.index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= piece.id ?? "";
+    call.name += piece.function?.name ?? "";
+    call.arguments += piece.function?.arguments ?? "";
+  }
+  return Boolean(thought || text || delta.tool_calls?.length);
+}
