@@ -1,0 +1,103 @@
+"""Models with heads of random weights, and engines that always draft with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence as Many
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.sequence import Sequence
+from mlxinfer.models import build
+from mlxinfer.models.decoder import Model
+from mlxinfer.nn.packing import settle
+from mlxinfer.nn.weights import Matrix, Recipe
+
+from .drafting import Free
+from .plain_weights import PlainWeights, RandomWeights
+from .tiny_engine import GOLDEN
+
+HEAD = {
+    "model_type": "mtp_head",
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+}
+
+
+class HeadWeights:
+    """The tensors of a golden checkpoint; those that it lacks are random. `asked` are all, as the graph got them."""
+
+    def __init__(self, name: str, head: str = "mtp.") -> None:
+        self.plain = PlainWeights.open(GOLDEN / name / "model.safetensors")
+        self.random = RandomWeights(tied=True)
+        self.head = head
+
+    @property
+    def asked(self) -> dict[str, Matrix]:
+        return self.plain.asked | self.random.asked
+
+    def has(self, name: str) -> bool:
+        return name.startswith(self.head) or self.plain.has(name)
+
+    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Many[Recipe] = (), quantizable: bool = True) -> Matrix:
+        if name.startswith(self.head):
+            return self.random.matrix(name, shape, quantizable=quantizable)
+        return self.plain.matrix(name, shape, otherwise=otherwise, quantizable=quantizable)
+
+    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Many[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
+        if name.startswith(self.head):
+            return self.random.vector(name, shape, dtype=dtype)
+        return self.plain.vector(name, shape, otherwise=otherwise, dtype=dtype)
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
+    return read | changes
+
+
+def model_with_head(name: str, head: dict[str, Any] | bool = True, **changes: Any) -> tuple[Model, HeadWeights]:
+    """A golden checkpoint with a head of its own (True) or one by itself, and what it was built from."""
+    config = config_of(name, **changes)
+    layers = config.get("num_hidden_layers", 0)
+    weights = HeadWeights(name, f"model.layers.{layers}." if head is True and "num_nextn_predict_layers" in changes else "mtp.")
+    return build(config, weights, settle, mtp=head), weights
+
+
+def engine_with(model: Model, kv: str = "16", **settings: int) -> Engine:
+    """An engine that drafts with the model's head, whatever it costs."""
+    values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+    engine = Engine(model, EngineConfig(**values, ngrams=False), dtype=mx.float32, kv=KVFormat.parse(kv))
+    engine.proposer.times, engine.proposer.account.share = Free(), 1e9
+    return engine
+
+
+class Prompter:
+    """Puts the truth in the place of some of a head's drafts, so that some hold: random weights would hardly ever guess right."""
+
+    def __init__(self, engine: Engine, answers: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
+        draft = engine.proposer.draft
+        assert draft is not None
+        self.real, self.answers, self.random = draft.propose, answers, np.random.default_rng(seed)
+        draft.propose = self.propose  # type: ignore[method-assign]
+
+    def propose(self, wanted: Iterable[tuple[Sequence, int]]) -> None:
+        wanted = [(s, int(self.random.integers(1, count + 1))) for s, count in wanted]
+        self.real(wanted)
+        for s, _ in wanted:
+            real: list[int] = [int(t) for t in s.drafts.tolist()] if not isinstance(s.drafts, list) else s.drafts
+            future = self.answers[tuple(s.prompt)][len(s.tokens) - len(s.prompt) :]
+            right = [future[i] if i < len(future) and self.random.random() < 0.7 else token for i, token in enumerate(real)]
+            s.propose(mx.array(right, dtype=mx.uint32))
