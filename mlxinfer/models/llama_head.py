@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from ..errors import DraftError
 from ..nn.activations import gated
 from ..nn.attention import Attention, load_output, load_qkv
-from ..nn.norms import RMSNorm
 from ..nn.weights import Weights
 from .block import attention_specs, gated_mlp, pre_norm
 from .common import read_sizes
 from .config_reader import ConfigReader
 from .families.llama import LLAMA
-from .mtp import QWEN, Head, HeadPlan, Places, load_head
+from .mtp import QWEN, Head, HeadPlan, Places, load_head, plain_norm
 from .rope_config import read_rope
 
 MODEL_TYPE = "mtp_head"
@@ -45,7 +43,7 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
     normed = reader.boolean("reads_normed", True)
     rope = read_rope(reader, sizes.heads.dim, sizes.positions)
     reader.finish()
-    gate, norm = gated(sizes.activation), partial(_norm, sizes.eps)
+    gate, norm = gated(sizes.activation), plain_norm(sizes.eps)
 
     def load(weights: Weights, places: Places) -> Head:
         name = "mtp.layers.0"
@@ -56,6 +54,3 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
 
     return HeadPlan(attention_specs(sizes, [None])[0], load, {_ROPE: rope}, chosen)
 
-
-def _norm(eps: float, weights: Weights, name: str, size: int) -> RMSNorm:
-    return RMSNorm.load(weights, name, size, eps)

@@ -136,6 +136,11 @@ def deepseek_names(layer: int) -> Names:
     return Names(f"{name}.enorm", f"{name}.hnorm", f"{name}.eh_proj", f"{name}.shared_head.norm")
 
 
+def plain_norm(eps: float) -> Callable[[Weights, str, int], RMSNorm]:
+    """Loads norms whose weights are stored as they are."""
+    return lambda weights, name, size: RMSNorm.load(weights, name, size, eps)
+
+
 def load_head(
     weights: Weights,
     names: Names,

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.head_oracle import llama_layer, pairs, qwen_layer, rms
+from support.head_oracle import latent_layer, llama_layer, nemotron_layer, pairs, qwen_layer, rms
 from support.heads import HEAD, config_of, model_with_head
 
 from mlxinfer.cache.base import Segment
@@ -58,6 +58,32 @@ def test_the_head_of_a_qwen_is_that_of_its_definition(chunks, normed):
         y = rms(x, w["mtp.norm.weight"], 1e-6)
         np.testing.assert_allclose(logits, y[-1] @ w["lm_head.weight"].T, atol=2e-4)
         np.testing.assert_allclose(row, (y if normed else x)[-1], atol=2e-4)
+
+
+@pytest.mark.parametrize("chunks", [[1, 2, 61, 70], [64, 65]])
+def test_the_head_of_a_glm_is_that_of_its_definition(chunks):
+    model, weights = model_with_head("glm4_moe_lite", True, num_nextn_predict_layers=1)
+    found, hidden = drafted(model, chunks)
+    w, config, name = tensors(weights), config_of("glm4_moe_lite"), "model.layers.2"
+    names = tuple(f"{name}.{part}" for part in ("enorm", "hnorm", "eh_proj"))
+    for past, row, logits in found:
+        x = pairs(w, names, embedded(w, TOKENS[: past + 1]), np.concatenate([hidden[:past], hidden[:1]]), 1e-5)
+        x = latent_layer(w, name, x, config)[-1]
+        np.testing.assert_allclose(row, x, atol=2e-4)
+        np.testing.assert_allclose(logits, rms(x, w[f"{name}.shared_head.norm.weight"], 1e-5) @ w["lm_head.weight"].T, atol=2e-4)
+
+
+@pytest.mark.parametrize("chunks", [[1, 2, 61, 70], [64, 65]])
+def test_the_head_of_a_nemotron_is_that_of_its_definition(chunks):
+    model, weights = model_with_head("nemotron_h", True, mtp_layers_block_type=["full_attention", "mlp"])
+    found, hidden = drafted(model, chunks)
+    w, names = tensors(weights), tuple(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj"))
+    for past, row, logits in found:
+        table = w["backbone.embeddings.weight"][TOKENS[: past + 1]]
+        x = pairs(w, names, table, np.concatenate([hidden[:past], hidden[:1]]), 1e-5)
+        y = rms(nemotron_layer(w, x, config_of("nemotron_h")), w["mtp.layers.1.final_layernorm.weight"], 1e-5)[-1]
+        np.testing.assert_allclose(row, y, atol=2e-4)
+        np.testing.assert_allclose(logits, y @ w["lm_head.weight"].T, atol=2e-4)
 
 
 @pytest.mark.parametrize("kv", ["16", "4"])

@@ -4,7 +4,7 @@ sequence, of which there is one fewer than of tokens, attend to one another caus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -75,4 +75,50 @@ def pairs(w: Tensors, names: tuple[str, str, str], embedded: Array, hidden: Arra
     return both @ join.T
 
 
-Layer = Callable[[Array], Array]
+def latent_layer(w: Tensors, name: str, x: Array, c: Mapping[str, Any]) -> Array:
+    """Latent attention, its keys and values written out for every head, and experts next to a shared one (GLM-4.7-Flash)."""
+    heads, plain, theta, eps = c["num_attention_heads"], c["qk_nope_head_dim"], c["rope_parameters"]["rope_theta"], c["rms_norm_eps"]
+    part = f"{name}.self_attn"
+    y = rms(x, w[f"{name}.input_layernorm.weight"], eps)
+    q = rms(linear(w, f"{part}.q_a_proj", y), w[f"{part}.q_a_layernorm.weight"], 1e-6)
+    q = linear(w, f"{part}.q_b_proj", q).reshape(len(x), heads, -1)
+    both = linear(w, f"{part}.kv_a_proj_with_mqa", y)
+    latent = rms(both[:, : c["kv_lora_rank"]], w[f"{part}.kv_a_layernorm.weight"], 1e-6)
+    shared = np.repeat(turned_in_pairs(both[:, None, c["kv_lora_rank"] :], theta), heads, 1)
+    k = np.concatenate([np.einsum("tl,hlp->thp", latent, w[f"{part}.embed_q.weight"]), shared], -1)
+    v = np.einsum("tl,hvl->thv", latent, w[f"{part}.unembed_out.weight"])
+    q = np.concatenate([q[..., :plain], turned_in_pairs(q[..., plain:], theta)], -1)
+    x = x + linear(w, f"{part}.o_proj", attention(q, k, v, q.shape[-1] ** -0.5))
+    y = rms(x, w[f"{name}.post_attention_layernorm.weight"], eps)
+    return x + experts(w, f"{name}.mlp", y, c["num_experts_per_tok"], c["routed_scaling_factor"]) + mlp(w, f"{name}.mlp.shared_experts", y)
+
+
+def linear(w: Tensors, name: str, x: Array) -> Array:
+    y: Array = x @ w[f"{name}.weight"].T
+    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+
+def turned_in_pairs(x: Array, theta: float) -> Array:
+    """Rope of neighbouring channels, `[T, heads, dim]`; by halves afterwards, which scores do not show."""
+    return turned(np.concatenate([x[..., ::2], x[..., 1::2]], -1), theta, x.shape[-1])
+
+
+def experts(w: Tensors, name: str, x: Array, count: int, scale: float) -> Array:
+    """The likeliest by a sigmoid and a bias, weighted by the sigmoid alone."""
+    found = np.zeros_like(x)
+    for row, y in enumerate(x):
+        scores = 1 / (1 + np.exp(-w[f"{name}.gate.weight"] @ y))
+        chosen = np.argsort(-(scores + w[f"{name}.gate.e_score_correction_bias"]))[:count]
+        for expert in chosen:
+            own = {f"e.{part}.weight": w[f"{name}.switch_mlp.{part}.weight"][expert] for part in ("gate_proj", "up_proj", "down_proj")}
+            found[row] += scale * scores[expert] / scores[chosen].sum() * mlp(own, "e", y)
+    return found
+
+
+def nemotron_layer(w: Tensors, x: Array, c: Mapping[str, Any]) -> Array:
+    """Attention without positions, then a feed-forward part with squared ReLU, each with a norm before it."""
+    y = rms(x, w["mtp.layers.0.norm.weight"], 1e-5)
+    q, k, v = (linear(w, f"mtp.layers.0.mixer.{part}_proj", y).reshape(len(x), -1, c["head_dim"]) for part in "qkv")
+    x = x + linear(w, "mtp.layers.0.mixer.o_proj", attention(q, k, v, c["head_dim"] ** -0.5))
+    y = rms(x, w["mtp.layers.1.norm.weight"], 1e-5)
+    return x + linear(w, "mtp.layers.1.mixer.down_proj", np.maximum(linear(w, "mtp.layers.1.mixer.up_proj", y), 0) ** 2)
