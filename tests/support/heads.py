@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
@@ -76,10 +77,10 @@ def model_with_head(name: str, head: dict[str, Any] | bool = True, **changes: An
     return build(config, weights, settle, mtp=head), weights
 
 
-def engine_with(model: Model, kv: str = "16", **settings: int) -> Engine:
+def engine_with(model: Model, kv: str = "16", disk: DiskStorage | None = None, **settings: int) -> Engine:
     """An engine that drafts with the model's head, whatever it costs."""
     values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
-    engine = Engine(model, EngineConfig(**values, ngrams=False), dtype=mx.float32, kv=KVFormat.parse(kv))
+    engine = Engine(model, EngineConfig(**values, ngrams=False), dtype=mx.float32, kv=KVFormat.parse(kv), disk=disk)
     engine.proposer.times, engine.proposer.account.share = Free(), 1e9
     return engine
 
