@@ -31,6 +31,11 @@ def head_in(path: str | Path | None) -> bool | Path:
     return directory if directory.is_dir() and is_head(read_json_if_there(directory / "config.json")) else False
 
 
+def is_of_head(name: str) -> bool:
+    """Whether a tensor belongs to a head by its name."""
+    return name.startswith("mtp.")
+
+
 @dataclass(frozen=True, slots=True)
 class WithHead:
     """A checkpoint and a head's: implements `Checkpoint`. Names of the head begin with "mtp."."""
@@ -49,10 +54,10 @@ class WithHead:
         return self.model.config
 
     def _of(self, name: str) -> Checkpoint:
-        return self.head if name.startswith("mtp.") else self.model
+        return self.head if is_of_head(name) else self.model
 
     def names(self) -> Collection[str]:
-        return [*(name for name in self.model.names() if not name.startswith("mtp.")), *self.head.names()]
+        return [*(name for name in self.model.names() if not is_of_head(name)), *self.head.names()]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._of(name).shape(name)
@@ -90,7 +95,7 @@ def with_head(checkpoint: Checkpoint, mtp: bool | Path) -> Iterator[tuple[Checkp
         raise DraftError(f"the head cannot be read: {error}") from None
     both = WithHead(checkpoint, head)
     try:
-        foreign = [name for name in head.names() if not name.startswith("mtp.")]
+        foreign = [name for name in head.names() if not is_of_head(name)]
         if foreign:
             raise DraftError(f"{mtp}: {foreign[0]} is not a tensor of a head, whose names begin with mtp.")
         yield both, head.config

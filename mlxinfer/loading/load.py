@@ -28,7 +28,7 @@ from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
-from .head import with_head
+from .head import is_of_head, with_head
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .resolve import resolve
@@ -250,7 +250,8 @@ def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Forma
     where it would change nothing."""
     changed = [tensor for tensor in meta.tensors.values() if tensor.is_quantized_by(quantize)]
     kept = Counter(format_text(t.stored) for t in meta.tensors.values() if isinstance(t.stored, Format))
-    kinds = {checkpoint.kind(t.request.sources[0]) for t in changed} if isinstance(checkpoint, GGUFCheckpoint) else set()
+    own = [t for t in changed if not is_of_head(t.request.name)]
+    kinds = {checkpoint.kind(t.request.sources[0]) for t in own} if isinstance(checkpoint, GGUFCheckpoint) else set()
     if kept and not changed:
         raise UnsupportedModelError(
             f"{checkpoint.path.name} is quantized already ({kept.most_common(1)[0][0]}), so asking for {quantize.bits} bits would change "

@@ -38,6 +38,18 @@ HEAD = {
 }
 
 
+OWN_HEADS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_next": {},
+    "glm4_moe_lite": {"num_nextn_predict_layers": 1},
+    "deepseek_v3": {"num_nextn_predict_layers": 1},
+    "nemotron_h": {"mtp_layers_block_type": ["full_attention", "mlp"]},
+    "nemotron_h_experts": {},
+}
+"""Golden checkpoints whose families have heads of their own, and what their configs then say besides."""
+
+
 class HeadWeights:
     """The tensors of a golden checkpoint; those that it lacks are random. `asked` are all, as the graph got them."""
 
@@ -82,6 +94,8 @@ def engine_with(model: Model, kv: str = "16", disk: DiskStorage | None = None, *
     values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     engine = Engine(model, EngineConfig(**values, ngrams=False), dtype=mx.float32, kv=KVFormat.parse(kv), disk=disk)
     engine.proposer.times, engine.proposer.account.share = Free(), 1e9
+    if engine.proposer.draft is not None:
+        engine.proposer.draft.cost = 1e-4
     return engine
 
 
