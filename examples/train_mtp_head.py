@@ -45,7 +45,7 @@ REQUESTS = (
 BEGINNINGS = ("The history of {} begins", "When I think about {}, I", "Once there was a story about {}:", "# {}\n\n")
 MOST, STREAMS = 224, 48
 """Tokens of an answer, and answers written together."""
-RATE, BATCH = 2e-3, 8
+RATE, BATCH = 6e-4, 6
 DRAFT_VOCABULARY = 6144
 """The head proposes the likeliest of these tokens only: a product with the whole output matrix would cost more than the head."""
 

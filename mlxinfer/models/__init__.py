@@ -68,12 +68,12 @@ def build(
     weights: Weights,
     ready: Callable[[object], None] = keep_lazy,
     *,
-    mtp: bool | Mapping[str, Any] = False,
+    mtp: bool | Mapping[str, Any] | None = False,
 ) -> Model:
     """The model of a config, its tensors asked of `weights`.
 
     `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). `mtp`: with the checkpoint's head
-    that predicts several tokens, or with another, whose config is given and whose tensors `weights` has too. Raises
+    that predicts several tokens (None: if there is one), or with another, whose config is given and whose tensors `weights` has too. Raises
     `UnsupportedModelError` before any tensor is asked for, if the config holds something that is not understood, and `DraftError` if there
     is no such head.
     """
@@ -88,15 +88,17 @@ def build(
     return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp)), renamed, ready)
 
 
-def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any]) -> HeadPlan | None:
-    if not mtp:
+def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None) -> HeadPlan | None:
+    if mtp is False:
         return None
-    if not isinstance(mtp, bool):
+    if isinstance(mtp, Mapping):
         from .llama_head import head_plan
 
         other = head_plan(mtp, plan.sizes.hidden, plan.sizes.vocab)
         return replace(other, load=lambda _, places: other.load(weights, places))
     if plan.mtp is None or not renamed.has(f"{plan.mtp.witness}.weight"):
+        if mtp is None:
+            return None
         raise DraftError("the checkpoint has no head that predicts several tokens: name a draft model or a head instead of mtp")
     return plan.mtp
 

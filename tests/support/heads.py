@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence as Many
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +17,10 @@ from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
+from mlxinfer.models.llama_head import head_plan
+from mlxinfer.models.mtp import Places
 from mlxinfer.nn.packing import settle
-from mlxinfer.nn.weights import Matrix, Recipe
+from mlxinfer.nn.weights import Dense, Matrix, Recipe
 
 from .drafting import Free
 from .plain_weights import PlainWeights, RandomWeights
@@ -116,3 +119,14 @@ class Prompter:
             future = self.answers[tuple(s.prompt)][len(s.tokens) - len(s.prompt) :]
             right = [future[i] if i < len(future) and self.random.random() < 0.7 else token for i, token in enumerate(real)]
             s.propose(mx.array(right, dtype=mx.uint32))
+
+
+def head_directory(target: Path, config: dict[str, Any]) -> Path:
+    """A head by itself, with random weights."""
+    target.mkdir(parents=True)
+    weights, places = RandomWeights(tied=True), Places(0, 1)
+    head_plan(config, config["hidden_size"], config["vocab_size"]).load(weights, places)
+    tensors = {name: matrix.weight for name, matrix in weights.asked.items() if isinstance(matrix, Dense)}
+    mx.save_safetensors(str(target / "model.safetensors"), tensors)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
