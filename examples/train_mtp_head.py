@@ -18,18 +18,23 @@ from typing import Any
 
 import numpy as np
 
-TOPICS = """the sea; a lost key; bread; winter mornings; trains; the moon; bees; an old library; friendship; mountains; music; rain; a garden;
-computers; a small town; coffee; dreams; the stars; dogs; birds; a storm; volcanoes; bridges; painting; a lighthouse keeper; chess; the desert;
-time; tea; clouds; fire; a broken clock; rivers; school; a letter; glass; honesty; snow; markets; robots; whales; sleep; a bicycle; photosynthesis;
-gravity; electricity; the Roman Empire; the French Revolution; democracy; inflation; vaccines; the heart; the brain; cells; DNA; atoms; magnets;
-sound; light; earthquakes; dinosaurs; penguins; elephants; recycling; solar power; cooking rice; pasta; running; yoga; football; swimming;
-learning a language; public speaking; job interviews; saving money; moving house; a birthday party; travel to Japan; Paris; New York; camping;
-photography; poetry; novels; theatre; architecture; mathematics; statistics; probability; algebra; triangles; prime numbers; sorting a list;
-reading a file in Python; loops in Python; functions; databases; the internet; email; passwords; privacy; social media; video games; toys;
-grandparents; neighbours; cats; horses; forests; farms; soil; cheese; chocolate; apples; salt; sugar; sleep and health; stress; happiness;
-kindness; courage; a mystery; a detective; a dragon; a wizard; a spaceship; a time machine; an island; treasure; a king and a queen""".replace(
-    "\n", " "
-).split("; ")
+TOPICS = (
+    """
+the sea; a lost key; bread; winter mornings; trains; the moon; bees; an old library; friendship; mountains; music; rain; a garden;
+computers; a small town; coffee; dreams; the stars; dogs; birds; a storm; volcanoes; bridges; painting; a lighthouse keeper; chess; the
+desert; time; tea; clouds; fire; a broken clock; rivers; school; a letter; glass; honesty; snow; markets; robots; whales; sleep; a
+bicycle; photosynthesis; gravity; electricity; the Roman Empire; the French Revolution; democracy; inflation; vaccines; the heart; the
+brain; cells; DNA; atoms; magnets; sound; light; earthquakes; dinosaurs; penguins; elephants; recycling; solar power; cooking rice; pasta;
+running; yoga; football; swimming; learning a language; public speaking; job interviews; saving money; moving house; a birthday party;
+travel to Japan; Paris; New York; camping; photography; poetry; novels; theatre; architecture; mathematics; statistics; probability;
+algebra; triangles; prime numbers; sorting a list; reading a file in Python; loops in Python; functions; databases; the internet; email;
+passwords; privacy; social media; video games; toys; grandparents; neighbours; cats; horses; forests; farms; soil; cheese; chocolate;
+apples; salt; sugar; sleep and health; stress; happiness; kindness; courage; a mystery; a detective; a dragon; a wizard; a spaceship; a
+time machine; an island; treasure; a king and a queen
+""".strip()
+    .replace("\n", " ")
+    .split("; ")
+)
 REQUESTS = (
     "Write a short story about {}.",
     "Explain {} to a child.",
@@ -200,7 +205,13 @@ def make_head(data: Texts) -> Any:
         layer + "mlp.up_proj": (inner, hidden),
         layer + "mlp.down_proj": (hidden, inner),
     }
-    norms = ["mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", layer + "input_layernorm", layer + "post_attention_layernorm"]
+    norms = [
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.norm",
+        layer + "input_layernorm",
+        layer + "post_attention_layernorm",
+    ]
     head = torch.nn.ParameterDict()
     for name, shape in shapes.items():
         small = 0.2 if name.endswith(("o_proj", "down_proj")) else 1.0

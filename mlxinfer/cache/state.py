@@ -69,7 +69,7 @@ class RecurrentStore:
         return mx.concatenate([outputs[s.start] for s in segments])
 
     def verified(self, slot: int, rows: int) -> None:
-        """Of the slot's last segment with drafts this many rows hold. The states after them are computed from what the layer read, without
+        """This many rows of the slot's last segment with drafts hold. The states after them are computed from what the layer read, without
         the rest of the model; where all rows hold, they are there."""
         tried = self._tried.pop(slot, None)
         if tried is not None and rows < tried.inputs.shape[1]:

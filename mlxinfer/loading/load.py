@@ -166,7 +166,9 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
             if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
                 pack_for_gpu(checkpoint, compute, exact=gguf_exact, blocks=own)
             if options.get("mtp") and not own:
-                raise DraftError(f"{model_type(checkpoint)} runs on mlx-lm's graph, which hands no hidden rows to a head: name a draft model")
+                raise DraftError(
+                    f"{model_type(checkpoint)} runs on mlx-lm's graph, which hands no hidden rows to a head: name a draft model"
+                )
             with with_head(checkpoint, options.get("mtp", False)) as (whole, mtp):
                 if own:
                     outline = _own_graph(checkpoint, compute, quantize, copies, whole, mtp)

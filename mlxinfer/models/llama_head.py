@@ -53,4 +53,3 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
         return load_head(weights, QWEN, places, sizes.hidden, norm, [block], attention, rope=_ROPE, normed=normed)
 
     return HeadPlan(attention_specs(sizes, [None])[0], load, {_ROPE: rope}, chosen)
-

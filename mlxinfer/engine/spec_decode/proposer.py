@@ -86,7 +86,9 @@ class Proposer:
     before the next one is scheduled.
     """
 
-    def __init__(self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: TokenDrafter | None = None, ngrams: bool = True) -> None:
+    def __init__(
+        self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: TokenDrafter | None = None, ngrams: bool = True
+    ) -> None:
         """`max_draft`: drafts of each sequence and step; 0 switches everything off."""
         self.max_draft = max_draft if ngrams or draft else 0
         self.times = times

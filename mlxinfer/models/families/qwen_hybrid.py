@@ -23,8 +23,8 @@ from ..block import Block, FeedForward, Mixer, Norms, gated_mlp, is_sparse_layer
 from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
 from ..experts import load_experts, read_chosen_count, read_expert_count
+from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
 from ..rope_config import read_rope
 
 QWEN3_NEXT = {
