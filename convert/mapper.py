@@ -135,7 +135,7 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
     planned = MetaWeights(checkpoint)
-    build(checkpoint.config, planned)
+    build(checkpoint.config, planned, mtp=None)
     planned.finish()
     widen = asked is None and dtype is None
     dtype = dtype or natural_dtype(checkpoint)

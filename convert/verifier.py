@@ -21,7 +21,7 @@ def verify(directory: Path, plan: ConversionPlan) -> None:
         checkpoint = SafetensorsCheckpoint(directory)
         try:
             weights = MetaWeights(checkpoint)
-            build(checkpoint.config, weights)
+            build(checkpoint.config, weights, mtp=None)
             weights.finish()
         finally:
             checkpoint.close()

@@ -132,7 +132,10 @@ class EngineArgs:
     draft: str | Path | None = field(
         default=None,
         metadata=about(
-            "A smaller model of the same vocabulary that proposes tokens", automatic="none", metavar="MODEL", command="answering"
+            "What proposes tokens: a smaller model of the same vocabulary, a head for this one, or mtp for the head in its checkpoint",
+            automatic="none",
+            metavar="MODEL",
+            command="answering",
         ),
     )
     adapters: AdapterPaths | None = field(

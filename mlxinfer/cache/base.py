@@ -32,6 +32,8 @@ class AttentionSpec:
     """Number of query heads, which share the KV heads evenly; 0 where it does not matter."""
     shared: bool = False
     """Whether other layers read its pages as well, by `Step.attend_again`: these have no spec of their own."""
+    skips_first: bool = False
+    """Whether later tokens do not see a sequence's first one (heads that draft: nothing comes before it that they could join it with)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class RecurrentSpec:
 
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the state's arrays for one sequence: float32, initially zero."""
+    optional: bool = False
+    """Whether a sequence may resume with zeros where its state was not kept: nothing but drafts depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class Segment:
     total: int
     """Tokens known when the current prompt was admitted, at least `past + count`. Rope variants that depend on the length (dynamic,
     longrope) read it, so that chunking never changes a result."""
+    drafts: int = 0
+    """How many of the last tokens are drafts, which may have to be taken back (`PagedCache.verified`)."""
 
     @property
     def filled(self) -> int:

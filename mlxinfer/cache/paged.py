@@ -67,7 +67,7 @@ class PagedCache:
             fingerprint=repr((fingerprint, kv, str(dtype), [s for s in self.layers if not isinstance(s, OpaqueSpec)])),
             prefix_cache_tokens=prefix_cache_tokens if self.can_fork else 0,
             snapshot_bytes=snapshot_bytes if self.can_fork else 0,
-            exact=bool(self._recurrent),
+            exact=self._keeps_states,
         )
         self._unsubmitted = False
         self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
@@ -77,6 +77,11 @@ class PagedCache:
             group.layers.append(index)
             self._backends.setdefault((group, backend(store)), []).append(index)
         self._disk = self._on_disk(disk) if disk else None
+
+    @property
+    def _keeps_states(self) -> bool:
+        """Whether sequences cannot resume without their layers' states."""
+        return any(isinstance(s, RecurrentSpec) and not s.optional for s in self.layers)
 
     def _on_disk(self, tier: DiskStorage) -> PrefixPrefetcher | None:
         from .disk.layout import CacheLayout
@@ -143,8 +148,12 @@ class PagedCache:
                 recurrent.reset(slot)
         else:
             assert match
+            assert match.snapshot
             assert isinstance(rows, Rows)
             put_rows(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
+            if match.reused != match.snapshot.position:  # only states that are optional can be missing
+                for recurrent in self._recurrent.values():
+                    recurrent.reset(slot)
             self._submit_open()
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
@@ -186,17 +195,16 @@ class PagedCache:
         rows = take_rows(slot, count, self._stores, self._recurrent)
         return rows, rows.nbytes
 
-    def state(self, slot: int) -> list[mx.array]:
-        """Copies of the slot's recurrent states, for `restore` when tokens are rolled back; empty for models without recurrent layers."""
-        states = [a for store in self._recurrent.values() for a in store.of(slot)]
-        mx.async_eval(states)  # type: ignore[no-untyped-call]
-        return states
+    def verified(self, slot: int, rows: int) -> None:
+        """After a step in which a sequence had drafts: this many rows of its segment hold. The states of recurrent layers are those after
+        them; keys and values of the others are written over by the next step."""
+        for recurrent in self._recurrent.values():
+            recurrent.verified(slot, rows)
 
-    def restore(self, slot: int, state: Sequence[mx.array]) -> None:
-        """Put back what `state` returned."""
-        left = iter(state)
-        for store in self._recurrent.values():
-            store.put(slot, [next(left) for _ in store.shapes])
+    def states(self, layer: int, slots: Sequence[int]) -> mx.array:
+        """The first state of a recurrent layer for these sequences, float32 `[R, *shape]`."""
+        parts = [self._recurrent[layer].of(slot)[0] for slot in slots]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def usage(self) -> PoolUsage:
         return self.pool.usage()
@@ -273,7 +281,7 @@ class PagedCache:
         self._unsubmitted = True
         for segment in step.segments:
             end = segment.past + segment.count
-            if self._recurrent and not end % PAGE and tokens and segment.slot in tokens:
+            if self._keeps_states and not end % PAGE and tokens and segment.slot in tokens:
                 self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
 
     def submit(self) -> None:

@@ -19,6 +19,8 @@ class RecurrentStore:
         self.shapes = spec.shapes
         self._together: dict[int, _Together] = {}
         """By slot."""
+        self._tried: dict[int, _Tried] = {}
+        """By slot: what to go back to where drafts do not hold."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -30,6 +32,7 @@ class RecurrentStore:
 
     def release(self, slot: int) -> None:
         """Forget a slot's states."""
+        self._tried.pop(slot, None)
         old = self._together.pop(slot, None)
         if old is not None:
             old.leave(slot)
@@ -52,14 +55,26 @@ class RecurrentStore:
         groups = _by_length(segments)
         outputs: dict[int, mx.array] = {}
         for group in groups:
-            together = self._joined([s.slot for s in group])
-            y, states = update(_rows(inputs, group), tuple(together.states))
+            together, x = self._joined([s.slot for s in group]), _rows(inputs, group)
+            for i, segment in enumerate(group):
+                if segment.drafts:
+                    before = [state[i : i + 1] for state in together.states]
+                    self._tried[segment.slot] = _Tried(update, x[i : i + 1], before)
+            y, states = update(x, tuple(together.states))
             together.states = [new.astype(mx.float32) for new in states]
             if len(groups) == 1:
                 return mx.flatten(y, 0, 1)
             for i, segment in enumerate(group):
                 outputs[segment.start] = y[i]
         return mx.concatenate([outputs[s.start] for s in segments])
+
+    def verified(self, slot: int, rows: int) -> None:
+        """This many rows of the slot's last segment with drafts hold. The states after them are computed from what the layer read, without
+        the rest of the model; where all rows hold, they are there."""
+        tried = self._tried.pop(slot, None)
+        if tried is not None and rows < tried.inputs.shape[1]:
+            _, states = tried.update(tried.inputs[:, :rows], tuple(tried.states))
+            self.put(slot, [state.astype(mx.float32) for state in states])
 
     def _joined(self, slots: list[int]) -> _Together:
         """The states of these slots, in one array."""
@@ -83,6 +98,18 @@ class RecurrentStore:
                 rows = mx.array([together.slots.index(slot) for slot in left])
                 together.states = [mx.take(state, rows, axis=0) for state in together.states]
                 together.slots = list(left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What a layer has read of one sequence in a step with drafts."""
+
+    update: RecurrentUpdate
+    """How its states advance."""
+    inputs: mx.array
+    """`[1, L, C]`."""
+    states: list[mx.array]
+    """Its states before them, each `[1, *shape]`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -31,6 +31,8 @@ from .rope_regime import RopeRegime
 from .scheduler import Schedule, Scheduler
 from .sequence import Sequence, ended_stats
 from .spec_decode.draft_model import Drafter
+from .spec_decode.drafter import TokenDrafter
+from .spec_decode.head_drafter import HeadDrafter
 from .spec_decode.proposer import Proposer
 from .step_times import StepTimes
 
@@ -111,7 +113,11 @@ class Engine:
             chunks=chunks,
         )
         max_draft = config.max_draft if self.cache.can_fork and chunks.drafts else 0
-        draft = self.drafter.start(config, self.model.vocab_size) if self.drafter and max_draft else None
+        draft: TokenDrafter | None = None
+        if self.model.mtp is not None and max_draft:
+            draft = HeadDrafter(self.model, self.cache)
+        elif self.drafter and max_draft:
+            draft = self.drafter.start(config, self.model.vocab_size)
         self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)
         self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache)
         if self._kv_events:

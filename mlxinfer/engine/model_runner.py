@@ -35,8 +35,6 @@ class SampledRow:
     """The first of them."""
     drafts: Proposed
     """The drafts that the step verifies."""
-    state: list[mx.array] = field(default_factory=list)
-    """Its recurrent layers' states before the drafts; empty without drafts or such layers."""
     past: int = 0
     """Tokens that were computed before the step."""
 
@@ -113,8 +111,6 @@ class PendingStep:
             found.append(rows)
         if self.logits_to_sample is not None:
             found.append(self.logits_to_sample)
-        for row in self.rows:
-            found += row.state
         return found + self.kept
 
     def collect(self) -> list[SequenceOutput]:
@@ -233,16 +229,14 @@ class ModelRunner:
             self._last = [row.sequence for row in pending.rows], sampled.tokens
 
     def commit(self, output: SequenceOutput, taken: int) -> None:
-        """Tell a sequence whose drafts were verified how far it is computed, if `taken` of its tokens were taken. Where its layers keep
-        states, these go back to where the step began, unless all drafts hold, and what holds is computed again."""
+        """Tell a sequence whose drafts were verified how far it is computed, if `taken` of its tokens were taken: states of its layers go
+        back to there."""
         row, s = output.row, output.row.sequence
         if not output.drafted or s.slot is None:
             return
-        computed = row.past + max(taken, 1)
-        if row.state and taken <= output.drafted:
-            self.cache.restore(s.slot, row.state)
-            computed = row.past
-        s.verify(output.drafted, len(output.tokens) - 1, computed)
+        held = max(taken, 1)
+        self.cache.verified(s.slot, held)
+        s.verify(output.drafted, len(output.tokens) - 1, row.past + held)
 
     def _sampled_rows(self, work: list[Work]) -> list[SampledRow]:
         rows: list[SampledRow] = []
@@ -252,8 +246,7 @@ class ModelRunner:
                 continue
             s = w.sequence
             if w.drafts:
-                assert s.slot is not None
-                rows.append(SampledRow(s, row, s.drafts[: w.drafts], self.cache.state(s.slot), s.num_computed_tokens))
+                rows.append(SampledRow(s, row, s.drafts[: w.drafts], s.num_computed_tokens))
             else:
                 rows.append(SampledRow(s, row, []))
             row += 1 + w.drafts
@@ -325,7 +318,7 @@ def _segments(work: list[Work]) -> list[Segment]:
         s = w.sequence
         assert s.slot is not None
         past = s.num_computed_tokens
-        segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count)))
+        segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.drafts))
         start += w.count
     return segments
 

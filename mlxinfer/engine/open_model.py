@@ -18,6 +18,7 @@ from ..config import EngineArgs, EngineConfig, default_params
 from ..device import DeviceMemory
 from ..errors import SettingError
 from ..loading.fingerprint import fingerprint
+from ..loading.head import head_in
 from ..loading.kv_choice import kv_format
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory_budget import BUDGET, Reservation, shares
@@ -171,7 +172,9 @@ class OpenModel:
     def engine(self) -> Engine:
         """A new engine, with an empty cache."""
         loaded, args = self.loaded, self.args
-        name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact)
+        head = head_in(args.draft)
+        drafts = fingerprint(head) if isinstance(head, Path) else head
+        name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact, drafts)
         return Engine(
             loaded.model,
             self.config,
@@ -266,8 +269,9 @@ def prepared(args: EngineArgs) -> Iterator[Prepared]:
     (kv, kv_note), memory_gb = kv_format(args.kv, args.path_or_id, first16=args.kv_first16), args.memory_gb
     with ExitStack() as opened:
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
-        target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv))
-        draft = opened.enter_context(opening(args.draft)) if args.draft is not None else None
+        mtp = head_in(args.draft)
+        target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp))
+        draft = opened.enter_context(opening(args.draft)) if args.draft is not None and not mtp else None
         adapters = _opened_adapters(args, target, opened)
         yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note, adapters=adapters)
 
@@ -313,7 +317,7 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
         max_waiting=args.max_waiting,
         prefix_cache=args.prefix_cache,
         prefix_cache_tokens=plan.prefix_cache_tokens,
-        snapshot_bytes=plan.snapshots * 4 // 5 if args.draft is not None else plan.snapshots,  # the draft model's cache has a quarter more
+        snapshot_bytes=plan.snapshots * 4 // 5 if plan.draft_weights else plan.snapshots,  # the draft model's cache has a quarter more
         decode_share=args.decode_share,
         max_step_s=args.max_step_s,
         max_draft=args.max_draft,

@@ -46,8 +46,10 @@ def rounding_notes(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype) -
 
 def _rounded(checkpoint: GGUFCheckpoint, meta: MetaWeights, kinds: frozenset[str]) -> Iterator[str]:
     found: Counter[tuple[str, Format]] = Counter()
+    names = frozenset(checkpoint.names())
     for tensor in meta.tensors.values():
-        kind = checkpoint.kind(tensor.request.sources[0])
+        source = tensor.request.sources[0]
+        kind = checkpoint.kind(source) if source in names else ""  # a head that drafts has a file of its own
         if kind in kinds and isinstance(tensor.stored, Format) and tensor.stored.mode == "affine":
             found[kind, tensor.stored] += 1
     for (kind, form), count in sorted(found.items(), key=lambda item: item[0][0]):

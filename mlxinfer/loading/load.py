@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import mlx.core as mx
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
 from ..device import is_gpu
-from ..errors import UnsupportedModelError
+from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, supports
 from ..nn.packing import arrays, settle
@@ -29,6 +29,7 @@ from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
+from .head import is_of_head, with_head
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .rerank_recipe import RerankRecipe, read_reranking
@@ -151,6 +152,8 @@ class PrepareOptions(TypedDict, total=False):
     """The format that the cache will have."""
     memory_gb: float | None
     """The caller's limit, in GB of 10^9 bytes."""
+    mtp: bool | Path
+    """Load the checkpoint's head that predicts several tokens, or that in another directory."""
 
 
 @contextmanager
@@ -170,20 +173,28 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
             compute, own = compute_dtype(checkpoint, dtype), supports(model_type(checkpoint))
             if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
                 pack_for_gpu(checkpoint, compute, exact=gguf_exact, blocks=own)
-            outline = _own_graph(checkpoint, compute, quantize, copies) if own else _borrowed(checkpoint, compute, quantize, kv)
-            yield PreparedModel(
-                name=found.name,
-                model_type=model_type(checkpoint),
-                dtype=compute,
-                model=outline.model,
-                borrowed=not own,
-                weight_bytes=sum(outline.sizes),
-                load_bytes=max(outline.sizes, default=0),
-                checkpoint=checkpoint,
-                quantize=quantize,
-                copies=copies,
-                read_weights=outline.read,
-            )
+            if options.get("mtp") and not own:
+                raise DraftError(
+                    f"{model_type(checkpoint)} runs on mlx-lm's graph, which hands no hidden rows to a head: name a draft model"
+                )
+            with with_head(checkpoint, options.get("mtp", False)) as (whole, mtp):
+                if own:
+                    outline = _own_graph(checkpoint, compute, quantize, copies, whole, mtp)
+                else:
+                    outline = _borrowed(checkpoint, compute, quantize, kv)
+                yield PreparedModel(
+                    name=found.name,
+                    model_type=model_type(checkpoint),
+                    dtype=compute,
+                    model=outline.model,
+                    borrowed=not own,
+                    weight_bytes=sum(outline.sizes),
+                    load_bytes=max(outline.sizes, default=0),
+                    checkpoint=checkpoint,
+                    quantize=quantize,
+                    copies=copies,
+                    read_weights=outline.read,
+                )
         finally:
             checkpoint.close()
 
@@ -216,20 +227,32 @@ class _Outline:
     read: ReadWeights
 
 
-def _own_graph(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, copies: RepackCache | None) -> _Outline:
-    meta = MetaWeights(checkpoint, dtype)
-    outline = build(checkpoint.config, meta)
+def _own_graph(
+    checkpoint: Checkpoint,
+    dtype: mx.Dtype,
+    quantize: Format | None,
+    copies: RepackCache | None,
+    whole: Checkpoint,
+    mtp: bool | Mapping[str, Any],
+) -> _Outline:
+    """`whole` is the checkpoint with the tensors of a head; `mtp` as in `build`."""
+    meta = MetaWeights(whole, dtype)
+    outline = build(checkpoint.config, meta, mtp=mtp)
     meta.finish()
 
     def read(progress: Progress | None) -> tuple[Model, list[str]]:
         scales = scale_dtype(checkpoint, dtype)
-        weights = CheckpointWeights(checkpoint, dtype, quantize=quantize, scales=scales, progress=progress, index=meta.index)
-        model = build(checkpoint.config, weights, ready=partial(settle, copies=copies, dtype=dtype, measured=speeds_file()))
+        weights = CheckpointWeights(whole, dtype, quantize=quantize, scales=scales, progress=progress, index=meta.index)
+        ready = partial(settle, copies=copies, dtype=dtype, measured=speeds_file())
+        model = build(checkpoint.config, weights, ready, mtp=mtp)
         weights.finish()
         return model, [*notes, *_notes(weights)]
 
     notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
-    return _Outline(outline, [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()], read)
+    sizes = [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()]
+    if outline.mtp is not None and outline.mtp.output is not None:  # rows of another matrix, which are there twice
+        sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
+    return _Outline(outline, sizes, read)
 
 
 def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Format) -> list[str]:
@@ -237,7 +260,8 @@ def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Forma
     where it would change nothing."""
     changed = [tensor for tensor in meta.tensors.values() if tensor.is_quantized_by(quantize)]
     kept = Counter(format_text(t.stored) for t in meta.tensors.values() if isinstance(t.stored, Format))
-    kinds = {checkpoint.kind(t.request.sources[0]) for t in changed} if isinstance(checkpoint, GGUFCheckpoint) else set()
+    own = [t for t in changed if not is_of_head(t.request.name)]
+    kinds = {checkpoint.kind(t.request.sources[0]) for t in own} if isinstance(checkpoint, GGUFCheckpoint) else set()
     if kept and not changed:
         raise UnsupportedModelError(
             f"{checkpoint.path.name} is quantized already ({kept.most_common(1)[0][0]}), so asking for {quantize.bits} bits would change "

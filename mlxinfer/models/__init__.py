@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from ..errors import UnsupportedModelError
+from ..errors import DraftError, UnsupportedModelError
 from ..nn.weights import Weights
 from .decoder import Architecture, Decoder, Model, keep_lazy
+from .mtp import HeadPlan
 from .vlm_text import NOTE, TEXT_MODELS, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
@@ -62,11 +63,19 @@ def supports(model_type: str) -> bool:
     return model_type in FAMILIES or model_type in TEXT_MODELS
 
 
-def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], None] = keep_lazy) -> Model:
+def build(
+    config: dict[str, Any],
+    weights: Weights,
+    ready: Callable[[object], None] = keep_lazy,
+    *,
+    mtp: bool | Mapping[str, Any] | None = False,
+) -> Model:
     """The model of a config, its tensors asked of `weights`.
 
-    `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). Raises `UnsupportedModelError`
-    before any tensor is asked for, if the config holds something that is not understood.
+    `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). `mtp`: with the checkpoint's head
+    that predicts several tokens (None: if there is one), or with another, whose config is given and whose tensors `weights` has too. Raises
+    `UnsupportedModelError` before any tensor is asked for, if the config holds something that is not understood, and `DraftError` if there
+    is no such head.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not supports(model_type):
@@ -75,7 +84,23 @@ def build(config: dict[str, Any], weights: Weights, ready: Callable[[object], No
     plan = architecture(text_config(config) if wrapped else config)
     if wrapped and config.get("text_config"):
         plan = replace(plan, notes=(*plan.notes, NOTE))
-    return Decoder(model_type, plan, text_weights(weights) if wrapped else bare_weights(weights), ready)
+    renamed = text_weights(weights) if wrapped else bare_weights(weights)
+    return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp)), renamed, ready)
+
+
+def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None) -> HeadPlan | None:
+    if mtp is False:
+        return None
+    if isinstance(mtp, Mapping):
+        from .llama_head import head_plan
+
+        other = head_plan(mtp, plan.sizes.hidden, plan.sizes.vocab)
+        return replace(other, load=lambda _, places: other.load(weights, places))
+    if plan.mtp is None or not renamed.has(f"{plan.mtp.witness}.weight"):
+        if mtp is None:
+            return None
+        raise DraftError("the checkpoint has no head that predicts several tokens: name a draft model or a head instead of mtp")
+    return plan.mtp
 
 
 def architecture(config: dict[str, Any]) -> Architecture:

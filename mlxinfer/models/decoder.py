@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec, Step
+from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
@@ -19,6 +19,7 @@ from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
 from .fused_blocks import runs
+from .mtp import Head, HeadPlan, Places, with_vocabulary
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -37,6 +38,8 @@ class Model(Protocol):
     """A length beyond which every token is rotated differently (longrope): the engine then recomputes the sequence."""
     notes: tuple[str, ...]
     """Messages for the user at load time."""
+    mtp: Head | None
+    """The head that drafts from the model's hidden rows, if it was loaded; its layers are the last of `layers`."""
 
     def rotation(self, length: int) -> tuple[int, ...]:
         """Equal for all lengths at which a sequence's tokens are rotated in the same way."""
@@ -48,6 +51,11 @@ class Model(Protocol):
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]`, float32, with the model's own scaling and cap."""
+        ...
+
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
+        """A step of `mtp` alone: int32 `[R]` and the hidden rows of the tokens before them, `[R, hidden]`, to the rows that take their
+        place for the next tokens, `[R, hidden]`, and logits `[R, vocab]` of these, float32."""
         ...
 
 
@@ -77,6 +85,8 @@ class Architecture:
     """Loads what gives every block an input of its own, for families that have such."""
     notes: tuple[str, ...] = field(default=())
     """Messages for the user at load time."""
+    mtp: HeadPlan | None = None
+    """The head that predicts several tokens, where the checkpoint may have one."""
 
 
 class LayerInputs(Protocol):
@@ -97,11 +107,11 @@ class Decoder:
     def __init__(self, model_type: str, plan: Architecture, weights: Weights, ready: Callable[[object], None] = keep_lazy) -> None:
         """`ready` is called with each part once its tensors were asked for; a loader evaluates it there (`nn.packing.settle`), so that the
         sources of joined projections are freed before the next block is read."""
-        sizes = plan.sizes
+        sizes, head = plan.sizes, plan.mtp
         self.model_type = model_type
         self.vocab_size = sizes.vocab
-        self.layers = plan.specs
-        self.ropes = dict(plan.ropes)
+        self.layers = (*plan.specs, *(head.specs(sizes.hidden) if head else ()))
+        self.ropes = {**plan.ropes, **(head.ropes if head else {})}
         self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
         self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
         self.embedding_scale = plan.embedding_scale
@@ -122,11 +132,22 @@ class Decoder:
             ready(self.blocks[-1])
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
+        self.mtp = self._load_head(head, weights, plan) if head else None
+        if self.mtp is not None:
+            ready(self.mtp)
         self.runs = runs(self.blocks, self.embedding.dtype)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
         self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
+
+    def _load_head(self, plan: HeadPlan, weights: Weights, architecture: Architecture) -> Head:
+        first = len(architecture.specs)
+        head = plan.load(weights, Places(first, first + 1))
+        if plan.vocabulary is None:
+            return head
+        name = "lm_head.weight" if self.head else architecture.embedding
+        return with_vocabulary(head, weights, name, plan.vocabulary, self.vocab_size)
 
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
@@ -134,31 +155,52 @@ class Decoder:
     def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
         which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`)."""
-        x = self.embedding(tokens)
-        if self.embedding_scale != 1.0:
-            x = x * mx.array(self.embedding_scale, x.dtype)
-        return self.through(x, step, hooks) if self.inputs is None else self._through_with(self.inputs(tokens, x), x, step)
-
-    def _through_with(self, inputs: mx.array, x: mx.array, step: Step) -> mx.array:
-        """`through`, each block with its own of the inputs `[layers, T, n]`."""
+        x = self._embedded(tokens)
         rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
-        for block, own in zip(self.blocks, inputs, strict=True):
-            x = block(x, step, rotations, own)
-        return self.norm(x) if self.joined else x
+        before, after = self._through(x, step, rotations, hooks, None if self.inputs is None else self.inputs(tokens, x))
+        if self.mtp is not None:
+            reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
+            self.mtp.follow(x, reads, step, rotations)
+        return after
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
-        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
-        if hooks is not None:
-            from .hooks import run_blocks
+        return self._through(x, step, {name: rope.at(step) for name, rope in self.ropes.items()}, hooks)[1]
 
-            x = run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
-            return self.norm(x) if self.joined else x
-        if self.joined:
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
+        """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its logits `[R, vocab]`, float32."""
+        head = self.mtp
+        assert head is not None
+        rotations = {} if head.rope is None else {head.rope: self.ropes[head.rope].at(step)}
+        rows, normed = head.draft(self._embedded(tokens), before, step, rotations)
+        y = self.unembed(normed) if head.output is None else head.output(normed).astype(mx.float32)
+        return rows, head.all_tokens(self._scaled(y), self.vocab_size)
+
+    def _embedded(self, tokens: mx.array) -> mx.array:
+        x = self.embedding(tokens)
+        return x if self.embedding_scale == 1.0 else x * mx.array(self.embedding_scale, x.dtype)
+
+    def _through(
+        self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None, inputs: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such."""
+        if self.joined and hooks is None and inputs is None:
             stream = Stream(x)
             for block in self.blocks:
                 stream = block.advance(stream, step, rotations)
-            return stream.normed(self.norm)[1]
+            return stream.normed(self.norm)
+        if hooks is not None and inputs is None:
+            from .hooks import run_blocks
+
+            x = run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
+        elif inputs is not None:
+            for block, own in zip(self.blocks, inputs, strict=True):
+                x = block(x, step, rotations, own)
+        else:
+            x = self._in_runs(x, step, rotations)
+        return x, self.norm(x) if self.joined else x
+
+    def _in_runs(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         for run in self.runs:
             if run.native is not None and step.runs_blocks and not (run.temperatures and run.warm(step)):
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
@@ -177,7 +219,9 @@ class Decoder:
         norm = None if self.joined else self.norm
         if norm is not None and norm.centring:
             hidden, norm = norm(hidden), None
-        y = self.unembed(hidden, norm)
+        return self._scaled(self.unembed(hidden, norm))
+
+    def _scaled(self, y: mx.array) -> mx.array:
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:

@@ -89,6 +89,7 @@ class FallbackModel:
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
         alone = f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache"
         self.notes: tuple[str, ...] = (alone,)
+        self.mtp = None
         if window is not None and window < self.max_context:
             self.max_context = window
             self.notes += (f"mlx-lm's graph does not know this model's window of {window} tokens: that is as long as a context may be",)
@@ -106,6 +107,9 @@ class FallbackModel:
             row = tokens[None, segment.start : segment.start + segment.count]
             rows.append(self.model(row, cache=state.caches)[0])
         return mx.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
+        raise NotImplementedError("graphs of mlx-lm have no head that drafts")
 
     def logits(self, hidden: mx.array) -> mx.array:
         """float32."""

@@ -61,7 +61,8 @@ class SparseLayers:
         reader.skip("aux_loss_alpha", "seq_aux")
 
     def load(self, weights: Weights, layer: int) -> FeedForward:
-        if self.kinds[layer] == "dense":
+        """That of a layer, or of a head, which stands after the last one and has experts."""
+        if layer < self.sizes.layers and self.kinds[layer] == "dense":
             return gated_mlp(weights, f"model.layers.{layer}", self.sizes, self.gate)
         name, hidden = f"model.layers.{layer}.mlp", self.sizes.hidden
         router = Linear.load(weights, f"{name}.gate", self.count, hidden, quantizable=False)

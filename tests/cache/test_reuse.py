@@ -61,11 +61,11 @@ class Reader:
         self.done[slot] = tokens[: match.reused]
         return slot, match
 
-    def read(self, *parts: tuple[int, list[int]]) -> list[np.ndarray]:
-        """Logits of the pieces of (slot, tokens) in one step."""
+    def read(self, *parts: tuple[int, list[int]], drafts: dict[int, int] | None = None) -> list[np.ndarray]:
+        """Logits of the pieces of (slot, tokens) in one step, of which the last ones may be drafts."""
         segments, start = [], 0
         for slot, tokens in parts:
-            segments.append(Segment(slot, start, len(tokens), len(self.done[slot]), 1000))
+            segments.append(Segment(slot, start, len(tokens), len(self.done[slot]), 1000, (drafts or {}).get(slot, 0)))
             self.done[slot] = self.done[slot] + tokens
             start += len(tokens)
         step = self.cache.begin(segments)
@@ -179,17 +179,18 @@ def test_steps_do_not_change_what_was_kept():
     check(FULL, KVFormat(), TOKENS, reader.resume(TOKENS), 40)
 
 
-def test_states_go_back():
+@pytest.mark.parametrize("held", [1, 4, 9])
+def test_states_go_back_over_drafts_that_do_not_hold(held):
     reader = Reader(HYBRID, KVFormat())
-    slot = reader.start(TOKENS)[0]
-    reader.read((slot, TOKENS[:70]))
-    state = reader.cache.state(slot)
-    reader.read((slot, OTHERS[:9]))
-    reader.cache.restore(slot, state)
-    reader.done[slot] = TOKENS[:70]
-    rows = reader.read((slot, TOKENS[70:200]))[0]
-    np.testing.assert_allclose(rows, fresh(HYBRID, KVFormat(), TOKENS)[70:200], atol=2e-5)
-    assert Reader(FULL, KVFormat()).cache.state(0) == []
+    slot, other = reader.start(TOKENS)[0], reader.start(OTHERS)[0]
+    reader.read((slot, TOKENS[:70]), (other, OTHERS[:30]))
+    wrong = TOKENS[70 : 70 + held] + OTHERS[: 9 - held]
+    reader.read((slot, wrong), (other, OTHERS[30:39]), drafts={slot: 8})
+    reader.cache.verified(slot, held)
+    reader.done[slot] = TOKENS[: 70 + held]
+    rows, others = reader.read((slot, TOKENS[70 + held : 200]), (other, OTHERS[39:60]))
+    np.testing.assert_allclose(rows, fresh(HYBRID, KVFormat(), TOKENS)[70 + held : 200], atol=2e-5)
+    np.testing.assert_allclose(others, fresh(HYBRID, KVFormat(), OTHERS)[39:60], atol=2e-5)
 
 
 def test_what_depends_on_more_than_tokens_is_kept_apart():

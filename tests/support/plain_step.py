@@ -51,7 +51,7 @@ class PlainStep:
         for s in self.segments:
             rows = slice(s.start, s.start + s.count)
             keys, values = self._append(s, layer, k[rows], v[rows])
-            outputs.append(_attend(q[rows], keys, values, s.past, spec.window, params))
+            outputs.append(_attend(q[rows], keys, values, s.past, spec, params))
         return mx.concatenate(outputs)
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
@@ -60,7 +60,7 @@ class PlainStep:
         assert spec.shared
         for s in self.segments:
             keys, values = self.cache.state[s.slot, layer]
-            outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s.past, spec.window, params))
+            outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s.past, spec, params))
         return mx.concatenate(outputs)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
@@ -98,8 +98,8 @@ class PlainStep:
         return self.cache.state.setdefault((segment.slot, 0), spec.make())
 
 
-def _attend(q: mx.array, k: mx.array, v: mx.array, past: int, window: int | None, params: AttentionParams) -> mx.array:
-    softcap, sinks = params.softcap, params.sinks
+def _attend(q: mx.array, k: mx.array, v: mx.array, past: int, spec: AttentionSpec, params: AttentionParams) -> mx.array:
+    softcap, sinks, window = params.softcap, params.sinks, spec.window
     groups = q.shape[1] // k.shape[1]
     k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
     scores = mx.einsum("thd,shd->hts", q, k).astype(mx.float32) * params.scale
@@ -109,6 +109,8 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, past: int, window: int | None
     seen = key <= query
     if window is not None:
         seen = seen & (key > query - window)
+    if spec.skips_first:
+        seen = seen & ((key > 0) | (query == 0))
     scores = mx.where(seen, scores, -mx.inf)
     if sinks is not None:
         column = mx.broadcast_to(sinks.astype(mx.float32)[:, None, None], (*scores.shape[:2], 1))

@@ -122,14 +122,16 @@ class PlainStep:
         start, pages = self.group.tables[segment.slot].from_position(oldest)
         masked = store.format.quantized and segment.past // PAGE != (last - 1) // PAGE
         count = (len(pages) + (segment.filled if masked else 0)) * PAGE + last - segment.past // PAGE * PAGE
+        hidden = int(store.spec.skips_first and not start)
+        mask = self.mask(segment, start) if masked else _after_first(last) if hidden and not segment.past else None
         return Attended(
             store,
             pages,
             full[segment.slot] if masked else None,
             tails,
-            keys=slice(0 if masked else max(oldest - start, 0), count),
+            keys=slice(0 if mask is not None else max(oldest - start, hidden), count),
             window=window,
-            mask=self.mask(segment, start) if masked else None,
+            mask=_without_first(mask, segment.past) if masked and hidden and mask is not None else mask,
         )
 
     def mask(self, segment: Segment, start: int) -> mx.array:
@@ -147,6 +149,19 @@ class PlainStep:
                 seen &= mx.concatenate([sealed, raw], axis=1) > queries - self.group.window
             self._masks[segment.slot] = seen
         return self._masks[segment.slot]
+
+
+def _after_first(count: int) -> mx.array:
+    """A causal mask for a sequence's first tokens, bool `[count, count]`, in which only the first sees the first."""
+    rows = mx.arange(count)
+    return (rows[None] <= rows[:, None]) & ((rows[None] > 0) | (rows[:, None] == 0))
+
+
+def _without_first(mask: mx.array, past: int) -> mx.array:
+    """The same for a mask bool `[L, S]` whose first key, and the first of those in the open page if `past` is 0, is a sequence's first."""
+    rows, keys = mx.arange(past, past + mask.shape[0])[:, None], mx.arange(mask.shape[1])[None]
+    first = (keys == 0) | (keys == mask.shape[1] - mask.shape[0]) if not past else keys == 0
+    return mask & (~first | (rows == 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,15 @@ from .reference import PlainAttention
 _NATIVE = NativeAttention()
 _PLAIN = PlainAttention()
 _SHARED = PlainAttention("other layers read its pages, for which there is no kernel")
+_HEAD = PlainAttention("it leaves out the first token, for which there is no kernel")
 
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """The backend for a layer. Layers with equal backends are prepared together in each step."""
     if store.spec.shared:
         return _SHARED
+    if store.spec.skips_first:
+        return _HEAD
     if kernels_cpu.in_use():
         return _NATIVE
     if not has_gpu_kernels():

@@ -101,7 +101,7 @@ class _Place:
 
 
 class DraftModel:
-    """Drafts for many sequences at once, from a cache of its own. It samples with each row's own settings, seed and positions: where its
+    """Implements `TokenDrafter`, from a cache of its own. It samples with each row's own settings, seed and positions: where its
     probabilities are the model's, it chooses the tokens that the model is going to choose, whatever the temperature."""
 
     def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_num_batched_tokens: int, cost: float = 0.3) -> None:
@@ -163,7 +163,7 @@ class DraftModel:
             rows = [s for s, count in wanted if count > turn]
             logits = self._forward(rows, drafts)
             if batch is None or len(rows) < batch.size:
-                batch = SamplingBatch([_row(s, d) for s, d in zip(rows, drafts, strict=False)], self.vocab_size)
+                batch = SamplingBatch([draft_row(s, d) for s, d in zip(rows, drafts, strict=False)], self.vocab_size)
             sampled = batch.sample(logits, [s.num_tokens + turn for s in rows])
             mx.async_eval(sampled.tokens)  # type: ignore[no-untyped-call]
             for i in range(len(rows)):
@@ -232,6 +232,7 @@ class DraftModel:
             self.cache.commit(step, tokens)
 
 
-def _row(sequence: Sequence, drafts: Many[mx.array]) -> Row:
+def draft_row(sequence: Sequence, drafts: Many[mx.array]) -> Row:
+    """What samples the draft after these."""
     pending_token = mx.concatenate(list(drafts)) if drafts else None
     return Row(sequence.params, sequence.seed, sequence.prompt, sequence.answer, pending_token)

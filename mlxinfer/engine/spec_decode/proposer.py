@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..model_runner import PendingStep, SequenceOutput
     from ..rope_regime import RopeRegime
     from ..sequence import Proposed, Sequence
-    from .draft_model import DraftModel
+    from .drafter import TokenDrafter
 
 _WORTH = 1.05
 """Gain from which a step is made to wait for the one before it."""
@@ -79,14 +79,16 @@ class _Plan:
 
 
 class Proposer:
-    """Proposes drafts: what a sequence has said before, or what a draft model says.
+    """Proposes drafts: what a sequence has said before, or what a draft model or a head says.
 
     The engine asks `wants_tokens` while a step is pending, and collects that step if so; then `propose` sets the drafts of sequences. It
     hands every collected step to `learn`, and every sequence that gives its slot back to `forget`. A step with drafts has to be collected
     before the next one is scheduled.
     """
 
-    def __init__(self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: DraftModel | None = None, ngrams: bool = True) -> None:
+    def __init__(
+        self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: TokenDrafter | None = None, ngrams: bool = True
+    ) -> None:
         """`max_draft`: drafts of each sequence and step; 0 switches everything off."""
         self.max_draft = max_draft if ngrams or draft else 0
         self.times = times

@@ -17,6 +17,7 @@ from ..block import Block, FeedForward, gated_mlp, pre_norm
 from ..common import FULL, Sizes, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
+from ..mtp import Head, HeadPlan, Places, deepseek_names, load_head, plain_norm, without_first
 from ..rope_config import read_rope
 from ..sparse_layers import SparseLayers
 from .ministral3 import TEMPERATURE_KEYS, YARN, read_temperature
@@ -84,7 +85,7 @@ def deepseek_v3(config: dict[str, Any]) -> Architecture:
     sizes = read_sizes(reader, DEEPSEEK_V3)
     sparse = SparseLayers(reader, sizes, count=256, inner=2048, dense=3, groups=(8, 4), scale=2.5)
     paired = reader.boolean("rope_interleave", True)
-    reader.skip("num_nextn_predict_layers", "num_mtp_layers", "ep_size")
+    reader.skip("num_mtp_layers", "ep_size")
     return _architecture(reader, sizes, sparse.load, Defaults(latent=512, query_latent=1536), paired=paired)
 
 
@@ -94,7 +95,7 @@ def glm4_moe_lite(config: dict[str, Any]) -> Architecture:
     kinds = reader.names("mlp_layer_types", ("dense", "sparse"), sizes.layers)
     sparse = SparseLayers(reader, sizes, count=64, chosen=4, inner=1536, scale=1.8, kinds=kinds)
     paired = reader.boolean("rope_interleave", True)
-    reader.skip("num_nextn_predict_layers", "num_mtp_layers")
+    reader.skip("num_mtp_layers")
     reader.only("partial_rotary_factor", 1.0)
     return _architecture(reader, sizes, sparse.load, Defaults(latent=512, query_latent=768, value=256, plain=192), paired=paired)
 
@@ -171,18 +172,28 @@ def _architecture(
     scale = (heads.plain + heads.turned) ** -0.5 * _rope_scale(reader, defaults)
     bias = reader.boolean("attention_bias", False)
     reader.only("mlp_bias", False)
-    reader.skip("scale_emb")
+    reader.skip("scale_emb", "num_nextn_predict_layers")
     reader.finish()
 
-    def block(weights: Weights, layer: int) -> Block:
-        name = f"model.layers.{layer}"
+    def mixer(weights: Weights, layer: int, place: int) -> LatentAttention:
+        name = f"model.layers.{layer}.self_attn"
         # transformers does not read rms_norm_eps for the norms of latent vectors.
-        attention = LatentAttention.load(
-            weights, f"{name}.self_attn", layer, heads, rope, eps=1e-6, bias=bias, scale=scale, paired=paired, temperature=temperature
+        return LatentAttention.load(
+            weights, name, place, heads, rope, eps=1e-6, bias=bias, scale=scale, paired=paired, temperature=temperature
         )
-        return pre_norm(weights, name, sizes, attention, mlp(weights, layer), residual=residual)
 
-    return Architecture(sizes, (heads.spec,) * sizes.layers, {"rope": rope}, block)
+    def block(weights: Weights, layer: int) -> Block:
+        attention = mixer(weights, layer, layer)
+        return pre_norm(weights, f"model.layers.{layer}", sizes, attention, mlp(weights, layer), residual=residual)
+
+    def head(weights: Weights, places: Places) -> Head:
+        attention = mixer(weights, sizes.layers, places.attention)
+        whole = pre_norm(weights, f"model.layers.{sizes.layers}", sizes, attention, mlp(weights, sizes.layers), residual=residual)
+        return load_head(weights, names, places, sizes.hidden, norm, [whole], attention, normed=False)
+
+    names, norm = deepseek_names(sizes.layers), plain_norm(sizes.eps)
+    plan = HeadPlan(without_first(heads.spec), head, witness=names.join)
+    return Architecture(sizes, (heads.spec,) * sizes.layers, {"rope": rope}, block, mtp=plan)
 
 
 def _read_rope(reader: ConfigReader, sizes: Sizes, heads: LatentSizes, defaults: Defaults) -> Rope:

@@ -15,7 +15,6 @@ from ...nn.linear import Linear
 from ...nn.mamba2 import Mamba2, MambaSizes
 from ...nn.mlp import PlainMLP
 from ...nn.moe import BiasedRoute, ExpertLinear, MixtureOfExperts, PlainExperts, SharedExpert
-from ...nn.norms import RMSNorm
 from ...nn.weights import Recipe, Weights, stack
 from ...records import dataclass
 from ..block import SingleBlock
@@ -23,6 +22,7 @@ from ..common import FULL, LINEAR, Sizes, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_bias, read_chosen_count, read_groups
+from ..mtp import Head, HeadPlan, Names, Places, load_head, plain_norm, without_first
 
 NEMOTRON_H = {
     "vocab_size": 131072,
@@ -35,12 +35,13 @@ NEMOTRON_H = {
 }
 MLP, MOE = "mlp", "moe"
 PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
+HEAD = Names("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj", "mtp.layers.1.final_layernorm")
 OLD_NAMES = {"mamba": LINEAR, "attention": FULL}
 
 
 def nemotron_h(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
-    types = _types(reader)
+    types, drafting = _types(reader), _head_types(reader)
     sizes = read_sizes(reader, NEMOTRON_H | {"num_hidden_layers": len(types)})
     if sizes.layers != len(types):
         raise reader.bad("num_hidden_layers", sizes.layers, f"the number of layers in layers_block_type, {len(types)}")
@@ -52,20 +53,28 @@ def nemotron_h(config: dict[str, Any]) -> Architecture:
     experts = _Experts.read(reader, sizes, activation, mlp_bias)
     _check_the_rest(reader)
     kept = [layer for layer, kind in enumerate(types) if kind in (FULL, LINEAR)]
+    load_norm = plain_norm(eps)
 
-    def block(weights: Weights, layer: int) -> SingleBlock:
-        name, kind, heads = f"backbone.layers.{layer}.mixer", types[layer], sizes.heads
-        norm = RMSNorm.load(weights, f"backbone.layers.{layer}.norm", sizes.hidden, eps)
+    def part(weights: Weights, layer: str, kind: str, place: int) -> SingleBlock:
+        name, heads = f"{layer}.mixer", sizes.heads
+        norm = load_norm(weights, f"{layer}.norm", sizes.hidden)
         if kind == MLP:
             return SingleBlock(norm, mlp=PlainMLP.load(weights, name, sizes.hidden, sizes.inner, activation, bias=mlp_bias))
         if kind == MOE:
             return SingleBlock(norm, mlp=experts.load(weights, name))
-        place = kept.index(layer)
         if kind == LINEAR:
             loaded = Mamba2.load(weights, name, place, mamba, bias=bias, conv_bias=conv_bias, eps=eps)
             return SingleBlock(norm, loaded)
         qkv, output = load_qkv(weights, name, heads), load_output(weights, name, heads)
         return SingleBlock(norm, Attention(place, heads, qkv, output, rope=None))
+
+    def block(weights: Weights, layer: int) -> SingleBlock:
+        return part(weights, f"backbone.layers.{layer}", types[layer], kept.index(layer) if layer in kept else -1)
+
+    def head(weights: Weights, places: Places) -> Head:
+        both = [part(weights, f"mtp.layers.{i}", kind, places.attention) for i, kind in enumerate(drafting)]
+        assert both[0].mixer is not None
+        return load_head(weights, HEAD, places, sizes.hidden, load_norm, both, both[0].mixer, rope=None, normed=True)
 
     full = AttentionSpec(sizes.heads.kv, sizes.heads.dim, sizes.heads.dim, query_heads=sizes.heads.count)
     specs: tuple[LayerSpec, ...] = tuple(full if types[layer] == FULL else mamba.spec for layer in kept)
@@ -75,7 +84,8 @@ def nemotron_h(config: dict[str, Any]) -> Architecture:
         {},
         block,
         embedding="backbone.embeddings.weight",
-        final_norm=lambda weights: RMSNorm.load(weights, "backbone.norm_f", sizes.hidden, eps),
+        final_norm=lambda weights: load_norm(weights, "backbone.norm_f", sizes.hidden),
+        mtp=HeadPlan(without_first(full), head, witness=HEAD.join) if drafting in ([FULL, MOE], [FULL, MLP]) else None,
     )
 
 
@@ -93,6 +103,15 @@ def _types(reader: ConfigReader) -> list[str]:
         if kind not in PATTERN.values():
             raise reader.bad("layers_block_type", kind, f"one of {', '.join(PATTERN.values())}")
     return found
+
+
+def _head_types(reader: ConfigReader) -> list[str]:
+    """The parts of the head that drafts; empty without one."""
+    pattern = reader.optional_text("mtp_hybrid_override_pattern")
+    named = reader.take("mtp_layers_block_type")
+    if named is None and pattern is not None:
+        named = [PATTERN.get(letter, letter) for letter in pattern]
+    return [OLD_NAMES.get(kind, kind) for kind in named if isinstance(kind, str)] if isinstance(named, list) else []
 
 
 def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
@@ -118,7 +137,7 @@ def _check_the_rest(reader: ConfigReader) -> None:
     reader.only("hidden_dropout", 0, 0.0)
     reader.skip("attention_bias")  # transformers makes no biases, whatever it says; tensors for them would be unexpected
     reader.skip("residual_in_fp32", "rescale_prenorm_residual", "use_mamba_kernels", "num_logits_to_keep")
-    reader.skip("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern", "moe_shared_expert_overlap")
+    reader.skip("num_nextn_predict_layers", "moe_shared_expert_overlap")
     reader.skip("rope_theta", "rope_parameters", "partial_rotary_factor", "norm_eps", "attention_head_dim")
     reader.finish()
 

@@ -24,6 +24,7 @@ from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
+from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
 from ..rope_config import read_rope
 
 QWEN3_NEXT = {
@@ -56,7 +57,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 """Keys in published configs that no code reads, with the only values that match the code's behaviour."""
 
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
-LoadMLP = Callable[[Weights, int], FeedForward]
+LoadMLP = Callable[[Weights, str, int], FeedForward]
+"""Takes the layer's name and its number, which is that of the last layer for a head."""
 
 
 def qwen3_next(config: dict[str, Any]) -> Architecture:
@@ -67,8 +69,8 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
     moe = _Experts.read(reader, sizes, count=512, chosen=10, normalized=reader.boolean("norm_topk_prob", True))
     sparse = is_sparse_layer(reader, moe.shape[0])
 
-    def mlp(weights: Weights, layer: int) -> FeedForward:
-        return moe.load(weights, layer) if sparse(layer) else gated_mlp(weights, f"model.layers.{layer}", sizes, gate)
+    def mlp(weights: Weights, name: str, layer: int) -> FeedForward:
+        return moe.load(weights, name) if sparse(layer) else gated_mlp(weights, name, sizes, gate)
 
     return _architecture(reader, sizes, mlp, _interleaved_inputs)
 
@@ -81,7 +83,7 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
     _check_the_rest(reader)
     if reader.values.get("num_experts", 0) == 0:
         reader.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    return _architecture(reader, sizes, lambda weights, layer: gated_mlp(weights, f"model.layers.{layer}", sizes, gate), _separate_inputs)
+    return _architecture(reader, sizes, lambda weights, name, _: gated_mlp(weights, name, sizes, gate), _separate_inputs)
 
 
 def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
@@ -93,13 +95,13 @@ def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
     reader.only("decoder_sparse_step", 1)
     reader.only("norm_topk_prob", True)
     moe = _Experts.read(reader, sizes, count=256, chosen=8, normalized=True)
-    return _architecture(reader, sizes, moe.load, _separate_inputs)
+    return _architecture(reader, sizes, lambda weights, name, _: moe.load(weights, name), _separate_inputs)
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
     for key, allowed in _WITHOUT_EFFECT.items():
         reader.only(key, *allowed)
-    reader.skip("mrope_interleaved", "mrope_section", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    reader.skip("mrope_interleaved", "mrope_section")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class _Experts:
         route = softmax_then_top(read_chosen_count(reader, chosen, count), normalized=normalized)
         return cls(shape, reader.integer("shared_expert_intermediate_size", 512), route, gated(sizes.activation))
 
-    def load(self, weights: Weights, layer: int) -> MixtureOfExperts:
-        name, (count, _, hidden) = f"model.layers.{layer}.mlp", self.shape
+    def load(self, weights: Weights, layer: str) -> MixtureOfExperts:
+        name, (count, _, hidden) = f"{layer}.mlp", self.shape
         router = Linear.load(weights, f"{name}.gate", count, hidden, quantizable=False)
         experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", self.shape, self.gate)
         shared_gate = Linear.load(weights, f"{name}.shared_expert_gate", 1, hidden, quantizable=False)
@@ -148,6 +150,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
     ignored = frozenset({"mrope_section", "mrope_interleaved"})
     rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, ignored=ignored)
     bias = reader.boolean("attention_bias", False)
+    shares = not reader.boolean("mtp_use_dedicated_embeddings", False) and reader.integer("mtp_num_hidden_layers", 1, low=0) == 1
     reader.finish()
     norms = _Norms(sizes.eps, delta, f"model.layers.{types.index(LINEAR)}.linear_attn.conv1d.weight" if LINEAR in types else None)
 
@@ -158,16 +161,32 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
             mixer = _load_delta(weights, f"{name}.linear_attn", layer, sizes, delta, load_inputs)
         else:
             mixer = GatedAttention.load(weights, f"{name}.self_attn", layer, sizes, rope, norms, bias=bias)
+        return whole_block(weights, name, layer, mixer)
+
+    def whole_block(weights: Weights, name: str, layer: int, mixer: Mixer) -> Block:
         both = Norms(
             before_mixer=norms.load(weights, f"{name}.input_layernorm", sizes.hidden),
             before_mlp=norms.load(weights, f"{name}.post_attention_layernorm", sizes.hidden),
         )
-        return Block(mixer, mlp(weights, layer), both)
+        return Block(mixer, mlp(weights, name, layer), both)
+
+    def head(weights: Weights, places: Places) -> Head:
+        name = "mtp.layers.0"
+        mixer = GatedAttention.load(weights, f"{name}.self_attn", places.attention, sizes, rope, norms, bias=bias)
+        block = whole_block(weights, name, sizes.layers - 1, mixer)
+        return load_head(weights, QWEN, places, sizes.hidden, norms.load, [block], mixer, normed=True)
 
     heads = sizes.heads
     full = AttentionSpec(heads.kv, heads.dim, heads.dim, query_heads=heads.count)
     specs: tuple[LayerSpec, ...] = tuple(delta.spec if kind == LINEAR else full for kind in types)
-    return Architecture(sizes, specs, {"rope": rope}, block, final_norm=lambda weights: norms.load(weights, "model.norm", sizes.hidden))
+    return Architecture(
+        sizes,
+        specs,
+        {"rope": rope},
+        block,
+        final_norm=lambda weights: norms.load(weights, "model.norm", sizes.hidden),
+        mtp=HeadPlan(without_first(full), head) if shares else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

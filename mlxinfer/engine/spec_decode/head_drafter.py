@@ -1,0 +1,89 @@
+"""The model's own head, or one trained for it, writes ahead: it reads the hidden rows that the model leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import mlx.core as mx
+
+from ...cache.base import PAGE, Segment
+from ...cache.paged import PagedCache
+from ...models.decoder import Model
+from ...nn.packing import arrays
+from ...sampling import SamplingBatch
+from ..sequence import Sequence
+from .draft_model import draft_row
+
+
+class HeadDrafter:
+    """Implements `TokenDrafter`. The head's keys and values are in the model's own cache, where every step appends them for its tokens;
+    what the head appends for tokens that are not verified yet is written over by the step that verifies them. It samples with each row's
+    own settings, seed and positions, as `DraftModel` does."""
+
+    def __init__(self, model: Model, cache: PagedCache) -> None:
+        assert model.mtp is not None
+        self.model = model
+        self.cache = cache
+        self.cost = _share(model)
+        self._layers = model.mtp.places
+        self._batch: tuple[list[Sequence], SamplingBatch] | None = None
+
+    def room(self, sequence: Sequence) -> int:
+        known = sequence.num_tokens
+        if sequence.hooks is not None or known // PAGE != sequence.num_computed_tokens // PAGE:
+            return 0
+        return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
+
+    def catch_up(self, sequences: Many[Sequence]) -> None:
+        pass
+
+    def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:
+        wanted = sorted(wanted, key=lambda one: -one[1])
+        drafts: list[list[mx.array]] = [[] for _ in wanted]
+        before = self._hidden_rows([s for s, _ in wanted])
+        tokens = mx.array([s.tokens[-1] for s, _ in wanted], dtype=mx.int32)
+        for turn in range(wanted[0][1]):
+            rows = [s for s, count in wanted if count > turn]
+            before, logits = self._forward(rows, tokens[: len(rows)], before[: len(rows)], turn)
+            sampled = self._sampler(rows, drafts).sample(logits, [s.num_tokens + turn for s in rows])
+            mx.async_eval(sampled.tokens)  # type: ignore[no-untyped-call]
+            tokens = sampled.tokens.astype(mx.int32)
+            for i in range(len(rows)):
+                drafts[i].append(sampled.tokens[i : i + 1])
+        for (s, _), own in zip(wanted, drafts, strict=True):
+            s.propose(own[0] if len(own) == 1 else mx.concatenate(own))
+
+    def verified(self, sequence: Sequence, accepted: int) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        if self._batch is not None and sequence in self._batch[0]:
+            self._batch = None
+
+    def _hidden_rows(self, sequences: list[Sequence]) -> mx.array:
+        """The hidden rows of the last computed tokens, `[R, hidden]`."""
+        return self.cache.states(self._layers.state, [s.slot for s in sequences if s.slot is not None])[:, 0]
+
+    def _forward(self, rows: list[Sequence], tokens: mx.array, before: mx.array, turn: int) -> tuple[mx.array, mx.array]:
+        segments = []
+        for i, s in enumerate(rows):
+            assert s.slot is not None
+            past = s.num_tokens - 1 + turn
+            segments.append(Segment(s.slot, i, 1, past, max(s.rope_length, past + 1)))
+        step = self.cache.begin(segments)
+        hidden, logits = self.model.draft(tokens, before, step)
+        mx.async_eval(step.state, hidden, logits)  # type: ignore[no-untyped-call]
+        step.close()
+        return hidden, logits
+
+    def _sampler(self, rows: list[Sequence], drafts: Many[Many[mx.array]]) -> SamplingBatch:
+        if self._batch is None or self._batch[0] != rows or self._batch[1].counts_tokens:
+            described = [draft_row(s, own) for s, own in zip(rows, drafts, strict=False)]
+            self._batch = rows, SamplingBatch(described, self.model.vocab_size)
+        return self._batch[1]
+
+
+def _share(model: Model) -> float:
+    """Bytes that the head reads, in those that the model reads."""
+    own = sum(array.nbytes for array in arrays(model.mtp))
+    return min(own / max(sum(array.nbytes for array in arrays(model)) - own, 1), 1.0)
