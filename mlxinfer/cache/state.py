@@ -61,6 +61,15 @@ class RecurrentStore:
                 outputs[segment.start] = y[i]
         return mx.concatenate([outputs[s.start] for s in segments])
 
+    def together(self, slots: Sequence[int]) -> list[mx.array] | None:
+        """The states of these slots, each `[B, *shape]`, if they are in one array in this order."""
+        together = self._together.get(slots[0])
+        return together.states if together is not None and together.slots == list(slots) else None
+
+    def advance(self, slots: Sequence[int], states: list[mx.array]) -> None:
+        """Replace what `together` has returned."""
+        self._together[slots[0]].states = states
+
     def _joined(self, slots: list[int]) -> _Together:
         """The states of these slots, in one array."""
         together = self._together[slots[0]]

@@ -16,6 +16,7 @@ from ..cache.step import CacheStep
 from ..models.decoder import Model
 from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
+from .compiled_step import CompiledSteps
 from .events import Token
 from .scheduler import Schedule, Work
 from .sequence import Sequence
@@ -151,6 +152,7 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._apart = apart
+        self.compiled = CompiledSteps.of(model, cache)
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
@@ -175,8 +177,14 @@ class ModelRunner:
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
-            hidden = self.model.hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
-            sampled_rows += self._logits(part, segments, hidden, logits)
+            replayed = self._replayed(part, tokens, step) if len(part) == len(work) and hooks is None else None
+            if replayed is not None:
+                sampled_rows.append(replayed)
+            else:
+                hidden = self.model.hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
+                sampled_rows += self._logits(part, segments, hidden, logits)
+                if self.compiled is not None:
+                    self.compiled.learn(step)
             steps.append(step)
             start += count
             if hooks is not None:
@@ -196,6 +204,12 @@ class ModelRunner:
         self.cache.submit()
         pending.submit()
         return pending
+
+    def _replayed(self, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """The logits of all rows, if a compiled step computes them."""
+        if self.compiled is None or not all(w.count == 1 and w.samples and not w.drafts for w in work):
+            return None
+        return self.compiled.logits(tokens, step)
 
     def _parts(self, work: list[Work]) -> list[list[Work]]:
         """What goes through the model together: neighbours with the same hooks."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec, Step
+from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
@@ -131,24 +131,35 @@ class Decoder:
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
 
-    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
+    def rotations(self, step: Step) -> dict[str, Rotation]:
+        """How the rows of a step are rotated, by key of `ropes`."""
+        return {name: rope.at(step) for name, rope in self.ropes.items()}
+
+    def hidden(
+        self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None
+    ) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
-        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`)."""
+        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`). `rotations` are those of the step, where
+        they are known."""
         x = self.embedding(tokens)
         if self.embedding_scale != 1.0:
             x = x * mx.array(self.embedding_scale, x.dtype)
-        return self.through(x, step, hooks) if self.inputs is None else self._through_with(self.inputs(tokens, x), x, step)
+        rotations = rotations or self.rotations(step)
+        if self.inputs is None:
+            return self.through(x, step, hooks, rotations)
+        return self._through_with(self.inputs(tokens, x), x, step, rotations)
 
-    def _through_with(self, inputs: mx.array, x: mx.array, step: Step) -> mx.array:
+    def _through_with(self, inputs: mx.array, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         """`through`, each block with its own of the inputs `[layers, T, n]`."""
-        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
         for block, own in zip(self.blocks, inputs, strict=True):
             x = block(x, step, rotations, own)
         return self.norm(x) if self.joined else x
 
-    def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
+    def through(
+        self, x: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None
+    ) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
-        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        rotations = rotations or self.rotations(step)
         if hooks is not None:
             from .hooks import run_blocks
 
