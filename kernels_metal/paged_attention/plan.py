@@ -160,7 +160,9 @@ def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
     """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
     table = 0
     for r in rows:
-        for i in range(0, r.count, most):
+        if r.count <= most:
+            yield r, table - r.first
+        for i in range(0, r.count if r.count > most else 0, most):
             yield replace(r, start=r.start + i, count=min(most, r.count - i), past=r.past + i), table - r.first
         table += len(r.pages)
 

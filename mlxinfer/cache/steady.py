@@ -63,8 +63,11 @@ class SteadyCache:
         if not attends:
             return AppendPlan((), (), 0, 0, rows, _nothing()), False
         length, recent, new = RECENT if rows < _FEW_ROWS else RECENT // 2, self.stores[0].recent, attends[0].new_rows
-        if any(store.recent.spans != recent.spans or store.recent.length != recent.length for store in self.stores):
-            return None, False
+        spans = recent.spans
+        for store in self.stores:
+            other = store.recent.spans
+            if other is not spans and other != spans:
+                return None, False
         if recent.length == length and len(recent.spans) == rows:
             plan = plan_append(recent.spans, new, rows=rows, old_length=length, length=length)
             if plan is not None and len(plan.new) == rows:

@@ -233,7 +233,7 @@ class ModelRunner:
             return
         for row in pending.rows:
             if not len(row.drafts):
-                row.sequence.follow(sampled.tokens[row.row : row.row + 1])
+                row.sequence.follow(sampled.tokens, row.row)
         if not pending.schedule.drafts:
             self._last = [row.sequence for row in pending.rows], sampled.tokens
 
@@ -284,7 +284,7 @@ class ModelRunner:
         work = schedule.work
         if self._last is not None and not schedule.drafts:
             sampled, tokens = self._last
-            follow = [w.sequence for w in work if w.sequence.pending_token is not None]
+            follow = [w.sequence for w in work if w.sequence.sampled is not None]
             if len(follow) == len(work) and follow == sampled:
                 return tokens.astype(mx.int32)
         pieces: list[mx.array] = []

@@ -66,8 +66,7 @@ class MetalStep:
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
         self.group = group
-        few = [s for s in segments if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE]
-        self._many = [s for s in segments if s not in few]
+        few, self._many = _divided(segments)
         self._plain = PlainStep(tuple(self._many), group)
         self._order = _order(segments, [*few, *self._many])
         self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
@@ -183,7 +182,7 @@ class MetalStep:
 
     def plan(self, shape: Shape, pools: Pools, append: AppendPlan) -> DecodePlan:
         """The work of layers with this shape, rounded, where all segments have a few rows."""
-        rows = [replace(self._rows(s), kept=append.new[i][1], recent=i) for i, s in enumerate(self._few)]
+        rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
         return plan_decode(shape, rows, pools, query_rows=append.rows, window=self.group.window, rounded=True)
 
     def _refuse_if_given(self) -> None:
@@ -201,7 +200,7 @@ class MetalStep:
         if key not in self._decode:
             self._refuse_if_given()
             # The segments' own entries come first.
-            rows = [replace(self._rows(s), kept=append.new[i][1], recent=i) for i, s in enumerate(self._few)]
+            rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
             self._decode[key] = plan_decode(shape, rows, key[1], query_rows=append.rows, window=self.group.window)
         return self._decode[key]
 
@@ -274,9 +273,18 @@ class MetalStep:
             sinks=params.sinks,
         )
 
-    def _rows(self, s: Segment) -> Rows:
+    def _rows(self, s: Segment, kept: int = PAGE, recent: int = 0) -> Rows:
         table = self.group.tables[s.slot]
-        return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first)
+        return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first, kept, recent)
+
+
+def _divided(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """Those with a few rows in one page, and the others."""
+    few: list[Segment] = []
+    many: list[Segment] = []
+    for s in segments:
+        (few if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE else many).append(s)
+    return few, many
 
 
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
@@ -288,7 +296,7 @@ def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
     """The segments as if the step had no others."""
     renumbered, done = [], 0
     for s in segments:
-        renumbered.append(replace(s, start=done))
+        renumbered.append(s if s.start == done else replace(s, start=done))
         done += s.count
     return renumbered
 
