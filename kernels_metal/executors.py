@@ -92,6 +92,12 @@ def available() -> bool:
     return _chosen() is not None
 
 
+def traceable() -> bool:
+    """Whether kernels may be called while MLX traces a function: they are operations of MLX then, and nobody looks at their inputs."""
+    maker = _chosen()
+    return maker is mx.fast.metal_kernel or getattr(maker, "traceable", False)
+
+
 def get_kernel(file: str, name: str) -> Kernel:
     """The kernel of a Metal file, made once per executor. Raises RuntimeError where kernels cannot run."""
     maker = _chosen()

@@ -50,9 +50,14 @@ class AppendPlan:
     """int32 `[entries, 4]`: entry before the step, rows kept of it, first row of the step, number of new rows."""
 
 
-def plan_append(old: Spans, new: Sequence[NewRows], *, rows: int) -> AppendPlan | None:
+def plan_append(
+    old: Spans, new: Sequence[NewRows], *, rows: int, old_length: int | None = None, length: int | None = None
+) -> AppendPlan | None:
     """What becomes of recent rows when a step of `rows` rows adds `new` ones. None if an entry would become longer than `RECENT`: they have
-    to be written into the pages first. Raises ValueError for impossible rows."""
+    to be written into the pages first. Raises ValueError for impossible rows.
+
+    The arrays have `old_length` rows before the step and `length` after it, by default no more than the entries need. With a `length`,
+    entries may not become longer than that."""
     for each in new:
         _check(each, rows)
     before = {slot: (entry, start, stop) for entry, (slot, start, stop) in enumerate(old)}
@@ -67,10 +72,11 @@ def plan_append(old: Spans, new: Sequence[NewRows], *, rows: int) -> AppendPlan 
     for slot, (entry, start, stop) in before.items():
         entries.append((entry, stop - start, 0, 0))
         spans.append((slot, start, stop))
-    length = longest(spans)
-    if length > RECENT:
+    needed = longest(spans)
+    if needed > (RECENT if length is None else length):
         return None
-    return AppendPlan(old, tuple(spans), longest(old), length, rows, integers(entries))
+    before_it = longest(old) if old_length is None else old_length
+    return AppendPlan(old, tuple(spans), before_it, needed if length is None else length, rows, integers(entries))
 
 
 def longest(spans: Sequence[tuple[int, int, int]]) -> int:

@@ -92,10 +92,17 @@ class DecodePlan:
 
 
 def plan_decode(
-    shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, cores: int | None = None
+    shape: Shape,
+    rows: Sequence[Rows],
+    pools: Pools,
+    *,
+    query_rows: int,
+    window: int | None = None,
+    cores: int | None = None,
+    rounded: bool = False,
 ) -> DecodePlan:
     """Validate the rows and divide the work. Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for impossible rows
-    or page ids. `cores` defaults to the GPU's."""
+    or page ids. `cores` defaults to the GPU's. `rounded`: arrays are padded to sizes that many steps share, with items that do nothing."""
     check_shape(shape)
     if not rows:
         raise ValueError("no rows to attend with")
@@ -112,6 +119,13 @@ def plan_decode(
     cuts = [list(_cut(begin, end, size)) for begin, end in spans]
     divided = any(len(c) > 1 for c in cuts)
     work, parts, written = _items(pieces, cuts, window)
+    table = [page for r in rows for page in r.pages]
+    if rounded:
+        table += [0] * (round_up(len(table)) - len(table))
+        if divided:
+            idle = round_up(len(work)) - len(work)
+            work += [_idle(written + i) for i in range(idle)]
+            written += idle
     return DecodePlan(
         shape,
         tuple(rows),
@@ -123,17 +137,32 @@ def plan_decode(
         len(work),
         written,
         integers(work),
-        integers([page for r in rows for page in r.pages]),
+        integers(table),
         integers(parts) if divided else None,
         tile.staged_queries > 0 and len(pieces) == len(rows),
     )
+
+
+def round_up(count: int) -> int:
+    """The next of 8, 12, 16, 24, 32, 48, 64, and so on."""
+    size = 8
+    while size < count:
+        size += size // 2 if size & (size - 1) == 0 else size // 3
+    return size
+
+
+def _idle(out: int) -> tuple[int, ...]:
+    """A work item without pages, which appends nothing: its empty answer goes to a part that nobody reads."""
+    return 0, 0, 1, PAGE, _NO_EDGE, 0, 0, 0, out, 0, 0
 
 
 def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
     """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
     table = 0
     for r in rows:
-        for i in range(0, r.count, most):
+        if r.count <= most:
+            yield r, table - r.first
+        for i in range(0, r.count if r.count > most else 0, most):
             yield replace(r, start=r.start + i, count=min(most, r.count - i), past=r.past + i), table - r.first
         table += len(r.pages)
 

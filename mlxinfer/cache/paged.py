@@ -116,6 +116,11 @@ class PagedCache:
         return [(self._stores[layer], backend) for (_, backend), layers in self._backends.items() for layer in layers]
 
     @property
+    def recurrent(self) -> list[RecurrentStore]:
+        """The states of each recurrent layer."""
+        return list(self._recurrent.values())
+
+    @property
     def can_fork(self) -> bool:
         """Whether sequences can share state, as forks and the prefix cache need."""
         return not any(isinstance(s, (OpaqueSpec, BidirectionalSpec)) for s in self.layers)

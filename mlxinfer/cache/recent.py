@@ -22,6 +22,11 @@ class RecentRows:
     arrays: tuple[mx.array, ...] = ()
     """Keys and values, `[entries, Hkv, rows, D]`: row i of an entry is row `start + i` of its page."""
 
+    @property
+    def length(self) -> int:
+        """Rows that the arrays have for each entry, used or not."""
+        return self.arrays[0].shape[2] if self.arrays else 0
+
     def written(self, pages: Sequence[mx.array]) -> list[mx.array]:
         """Open pages of keys and of values, `[slots, Hkv, 64, D]`, with these rows in them."""
         slots, rows, entries, places = _places(self.spans)

@@ -76,6 +76,15 @@ class RecurrentStore:
             _, states = tried.update(tried.inputs[:, :rows], tuple(tried.states))
             self.put(slot, [state.astype(mx.float32) for state in states])
 
+    def together(self, slots: Sequence[int]) -> list[mx.array] | None:
+        """The states of these slots, each `[B, *shape]`, if they are in one array in this order."""
+        together = self._together.get(slots[0])
+        return together.states if together is not None and together.slots == list(slots) else None
+
+    def advance(self, slots: Sequence[int], states: list[mx.array]) -> None:
+        """Replace what `together` has returned."""
+        self._together[slots[0]].states = states
+
     def _joined(self, slots: list[int]) -> _Together:
         """The states of these slots, in one array."""
         together = self._together[slots[0]]

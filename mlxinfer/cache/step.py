@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import mlx.core as mx
@@ -83,6 +83,19 @@ class CacheStep:
 
     def opaque(self, segment: Segment) -> OpaqueState:
         return self._opaque[segment.slot]
+
+    @property
+    def attention(self) -> Collection[tuple[LayerStore, StepAttention]]:
+        """Every attention layer, with what computes it."""
+        return self._attention.values()
+
+    def again(self) -> CacheStep:
+        """The same step, which stays open when this one is closed."""
+        return CacheStep(self.segments, self._attention, self._recurrent, self._opaque, runs_blocks=self._runs_blocks)
+
+    def replayed(self, arrays: Sequence[mx.array]) -> None:
+        """The step has left these arrays in the cache, without its layers having been asked."""
+        self._written += arrays
 
     def close(self) -> None:
         """Drop the references to the cache: attention and rotation refer to each other, and would keep it alive until the next garbage

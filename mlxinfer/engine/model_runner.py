@@ -16,6 +16,7 @@ from ..cache.step import CacheStep
 from ..models.decoder import Model
 from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
+from .compiled_step import CompiledSteps
 from .events import Token
 from .scheduler import Schedule, Work
 from .sequence import Sequence
@@ -150,6 +151,7 @@ class ModelRunner:
         self.cache = cache
         self._apart = apart
         self._adapted = adapted
+        self.compiled = CompiledSteps.of(model, cache)
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
@@ -174,8 +176,15 @@ class ModelRunner:
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
-            hidden = self._graph(part).hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
-            sampled_rows += self._logits(part, segments, hidden, logits)
+            graph = self._graph(part)
+            replayed = self._replayed(part, tokens, step) if len(part) == len(work) and hooks is None and graph is self.model else None
+            if replayed is not None:
+                sampled_rows.append(replayed)
+            else:
+                hidden = graph.hidden(tokens if len(part) == len(work) else tokens[start : start + count], step, hooks)
+                sampled_rows += self._logits(part, segments, hidden, logits)
+                if self.compiled is not None:
+                    self.compiled.learn(step)
             steps.append(step)
             start += count
             if hooks is not None:
@@ -195,6 +204,12 @@ class ModelRunner:
         self.cache.submit()
         pending.submit()
         return pending
+
+    def _replayed(self, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """The logits of all rows, if a compiled step computes them."""
+        if self.compiled is None or not all(w.count == 1 and w.samples and not w.drafts for w in work):
+            return None
+        return self.compiled.logits(tokens, step)
 
     def _parts(self, work: list[Work]) -> list[list[Work]]:
         """What goes through the model together: neighbours with the same hooks."""
@@ -224,7 +239,7 @@ class ModelRunner:
             return
         for row in pending.rows:
             if not len(row.drafts):
-                row.sequence.follow(sampled.tokens[row.row : row.row + 1])
+                row.sequence.follow(sampled.tokens, row.row)
         if not pending.schedule.drafts:
             self._last = [row.sequence for row in pending.rows], sampled.tokens
 
@@ -275,7 +290,7 @@ class ModelRunner:
         work = schedule.work
         if self._last is not None and not schedule.drafts:
             sampled, tokens = self._last
-            follow = [w.sequence for w in work if w.sequence.pending_token is not None]
+            follow = [w.sequence for w in work if w.sequence.sampled is not None]
             if len(follow) == len(work) and follow == sampled:
                 return tokens.astype(mx.int32)
         pieces: list[mx.array] = []

@@ -152,11 +152,16 @@ class Decoder:
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
 
-    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
+    def rotations(self, step: Step) -> dict[str, Rotation]:
+        """How the rows of a step are rotated, by key of `ropes`."""
+        return {name: rope.at(step) for name, rope in self.ropes.items()}
+
+    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
-        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`)."""
+        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`). `rotations` are those of the step, where
+        they are known."""
         x = self._embedded(tokens)
-        rotations = {name: rope.at(step) for name, rope in self.ropes.items()}
+        rotations = rotations or self.rotations(step)
         before, after = self._through(x, step, rotations, hooks, None if self.inputs is None else self.inputs(tokens, x))
         if self.mtp is not None:
             reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
@@ -165,7 +170,7 @@ class Decoder:
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
-        return self._through(x, step, {name: rope.at(step) for name, rope in self.ropes.items()}, hooks)[1]
+        return self._through(x, step, self.rotations(step), hooks)[1]
 
     def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
         """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its logits `[R, vocab]`, float32."""

@@ -26,6 +26,11 @@ class Trial(Protocol):
         """For people: what is not used, and why."""
         ...
 
+    @property
+    def age(self) -> int:
+        """Changes when kernels are given up, or others are used."""
+        ...
+
 
 TRIALS: list[Trial] = []
 """Every kernel that plain MLX can stand in for, except those of attention."""
@@ -38,11 +43,15 @@ class KernelTrial:
         """`what` it computes, for messages. `run(*kind)` computes a small case both ways: it returns what is wrong, or None. RuntimeError
         and ValueError count as failures."""
         self.what = what
-        self.age = 0
-        """Changes when kernels are given up."""
+        self._age = 0
         self._run = run
         self._obstacles: dict[Kind, str | None] = {}
         TRIALS.append(self)
+
+    @property
+    def age(self) -> int:
+        """See `Trial`."""
+        return self._age
 
     def obstacle(self, *kind: Any) -> str | None:
         """Why the kernel is not used for this kind, in one line; None where it is."""
@@ -64,13 +73,13 @@ class KernelTrial:
         used = [kind for kind, obstacle in self._obstacles.items() if obstacle is None]
         used = [kind for kind in used if self._tried(kind)] if guilty else used
         self._obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in used)
-        self.age += 1
+        self._age += 1
         return bool(used)
 
     def forget(self) -> None:
         """Begin anew, as if nothing had been tried."""
         self._obstacles.clear()
-        self.age += 1
+        self._age += 1
 
     def _tried(self, kind: Kind) -> str | None:
         try:
@@ -91,6 +100,11 @@ def give_up(error: BaseException, *, guilty: bool) -> bool:
     """A step has failed: do without all kernels of this module, or with `guilty` only without those that fail their trial now. Returns
     whether any was in use."""
     return sum([trial.give_up(error, guilty=guilty) for trial in TRIALS]) > 0
+
+
+def age() -> int:
+    """Changes when the kernels that are used do."""
+    return sum([trial.age for trial in TRIALS])
 
 
 def lost_lines() -> list[str]:

@@ -233,6 +233,10 @@ def _described(choice: Choice) -> str:
 class _Products:
     """`Trial` of all formats."""
 
+    @property
+    def age(self) -> int:
+        return _age
+
     def give_up(self, error: BaseException, *, guilty: bool) -> bool:
         from ..kernels_metal.quantized_matmul.trial import why_untrusted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -66,8 +66,7 @@ class MetalStep:
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
         self.group = group
-        few = [s for s in segments if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE]
-        self._many = [s for s in segments if s not in few]
+        few, self._many = _divided(segments)
         self._plain = PlainStep(tuple(self._many), group)
         self._order = _order(segments, [*few, *self._many])
         self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
@@ -77,6 +76,7 @@ class MetalStep:
         self._launches: dict[Alike, AppendLaunch | DecodePlan] = {}
         self._appends: dict[Spans, AppendPlan | None] = {}
         self._decode: dict[tuple[Shape, Pools, Spans], DecodePlan] = {}
+        self._given = False
         self._prefill: dict[tuple[Shape, Pools, tuple[Segment, ...]], PrefillPlan] = {}
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
@@ -156,25 +156,51 @@ class MetalStep:
         """How this step's rows join the layer's recent ones; if these are too many, they are written into the pages first."""
         spans = store.recent.spans
         if spans is not self._last[0]:  # nearly all layers have those of the layer before
-            self._last = spans, self._planned(spans)
+            self._last = spans, self._planned(spans, store.recent.length)
         plan = self._last[1]
         if plan is None:
             store.write_recent()
-            plan = self._planned(())
+            plan = self._planned((), 0)
         assert plan
         return plan
 
-    def _planned(self, spans: Spans) -> AppendPlan | None:
+    def _planned(self, spans: Spans, length: int) -> AppendPlan | None:
         if spans not in self._appends:
-            new = [NewRows(s.slot, s.start, s.count, s.past % PAGE) for s in self._few]
-            self._appends[spans] = plan_append(spans, new, rows=sum(s.count for s in self._few))
+            self._refuse_if_given()
+            self._appends[spans] = plan_append(spans, self.new_rows, rows=sum(s.count for s in self._few), old_length=length)
         return self._appends[spans]
+
+    @property
+    def new_rows(self) -> list[NewRows]:
+        """The rows that segments with a few add to their open pages."""
+        return [NewRows(s.slot, s.start, s.count, s.past % PAGE) for s in self._few]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of the layers that have attended with a few rows."""
+        return list(dict.fromkeys(shape for shape, _, _ in self._decode))
+
+    def plan(self, shape: Shape, pools: Pools, append: AppendPlan) -> DecodePlan:
+        """The work of layers with this shape, rounded, where all segments have a few rows."""
+        rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
+        return plan_decode(shape, rows, pools, query_rows=append.rows, window=self.group.window, rounded=True)
+
+    def _refuse_if_given(self) -> None:
+        if self._given:
+            raise RuntimeError("layers do not have what the step was planned for")
+
+    def use(self, append: AppendPlan, plans: Iterable[DecodePlan]) -> None:
+        """Compute all layers by these plans and no others; their arrays may be those of a trace."""
+        self._given, self._last, self._launches = True, (None, None), {}
+        self._appends = {append.old: append}
+        self._decode = {(plan.shape, plan.pools, append.new): plan for plan in plans}
 
     def _decode_plan(self, store: LayerStore, shape: Shape, append: AppendPlan) -> DecodePlan:
         key = shape, _pools(store, append), append.new
         if key not in self._decode:
+            self._refuse_if_given()
             # The segments' own entries come first.
-            rows = [replace(self._rows(s), kept=append.new[i][1], recent=i) for i, s in enumerate(self._few)]
+            rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
             self._decode[key] = plan_decode(shape, rows, key[1], query_rows=append.rows, window=self.group.window)
         return self._decode[key]
 
@@ -247,9 +273,18 @@ class MetalStep:
             sinks=params.sinks,
         )
 
-    def _rows(self, s: Segment) -> Rows:
+    def _rows(self, s: Segment, kept: int = PAGE, recent: int = 0) -> Rows:
         table = self.group.tables[s.slot]
-        return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first)
+        return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first, kept, recent)
+
+
+def _divided(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """Those with a few rows in one page, and the others."""
+    few: list[Segment] = []
+    many: list[Segment] = []
+    for s in segments:
+        (few if s.count <= MOST_ROWS and s.past // PAGE == (s.past + s.count - 1) // PAGE else many).append(s)
+    return few, many
 
 
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
@@ -261,7 +296,7 @@ def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
     """The segments as if the step had no others."""
     renumbered, done = [], 0
     for s in segments:
-        renumbered.append(replace(s, start=done))
+        renumbered.append(s if s.start == done else replace(s, start=done))
         done += s.count
     return renumbered
 

@@ -1,0 +1,139 @@
+"""Decoding without building each step's graph in Python: `mx.compile` traces a step of the model once, and MLX replays it for later ones.
+
+Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
+from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
+that has come twice. `MLXINFER_COMPILED_STEPS=0` switches all of it off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Hashable, Sequence
+from threading import get_ident
+from typing import Any, cast
+
+import mlx.core as mx
+
+from ..cache.paged import PagedCache
+from ..cache.steady import SteadyCache, SteadyStep
+from ..cache.step import CacheStep
+from ..errors import one_line
+from ..kernels_metal import executors
+from ..models.decoder import Decoder, Model
+from ..nn.attention import Temperature
+from ..nn.kernel_trial import age, kernels_in_use
+
+SWITCH = "MLXINFER_COMPILED_STEPS"
+_MOST_TRACES, _MOST_SEEN = 32, 256
+
+_Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]"], "list[mx.array]"]
+"""From tokens, arrays made by the host and arrays held by the cache to logits and what the step leaves in the cache."""
+
+_log = logging.getLogger(__name__)
+
+
+class CompiledSteps:
+    """The traces of one model over one cache."""
+
+    def __init__(self, model: Decoder, cache: PagedCache) -> None:
+        self._model = model
+        self._cache = SteadyCache(cache)
+        self._traces: dict[Hashable, _Trace] = {}
+        self._seen: set[Hashable] = set()
+        self._temperatures = list(_temperatures(model))
+        self.traced = 0
+        """Steps that were traced."""
+        self.replayed = 0
+        """Steps that were computed by a trace, those that made one included."""
+
+    @classmethod
+    def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
+        """None where no step could be replayed."""
+        # A head that drafts reads the rows of every step, replayed or not.
+        usable = (
+            isinstance(model, Decoder)
+            and model.mtp is None
+            and kernels_in_use()
+            and os.environ.get(SWITCH) != "0"
+            and executors.traceable()
+        )
+        found = cls(model, cache) if usable and isinstance(model, Decoder) else None
+        return found if found is not None and found._cache.possible else None
+
+    def logits(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """int32 `[T]` to logits `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be built as
+        ever, and nothing has changed."""
+        if not self._cache.possible:
+            return None
+        steady = self._cache.steady(step)
+        if steady is None:
+            return None
+        rotations = self._model.rotations(step)
+        given = [*steady.given, step.positions, *(rotation.waves for rotation in rotations.values())]
+        key = self._key(steady, step, tokens)
+        trace = self._traces.get(key)
+        if trace is None:
+            if key not in self._seen:
+                self._see(key)
+                return None
+            trace = self._traced(key, steady, step)
+        try:
+            outputs = trace(tokens, given, steady.begin())
+        except Exception as error:  # whatever it is: the step can be built as ever
+            self._cache.possible = False
+            self._traces.clear()
+            _log.warning("steps are no longer compiled (%s)", one_line(error))
+            return None
+        self.replayed += 1
+        steady.end(outputs[1:])
+        step.replayed(outputs[1:])
+        return outputs[0]
+
+    def learn(self, step: CacheStep) -> None:
+        """Look at a step that was built as ever."""
+        self._cache.learn(step)
+
+    def _key(self, steady: SteadyStep, step: CacheStep, tokens: mx.array) -> Hashable:
+        """All that a trace depends on besides arrays. Traces belong to threads."""
+        segments = step.segments
+        regimes = [tuple([rope.regime(max(s.total, s.past + 1)) for s in segments]) for rope in self._model.ropes.values()]
+        hot = tuple([each.beyond(segments) for each in self._temperatures])
+        return steady.key, tuple(regimes), hot, tokens.dtype, age(), get_ident()
+
+    def _see(self, key: Hashable) -> None:
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(key)
+
+    def _traced(self, key: Hashable, steady: SteadyStep, step: CacheStep) -> _Trace:
+        if len(self._traces) >= _MOST_TRACES:
+            self._traces.pop(next(iter(self._traces)))
+        made = self._traces[key] = cast(_Trace, mx.compile(_once(self._model, steady, step.again())))
+        self.traced += 1
+        return made
+
+
+def _once(model: Decoder, steady: SteadyStep, step: CacheStep) -> Callable[..., list[mx.array]]:
+    """The step as a function of arrays. MLX calls it once, for arrays of other shapes it would have to be made anew."""
+    shapes: list[Any] = []
+
+    def compute(tokens: mx.array, given: Sequence[mx.array], held: Sequence[mx.array]) -> list[mx.array]:
+        found = [(a.shape, a.dtype) for a in (tokens, *given, *held)]
+        if shapes and shapes != found:
+            raise RuntimeError("a step has arrays of other shapes than those like it")
+        shapes[:] = found
+        rotations = model.rotations(step)
+        step.positions, *waves = given[-1 - len(rotations) :]
+        for rotation, each in zip(rotations.values(), waves, strict=True):
+            rotation.__dict__["waves"] = each
+        with steady.reading(given[: -1 - len(rotations)], held):
+            logits = model.logits(model.hidden(tokens, step, rotations=rotations))
+            return [logits, *steady.left()]
+
+    return compute
+
+
+def _temperatures(model: Decoder) -> set[Temperature]:
+    mixers = [getattr(block, "mixer", None) for block in model.blocks]
+    return {each for mixer in mixers if (each := getattr(mixer, "temperature", None)) is not None}
