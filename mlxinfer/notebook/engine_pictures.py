@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,7 @@ def cache_picture(held: CacheMap, group: int = 0) -> Picture:
     axes.tick_params(axis="x", labelsize=7)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(_title(chosen), fontsize=9, loc="left")
-    _legend(axes, {page.state for page in chosen.pages}, opened=bool(held.sequences))
+    _legend(axes, chosen.pages, opened=bool(held.sequences))
     return Picture(figure)
 
 
@@ -82,14 +82,17 @@ def _title(group: CacheGroup) -> str:
     return f"{len(group.layers)} layers{reach}: {' and '.join(sorted({form.name for form in group.formats}))} bits"
 
 
-def _legend(axes: Any, states: set[str], *, opened: bool) -> None:
+def _legend(axes: Any, pages: Sequence[CachePage], *, opened: bool) -> None:
     from matplotlib.patches import Patch
 
+    states = {page.state for page in pages}
     patches = [Patch(color=_COLOURS[state], label=_MEANINGS[state]) for state in _COLOURS if state in states]
+    if any(page.page < 0 for page in pages):
+        patches.append(Patch(facecolor="none", edgecolor=RED, label="first page, 16 bits"))
     if opened:
         patches.append(Patch(color=_OPEN, label="open, 16 bits"))
     if patches:
-        axes.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=7, frameon=False)
+        axes.figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 3), fontsize=7, frameon=False)
 
 
 def cache_errors_picture(errors: CacheErrors) -> Picture:
@@ -146,7 +149,9 @@ def _step_rows(axes: Any, timeline: Timeline) -> None:
     began, spans, answers, prompts = (np.array(column) for column in zip(*steps.values(), strict=True))
     axes.bar(began, answers, spans, align="edge", color=YELLOW, label="rows of answers")
     axes.bar(began, prompts, spans, bottom=answers, align="edge", color=BLUE, label="rows of prompts")
-    axes.set_yscale("symlog", linthresh=4)
+    axes.set_yscale("symlog", base=2, linthresh=4)
+    axes.set_yticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1024"])
+    axes.set_ylim(0, 1.2 * float((answers + prompts).max()))
     axes.set_ylabel("rows of a step", fontsize=8)
     axes.set_xlabel("seconds", fontsize=8)
     axes.tick_params(labelsize=7)
