@@ -33,7 +33,9 @@ def cache_picture(held: CacheMap, group: int = 0) -> Picture:
     chosen = held.groups[group]
     by_id = {page.page: page for page in chosen.pages}
     lanes = _lanes(page for page in chosen.pages if not page.users)
-    widest = max([len(each.pages[group]) + each.first[group] + 1 for each in held.sequences] + [page.number + 1 for page in chosen.pages] + [4])
+    widest = max(
+        [len(each.pages[group]) + each.first[group] + 1 for each in held.sequences] + [page.number + 1 for page in chosen.pages] + [4]
+    )
     figure, axes = new_figure(1.6 + 0.42 * min(widest, 30), 1.1 + 0.36 * (len(held.sequences) + len(lanes)))
     labels: list[str] = []
     for row, sequence in enumerate(held.sequences):
@@ -129,7 +131,15 @@ def timeline_picture(timeline: Timeline) -> Picture:
     for kind, colour, height in (("prompt", BLUE, 0.74), ("answer", YELLOW, 0.5)):
         parts = [row for row in rows if getattr(row, kind)]
         spans = [row.ended - row.began for row in parts]
-        above.barh([row.request for row in parts], spans, left=[row.began for row in parts], height=height, color=colour, edgecolor="white", linewidth=0.3)
+        above.barh(
+            [row.request for row in parts],
+            spans,
+            left=[row.began for row in parts],
+            height=height,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.3,
+        )
     labels = [f"{number}: {each.prompt_tokens - each.reused}+{each.answer_tokens}" for number, each in enumerate(requests)]
     above.set_yticks(range(len(requests)), labels, fontsize=8)
     above.set_ylim(len(requests) - 0.4, -0.8)

@@ -42,7 +42,9 @@ def to_pandas(values: Any) -> Any:
         return frame(_lens_rows(values))
     if isinstance(values, (list, tuple)) and values and all(is_dataclass(each) for each in values):
         return frame(_row(each) for each in values)
-    raise SettingError(f"a {type(values).__name__} is no table: to_pandas takes answers with log-probabilities, lenses and lists of results")
+    raise SettingError(
+        f"a {type(values).__name__} is no table: to_pandas takes answers with log-probabilities, lenses and lists of results"
+    )
 
 
 def _row(value: Any) -> dict[str, object]:

@@ -100,7 +100,7 @@ class Timeline:
             Rows(r.step, numbers[r.request], r.began, r.ended, r.prompt, r.answer, r.tokens) if r.request in numbers else r
             for r in self.rows
         ]
-        self._sequences = {number: sequence for number, sequence in enumerate(ordered)}
+        self._sequences = dict(enumerate(ordered))
 
     @property
     def steps(self) -> int:
