@@ -114,11 +114,16 @@ class Timeline:
 
     def _request(self, sequence: Sequence) -> TimelineRequest:
         times = sequence.times
-        moments = (each - self._began if each else 0.0 for each in (times.added, times.started, times.first_token, times.last_token))
+        added, started, first, last = (
+            each - self._began if each else 0.0 for each in (times.added, times.started, times.first_token, times.last_token)
+        )
         return TimelineRequest(
-            len(sequence.prompt),
-            sequence.reused_tokens,
-            *moments,
+            prompt_tokens=len(sequence.prompt),
+            reused=sequence.reused_tokens,
+            added=added,
+            started=started,
+            first_token=first,
+            last_token=last,
             answer_tokens=len(sequence.answer),
             finish_reason=sequence.finish_reason or "",
             preemptions=sequence.preemptions,

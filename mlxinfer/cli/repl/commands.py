@@ -42,14 +42,14 @@ class Session:
     """Keeps the conversation after every turn; None where nothing is kept."""
     stats: bool = True
     """Whether a line about speed follows every answer."""
-    folded: bool = True
-    """Whether what a model thinks is shown as one line instead of in full."""
     runner: ToolRunner | None = None
     """Runs the calls that the model asks for; None without tools."""
     file: Path | None = None
     """Where the conversation was saved to or loaded from by the user."""
     switch: Callable[[str], LLM] | None = None
     """Closes the model and opens another one, by what that is asked for by; None where there is only this one."""
+    folded: bool = True
+    """Whether what a model thinks is shown as one line instead of in full."""
 
     def keep(self) -> None:
         """Write the conversation to the state folder. A disk that refuses is told once and does not end the chat."""
