@@ -39,7 +39,7 @@ $(bin)/ruff format --check .
 $(bin)/mypy
 endef
 
-.PHONY: help demo chat smoke quick test test-swift plain mac-like bench lint fix sanitize torch clean
+.PHONY: help demo chat smoke quick test test-swift plain mac-like bench lint fix sanitize torch notebooks docs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -93,6 +93,12 @@ sanitize: $(extras)  ## the CPU kernels under sanitizers, and for arm64 where th
 torch: $(extras)  ## add torch, so that the tests against it run as well
 	@if [ "$$(uname -s)" = Darwin ]; then $(pip) install torch; \
 	else $(pip) install --no-index --no-deps torch && $(pip) install sympy networkx fsspec filelock typing-extensions; fi
+
+notebooks: $(extras) $(smollm2)  ## run all notebooks, and write their outputs (minutes)
+	$(bin)/python notebooks/run.py $(ARGS)
+
+docs: $(VENV)/.extras-docs  ## the documents as a site in build/docs; a link that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict $(ARGS)
 
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) build dist swift/MLXInferClient/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

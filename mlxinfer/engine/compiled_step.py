@@ -80,7 +80,7 @@ class CompiledSteps:
             trace = self._traced(key, steady, step)
         try:
             outputs = trace(tokens, given, steady.begin())
-        except Exception as error:  # whatever it is: the step can be built as ever
+        except Exception as error:  # noqa: BLE001  whatever it is: the step can be built as ever
             self._cache.possible = False
             self._traces.clear()
             _log.warning("steps are no longer compiled (%s)", one_line(error))

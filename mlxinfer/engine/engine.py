@@ -21,7 +21,7 @@ from ..models.decoder import Model
 from ..nn.kernel_trial import lost_lines
 from ..types import EngineStats, FinishReason
 from .chunk_policy import ChunkPolicy, DeterministicChunks, WholeTexts
-from .events import Ended, Event, Logits, Pooled
+from .events import Ended, Event, Logits, Pooled, StepReport
 from .given_up import TakeMemory, give_up_guilty, unpack_once
 from .kv_cache_manager import KVCacheManager
 from .model_runner import ModelRunner, PendingStep, SequenceOutput
@@ -37,6 +37,8 @@ from .spec_decode.proposer import Proposer
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..adapters.adapted import AdaptedModel
     from ..cache.disk.storage import DiskStorage
     from ..cache.kv_events import KVEventSink
@@ -83,6 +85,8 @@ class Engine:
         self._ended = EngineStats()
         self._steps = 0
         self._kv_events: KVEventSink | None = None
+        self.watch: Callable[[StepReport], None] | None = None
+        """Is told of every step, for those who look on; it must not change anything."""
         self._start()
 
     def _start(self) -> None:
@@ -269,12 +273,15 @@ class Engine:
             return
         step.wait()
         outputs = step.collect()
-        now = perf_counter()
+        now, began = perf_counter(), max(self._collected_at, step.submitted)
         self._learn(step, outputs, now)
         self._seal(step)
         self.cache.submit()
         step.close()
+        before = len(events)
         self._emit(step, outputs, now, events)
+        if self.watch is not None:
+            self.watch(StepReport(step.schedule, events[before:], began, now, len(self.scheduler.waiting)))
 
     def _learn(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> None:
         """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""

@@ -10,6 +10,8 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from .scheduler import Schedule
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -60,3 +62,19 @@ class Ended:
 
 
 Event = Union[Token, Logits, Pooled, Ended]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What `Engine.watch` is told of each step that was computed."""
+
+    schedule: Schedule
+    """What it computed: rows of prompts and of answers, by sequence."""
+    events: list[Event]
+    """What its sequences got."""
+    began: float
+    """When the device could begin with it, in seconds of `perf_counter`: it was submitted, and the step before it had ended."""
+    ended: float
+    """When its results were read, likewise."""
+    waiting: int
+    """Sequences that had no place at that time."""

@@ -1,20 +1,37 @@
-"""Helpers for Jupyter: answers that stream into a cell, `%%chat`, and pictures of answers and of a model's inside.
+"""Helpers for Jupyter: answers that stream into a cell, `%%chat`, tables, and pictures of answers, of a model's inside, and of the engine.
 
 `%load_ext mlxinfer` adds the magics, and shows models, answers and statistics as HTML.
 """
 
+from .cache_errors import CacheErrors, cache_errors
+from .cache_map import CacheMap, cache_map
 from .compare import Comparison, compare
 from .display import stream
+from .engine_pictures import cache_errors_picture, cache_picture, timeline_picture
+from .frames import to_pandas
+from .picture import Picture
 from .pictures import attention_picture, attribution_picture, heat_picture, lens_picture, logprobs_picture, surprise_picture
+from .timeline import Timeline, recorded
 
 __all__ = [
+    "CacheErrors",
+    "CacheMap",
     "Comparison",
+    "Picture",
+    "Timeline",
     "attention_picture",
     "attribution_picture",
+    "cache_errors",
+    "cache_errors_picture",
+    "cache_map",
+    "cache_picture",
     "compare",
     "heat_picture",
     "lens_picture",
     "logprobs_picture",
+    "recorded",
     "stream",
     "surprise_picture",
+    "timeline_picture",
+    "to_pandas",
 ]

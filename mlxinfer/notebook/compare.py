@@ -11,10 +11,11 @@ from typing import Any, Union
 import mlx.core as mx
 
 from ..engine.llm import LLM
-from ..errors import MLXInferError, PromptError, SettingError
+from ..errors import PromptError, SettingError
 from ..evaluation.measure import kl_divergence, logprobs_of
 from ..types import SamplingParams
 from .formats import table
+from .frames import frame
 
 Compared = Union[str, Path, LLM, Mapping[str, Any]]
 """What is compared: what a model is asked for by, an open one, or the keywords of `LLM`, such as `{"path_or_id": "smollm2", "kv": "4"}`."""
@@ -51,11 +52,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """The rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
-        try:
-            import pandas  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise MLXInferError("to_pandas needs pandas: pip install pandas") from error
-        return pandas.DataFrame([asdict(row) for row in self.rows])
+        return frame(asdict(row) for row in self.rows)
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
         for row in self.rows:

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from io import BytesIO
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import MLXInferError, SettingError
 from ..types import Completion, TokenLogprob
+from .picture import BLUE, RED, YELLOW, Picture, new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..interpret.trace import Trace
 
 MOST_TOKENS = 64
-_BLUE, _YELLOW, _RED = "#3b7dd8", "#e0a030", "#d04a3a"
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    """On white, whatever the notebook's theme: the colours are chosen for it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MLXInferError("pictures need matplotlib: pip install '.[notebook]' in a clone of mlxinfer") from error
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    return figure, figure.subplots()
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A matplotlib `figure` that shows itself as the result of a cell, without pyplot's global state."""
-
-    figure: Figure
-    """matplotlib's figure."""
-
-    def _repr_png_(self) -> bytes:
-        png = BytesIO()
-        self.figure.savefig(png, format="png", dpi=110)
-        return png.getvalue()
 
 
 def logprobs_picture(completion: Completion) -> Picture:
@@ -54,7 +27,7 @@ def logprobs_picture(completion: Completion) -> Picture:
     if not completion.logprobs:
         raise MLXInferError("this completion has no log-probabilities: generate it with SamplingParams(logprobs=2)")
     tokens = completion.logprobs[:MOST_TOKENS]
-    figure, axes = _figure(6.0, 0.6 + 0.24 * len(tokens))
+    figure, axes = new_figure(6.0, 0.6 + 0.24 * len(tokens))
     rows, chances = range(len(tokens)), [exp(token.logprob) for token in tokens]
     axes.barh(rows, chances, color=[_colour(chance) for chance in chances], height=0.75)
     axes.set_yticks(rows, [_label(token.text) for token in tokens], fontfamily="monospace")
@@ -71,7 +44,7 @@ def lens_picture(trace: Trace, *, last: int = 12) -> Picture:
     """The likeliest next token after each layer, coloured by its probability, at the `last` tokens of a prompt: the lowest row is the
     embedding, the highest the model's answer. Raises as `Trace.logit_lens` does, and `MLXInferError` without matplotlib."""
     lens, count = trace.logit_lens(), min(last, len(trace))
-    figure, axes = _figure(1.2 + 0.95 * count, 0.7 + 0.22 * len(lens.layers))
+    figure, axes = new_figure(1.2 + 0.95 * count, 0.7 + 0.22 * len(lens.layers))
     chances = np.array(lens.probability)[:, -count:]
     image = axes.imshow(chances, aspect="auto", origin="lower", vmin=0, vmax=1, cmap="Blues")
     for row, texts in enumerate(lens.texts):
@@ -93,7 +66,7 @@ def attention_picture(trace: Trace, layer: int, head: int) -> Picture:
     if layer not in patterns or not 0 <= head < patterns[layer].shape[0]:
         raise SettingError(f"the trace has no attention of layer {layer}, head {head}")
     size = min(max(3.0, 0.28 * len(trace)), 9.0)
-    figure, axes = _figure(size + 1, size)
+    figure, axes = new_figure(size + 1, size)
     axes.imshow(np.array(patterns[layer][head]), vmin=0, vmax=1, cmap="Blues")
     if len(trace) <= MOST_TOKENS:
         labels = [_short(text) for text in trace.tokens]
@@ -107,9 +80,9 @@ def surprise_picture(trace: Trace) -> Picture:
     """How surprising each token of the prompt was, and how unsure the model of the next. Needs "logits" in the trace. Raises
     `MLXInferError` without matplotlib."""
     surprisal, entropy = np.array(trace.surprisal()), np.array(trace.entropy())
-    figure, axes = _figure(min(max(4.0, 0.32 * len(trace)), 14.0), 2.6)
-    axes.bar(range(1, len(trace)), surprisal, color=_RED, width=0.7, label="surprisal of the token")
-    axes.plot(range(1, len(trace) + 1), entropy, color=_BLUE, marker=".", linewidth=1, label="entropy before it")
+    figure, axes = new_figure(min(max(4.0, 0.32 * len(trace)), 14.0), 2.6)
+    axes.bar(range(1, len(trace)), surprisal, color=RED, width=0.7, label="surprisal of the token")
+    axes.plot(range(1, len(trace) + 1), entropy, color=BLUE, marker=".", linewidth=1, label="entropy before it")
     if len(trace) <= MOST_TOKENS:
         axes.set_xticks(range(len(trace)), [_short(text) for text in trace.tokens], rotation=90, fontsize=7, fontfamily="monospace")
     axes.set_ylabel("nats", fontsize=8)
@@ -121,11 +94,11 @@ def surprise_picture(trace: Trace) -> Picture:
 def attribution_picture(trace: Trace, token: int | None = None, position: int = -1) -> Picture:
     """What each part of the model adds to the logit of a token: see `Trace.attribution`, whose errors it raises."""
     shares = trace.attribution(token, position)
-    figure, axes = _figure(7.0, 2.6)
+    figure, axes = new_figure(7.0, 2.6)
     layers = range((len(shares) - 1) // 2)
-    for offset, part, colour in ((-0.2, "attention", _BLUE), (0.2, "mlp", _YELLOW)):
+    for offset, part, colour in ((-0.2, "attention", BLUE), (0.2, "mlp", YELLOW)):
         axes.bar([layer + offset for layer in layers], [shares[f"{part} {layer}"] for layer in layers], 0.4, color=colour, label=part)
-    axes.bar([-1], [shares["embedding"]], 0.6, color=_RED, label="embedding")
+    axes.bar([-1], [shares["embedding"]], 0.6, color=RED, label="embedding")
     axes.axhline(0, color="0.6", linewidth=0.6)
     axes.set_xlabel("layer", fontsize=8)
     axes.set_ylabel("logit", fontsize=8)
@@ -139,7 +112,7 @@ def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "") 
     without matplotlib."""
     numbers = np.array(values)
     most = float(np.abs(numbers).max()) or 1.0
-    figure, axes = _figure(2 + 0.3 * numbers.shape[1], 1.2 + 0.16 * numbers.shape[0])
+    figure, axes = new_figure(2 + 0.3 * numbers.shape[1], 1.2 + 0.16 * numbers.shape[0])
     image = axes.imshow(numbers, aspect="auto", origin="lower", vmin=-most, vmax=most, cmap="RdBu")
     axes.set_xlabel(columns, fontsize=8)
     axes.set_ylabel(rows, fontsize=8)
@@ -162,4 +135,4 @@ def _label(text: str) -> str:
 
 
 def _colour(chance: float) -> str:
-    return _BLUE if chance >= 0.5 else _YELLOW if chance >= 0.1 else _RED
+    return BLUE if chance >= 0.5 else YELLOW if chance >= 0.1 else RED

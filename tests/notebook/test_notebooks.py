@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from support.optional import needs
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-SAYS = {"01": "Paris", "02": "without these six    11.", "07": "Warsaw", "08": "+0 ' empty. I looked around"}
+SAYS = {
+    "01": "Paris",
+    "02": "without these six    11.",
+    "03": "3 bits, fitted",
+    "04": "tokens that the second one did not have to read: 384",
+    "05": "request 1: 468 tokens, 464 of them from the cache",
+    "06": "the emulator runs here",
+    "07": "Warsaw",
+    "08": "+0 ' empty. I looked around",
+}
 """What each of them has to find out."""
 
 
+def _cases() -> Iterator[ParameterSet]:
+    """The one that converts four times takes more than a minute of a processor."""
+    for path in NOTEBOOKS:
+        yield pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem.startswith("03") else ())
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _cases())
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     nbformat, nbclient = needs("nbformat"), needs("nbclient")
     for name in ("ipykernel", "matplotlib"):
@@ -21,6 +38,8 @@ def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    if path.stem.startswith("06") and any("skipped: no " in str(output) for output in outputs[:1]):
+        pytest.skip(str(outputs[0].text).strip())  # no compiler for the emulator
     assert any(SAYS[path.stem[:2]] in str(output) for output in outputs)
     committed = nbformat.read(path, as_version=4)
     for cell, found in zip(committed.cells, notebook.cells, strict=True):

@@ -48,6 +48,8 @@ class Session:
     """Where the conversation was saved to or loaded from by the user."""
     switch: Callable[[str], LLM] | None = None
     """Closes the model and opens another one, by what that is asked for by; None where there is only this one."""
+    folded: bool = True
+    """Whether what a model thinks is shown as one line instead of in full."""
 
     def keep(self) -> None:
         """Write the conversation to the state folder. A disk that refuses is told once and does not end the chat."""
@@ -87,14 +89,14 @@ class Command:
 
 
 def _help(session: Session, argument: str) -> str:
-    lines = [f"{name + ' ' + command.argument:<20} {command.help}" for name, command in COMMANDS.items()]
+    lines = [f"{name + ' ' + command.argument:<24} {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             *lines,
             "",
             "Enter sends. Alt-Enter, or a \\ at the end of a line, begins a new line; so do lines between two triple quotes.",
             "A message that begins with a slash: type two of them. @FILE in a message adds what is in the file.",
-            "Ctrl-C stops an answer, Ctrl-D leaves.",
+            "Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches the messages that were typed before.",
         ]
     )
 
@@ -253,6 +255,16 @@ def _tools(session: Session, argument: str) -> str:
     return "\n".join(f"{name:<20} {shortened(tool.description or '', 60)}" for name, tool in session.runner.tools.items())
 
 
+def _thinking(session: Session, argument: str) -> str:
+    if argument in ("full", "folded"):
+        session.folded = argument == "folded"
+        return f"thinking is shown {'as one line' if session.folded else 'in full'}"
+    if argument:
+        raise MLXInferError("/thinking takes full or folded, or nothing for what was thought before the last answer")
+    thought = next((turn.get("reasoning") for turn in reversed(session.conversation.turns) if turn["role"] == "assistant"), None)
+    return thought.strip() if thought else "the last answer was not thought about"
+
+
 def _stats(session: Session, argument: str) -> str:
     conversation = session.conversation
     lines = [conversation.name, f"context {conversation.context_used} of {conversation.context_size} tokens"]
@@ -284,6 +296,7 @@ COMMANDS = {
     "/load": Command(_load, "FILE", "go on with a saved conversation"),
     "/history": Command(_history, "[N]", "list the conversations that were kept, or go on with one"),
     "/set": Command(_set, "[NAME [VALUE]]", "show or change how tokens are chosen, such as temperature; stats off hides the speed"),
+    "/thinking": Command(_thinking, "[full|folded]", "show what was thought before the last answer, or how the next ones are shown"),
     "/stats": Command(_stats, "", "context and speed"),
     "/exit": Command(_exit, "", "leave"),
 }

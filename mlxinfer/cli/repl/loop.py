@@ -14,20 +14,29 @@ from ..console import dumb_terminal, short_usage_line, tell
 from .attachments import with_files
 from .commands import COMMANDS, Leave, Session, is_command, obey
 from .conversation import Conversation
+from .reader import PipeReader, Reader, TerminalReader
 from .saved import state_folder
-from .terminal import Keyboard, PipeReader, Reader, TerminalReader, Writer, bar, writer
+from .terminal import Keyboard, Writer, bar, writer
 
 FAILED = 2
 """Exit code of a chat over a pipe in which a message or a command failed."""
+FIRST_STEPS = """\
+Enter sends, Alt-Enter begins a new line. Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches what you typed before.
+@FILE in a message adds what is in the file. /undo takes a message back, /retry asks for another answer.
+Conversations are kept on this machine, for you alone: mlxinfer chat --continue goes on with the last one, --no-keep keeps none."""
+"""Told the first time, when there is no history of messages yet."""
 
 
 def converse(session: Session) -> int:
     """Until the input ends or the user leaves. Returns the exit code; only errors that end the program come out of here."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    chat = Chat(session, _reader(session, interactive), writer(), interactive)
+    new_here = interactive and not (state_folder() / "history").exists()
+    chat = Chat(session, _reader(session, interactive), writer(lambda: session.folded), interactive)
     if interactive:
         conversation = session.conversation
         tell(f"{conversation.name} · context of {conversation.context_size} tokens · /help lists the commands")
+    if new_here:
+        tell(FIRST_STEPS)
     try:
         return chat.run()
     finally:

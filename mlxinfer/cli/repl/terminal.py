@@ -1,4 +1,4 @@
-"""Where the user's messages come from (a line editor on a terminal, or the lines of a pipe), and where answers go."""
+"""Where answers go: Markdown that is rendered as it comes, or text as it is. And the keyboard meanwhile."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ import shutil
 import signal
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Event, Lock, Thread
+from time import perf_counter
 from typing import Any, Protocol
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
-from prompt_toolkit.document import Document
-from prompt_toolkit.filters import Condition
-from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.cells import cell_len
 
-from ...errors import PromptError
-from ..console import as_text, colours, dumb_terminal, printable
-from .conversation import SETTABLE, Conversation
+from ..console import colours, dumb_terminal, printable
+from .conversation import Conversation
 from .markdown import MarkdownStream
 
 _WIDEST = 100
 """Columns of an answer on a wider terminal."""
 _NOTE_S = 0.25
-"""Seconds between two looks at how far the prompt has been read."""
-_ROWS_FOR_MENU = 10
-"""Rows of a terminal that has room for suggestions below the line being typed."""
+"""Seconds between two looks at what is going on."""
+_THINKING = "thinking… "
 
 
 class Writer(Protocol):
@@ -73,15 +65,21 @@ class PlainWriter:
 
 
 class TerminalWriter:
-    """Renders Markdown as it comes. While nothing can be shown yet, a line says what is going on."""
+    """Renders Markdown as it comes. While nothing can be shown yet, a line says what is going on.
 
-    def __init__(self) -> None:
+    What the model thinks is dim; folded, it is one line that shows the newest words and in the end says how long it took.
+    """
+
+    def __init__(self, folded: Callable[[], bool] = lambda: False) -> None:
         self._stream = MarkdownStream(80)
         self._note: Callable[[], str] = str
         self._shown = ""
         """The note on the screen."""
-        self._thinking = ""
-        """The last character of the reasoning; empty outside of it."""
+        self._folded = folded
+        self._thought = ""
+        """What the model has thought, until it begins with the answer."""
+        self._began = 0.0
+        """When it began to think, in seconds of `perf_counter`."""
         self._fresh = True
         """The cursor is at the beginning of a line, where a note may stand."""
         self._lock = Lock()
@@ -89,29 +87,39 @@ class TerminalWriter:
 
     def begin(self, note: Callable[[], str]) -> None:
         self._stream = MarkdownStream(min(shutil.get_terminal_size().columns, _WIDEST), colours=colours())
-        self._note, self._fresh, self._ended = note, True, Event()
+        self._note, self._fresh, self._thought, self._ended = note, True, "", Event()
         self._show_note()
         Thread(target=self._follow, args=(self._ended,), daemon=True).start()
 
     def reasoning(self, text: str) -> None:
-        if text:
-            self._thinking = text[-1]
+        if not text:
+            return
+        self._began = self._began if self._thought else perf_counter()
+        self._thought += text
+        if not self._folded():
             self._emit(f"\x1b[2m{printable(text)}\x1b[0m")
 
     def text(self, text: str) -> None:
-        if text and self._thinking:
-            self._emit("\n" if self._thinking == "\n" else "\n\n")
-            self._thinking = ""
+        if text and self._thought:
+            self._end_thought("\n")
         self._emit(self._stream.feed(printable(text)))
 
     def end(self) -> None:
         self._ended.set()
-        if self._thinking and self._thinking != "\n":
-            self._emit("\n")
-        self._thinking = ""
+        if self._thought:
+            self._end_thought("")
         self._emit(self._stream.close())
         with self._lock:
             self._erase_note()
+
+    def _end_thought(self, between: str) -> None:
+        """Close what was thought, with a line break after it and `between` before the answer."""
+        thought, self._thought = self._thought, ""
+        if self._folded():
+            words, seconds = len(thought.split()), perf_counter() - self._began
+            self._emit(f"\x1b[2mthought for {seconds:.0f} s: {words} words (/thinking shows them)\x1b[0m\n")
+        else:
+            self._emit(between if thought.endswith("\n") else f"\n{between}")
 
     def _follow(self, ended: Event) -> None:
         with suppress(OSError, ValueError):  # the terminal is gone, which the main thread will find out
@@ -121,11 +129,18 @@ class TerminalWriter:
     def _show_note(self) -> None:
         with self._lock:
             if self._fresh and not self._ended.is_set():
-                rows = self._stream.table_rows
-                note = f"writing a table, {rows} rows…" if rows else self._note()
+                note = self._what_goes_on()
                 if note != self._shown:
                     self._shown = note
                     _write(f"\r\x1b[K\x1b[2m{note}\x1b[0m")
+
+    def _what_goes_on(self) -> str:
+        if self._stream.table_rows:
+            return f"writing a table, {self._stream.table_rows} rows…"
+        if self._thought:
+            width = min(shutil.get_terminal_size().columns, _WIDEST) - len(_THINKING) - 1
+            return _THINKING + newest_words(printable(self._thought[-4 * _WIDEST :]), width)
+        return self._note()
 
     def _emit(self, text: str) -> None:
         if text:
@@ -140,11 +155,22 @@ class TerminalWriter:
             _write("\r\x1b[K")
 
 
-def writer() -> Writer:
-    """The writer that suits standard output."""
+def newest_words(text: str, width: int) -> str:
+    """The last words of a text, as many as have room in so many columns."""
+    shown = ""
+    for word in reversed(text.split()):
+        longer = f"{word} {shown}".rstrip()
+        if cell_len(longer) > width:
+            break
+        shown = longer
+    return shown
+
+
+def writer(folded: Callable[[], bool]) -> Writer:
+    """The writer that suits standard output; `folded` says whether what a model thinks is one line."""
     if not sys.stdout.isatty():
         return PlainWriter()
-    return PlainWriter(printable) if dumb_terminal() else TerminalWriter()
+    return PlainWriter(printable) if dumb_terminal() else TerminalWriter(folded)
 
 
 def meter(conversation: Conversation, cells: int = 12) -> str:
@@ -211,146 +237,3 @@ class Keyboard:
         with suppress(termios.error, OSError, ValueError):
             if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, attributes)
-
-
-QUOTES = '"""'
-
-
-class Reader(Protocol):
-    """Where messages come from."""
-
-    def read(self, draft: str = "") -> str:
-        """The next message, from `draft` on where it can be edited. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C, and
-        `PromptError` for what cannot be a message."""
-        ...
-
-
-class PipeReader:
-    """A message a line; several lines between triple quotes. On a terminal that cannot edit lines, after a prompt."""
-
-    def __init__(self, prompt: str = "") -> None:
-        self._prompt = prompt
-        self._number = 0
-
-    def read(self, draft: str = "") -> str:
-        if self._prompt:
-            _write(self._prompt)
-        line = self._line()
-        if not line.startswith(QUOTES):
-            return line
-        text, first = line[len(QUOTES) :], self._number
-        while not text.rstrip().endswith(QUOTES):
-            try:
-                text += "\n" + self._line()
-            except EOFError:
-                raise PromptError(f"line {first}: the message has no triple quotes at its end") from None
-        return unquoted(QUOTES + text)
-
-    def _line(self) -> str:
-        line = sys.stdin.buffer.readline()
-        if not line:
-            raise EOFError
-        self._number += 1
-        return as_text(line, f"line {self._number}").rstrip("\r\n")
-
-
-class TerminalReader:
-    """A line editor with history and completion, and a bar below that says how full the context is."""
-
-    def __init__(self, commands: Iterable[str], bar: Callable[[], str], history: Path) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            message=ANSI("\x1b[1;32m>\x1b[0m "),
-            multiline=True,
-            prompt_continuation=ANSI("\x1b[2m·\x1b[0m "),
-            history=_private_history(history),
-            completer=_CommandCompleter(commands),
-            # Rows for suggestions are reserved only while there may be some.
-            complete_while_typing=Condition(self._suggests),
-            enable_suspend=True,
-            key_bindings=_keys(),
-            bottom_toolbar=lambda: ANSI(f"\x1b[0m{bar()}"),
-        )
-
-    def read(self, draft: str = "") -> str:
-        rows = max(min(7, self._rows - 4), 0)
-        return unquoted(self._session.prompt(default=draft, reserve_space_for_menu=rows))
-
-    def _suggests(self) -> bool:
-        text = self._session.default_buffer.text
-        return (text.startswith("/") or " @" in f" {text}") and self._rows >= _ROWS_FOR_MENU
-
-    @property
-    def _rows(self) -> int:
-        """Rows of the terminal as the line editor counts them: LINES may be that of another terminal, from which this one was opened."""
-        return self._session.output.get_size().rows
-
-
-def unquoted(text: str) -> str:
-    stripped = text.strip()
-    if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
-        return stripped[len(QUOTES) : -len(QUOTES)].strip("\n")
-    return text
-
-
-def _private_history(path: Path) -> History:
-    """The history file, which only its owner may read; in memory where it cannot be written."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        path.chmod(0o600)
-    except OSError:
-        return InMemoryHistory()
-    return FileHistory(str(path))
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        text = buffer.document.text_before_cursor
-        if text.endswith("\\"):
-            buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        elif buffer.text.lstrip().startswith(QUOTES) and buffer.text.count(QUOTES) == 1:
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
-
-    @keys.add("c-c")
-    def _(event: KeyPressEvent) -> None:
-        if event.current_buffer.text:
-            event.current_buffer.reset()
-        else:
-            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
-
-
-class _CommandCompleter(Completer):
-    """Completes commands, names of files after /save, /load and @, and names of settings after /set."""
-
-    def __init__(self, commands: Iterable[str]) -> None:
-        self._commands = sorted(commands)
-        self._paths = PathCompleter(expanduser=True)
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        text = document.text_before_cursor
-        name, space, argument = text.partition(" ")
-        if space and name in ("/save", "/save!", "/load"):
-            yield from self._paths.get_completions(Document(argument), complete_event)
-        elif space and name == "/set":
-            yield from _beginning_with(argument, (*SETTABLE, "stats"))
-        elif (word := text.rpartition(" ")[2]).startswith("@"):
-            yield from self._paths.get_completions(Document(word[1:]), complete_event)
-        elif text.startswith("/") and not space:
-            yield from _beginning_with(text, self._commands)
-
-
-def _beginning_with(text: str, names: Iterable[str]) -> Iterator[Completion]:
-    return (Completion(name, start_position=-len(text)) for name in names if name.startswith(text))

@@ -1,0 +1,196 @@
+"""Where the user's messages come from: a line editor on a terminal, or the lines of a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition, is_searching
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from ...errors import PromptError
+from ..console import as_text
+from .conversation import SETTABLE
+from .saved import Archive
+
+_ROWS_FOR_MENU = 10
+"""Rows of a terminal that has room for suggestions below the line being typed."""
+
+
+QUOTES = '"""'
+
+
+class Reader(Protocol):
+    """Where messages come from."""
+
+    def read(self, draft: str = "") -> str:
+        """The next message, from `draft` on where it can be edited. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C, and
+        `PromptError` for what cannot be a message."""
+        ...
+
+
+class PipeReader:
+    """A message a line; several lines between triple quotes. On a terminal that cannot edit lines, after a prompt."""
+
+    def __init__(self, prompt: str = "") -> None:
+        self._prompt = prompt
+        self._number = 0
+
+    def read(self, draft: str = "") -> str:
+        if self._prompt:
+            sys.stdout.write(self._prompt)
+            sys.stdout.flush()
+        line = self._line()
+        if not line.startswith(QUOTES):
+            return line
+        text, first = line[len(QUOTES) :], self._number
+        while not text.rstrip().endswith(QUOTES):
+            try:
+                text += "\n" + self._line()
+            except EOFError:
+                raise PromptError(f"line {first}: the message has no triple quotes at its end") from None
+        return unquoted(QUOTES + text)
+
+    def _line(self) -> str:
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        self._number += 1
+        return as_text(line, f"line {self._number}").rstrip("\r\n")
+
+
+class TerminalReader:
+    """A line editor with history and completion, and a bar below that says how full the context is."""
+
+    def __init__(self, commands: Iterable[str], bar: Callable[[], str], history: Path) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            message=ANSI("\x1b[1;32m>\x1b[0m "),
+            multiline=True,
+            prompt_continuation=ANSI("\x1b[2m·\x1b[0m "),
+            history=_private_history(history),
+            completer=_CommandCompleter(commands),
+            # Rows for suggestions are reserved only while there may be some.
+            complete_while_typing=Condition(self._suggests),
+            enable_suspend=True,
+            key_bindings=_keys(),
+            bottom_toolbar=lambda: ANSI(f"\x1b[0m{bar()}"),
+        )
+
+    def read(self, draft: str = "") -> str:
+        rows = max(min(7, self._rows - 4), 0)
+        return unquoted(self._session.prompt(default=draft, reserve_space_for_menu=rows))
+
+    def _suggests(self) -> bool:
+        text = self._session.default_buffer.text
+        return (text.startswith("/") or " @" in f" {text}") and self._rows >= _ROWS_FOR_MENU
+
+    @property
+    def _rows(self) -> int:
+        """Rows of the terminal as the line editor counts them: LINES may be that of another terminal, from which this one was opened."""
+        return self._session.output.get_size().rows
+
+
+def unquoted(text: str) -> str:
+    stripped = text.strip()
+    if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
+        return stripped[len(QUOTES) : -len(QUOTES)].strip("\n")
+    return text
+
+
+def _private_history(path: Path) -> History:
+    """The history file, which only its owner may read; in memory where it cannot be written."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        path.chmod(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _keys() -> KeyBindings:
+    """While the history is searched (Ctrl-R), Enter and Ctrl-C belong to the search."""
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        text = buffer.document.text_before_cursor
+        if text.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        elif buffer.text.lstrip().startswith(QUOTES) and buffer.text.count(QUOTES) == 1:
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("c-c", filter=~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+class _CommandCompleter(Completer):
+    """Completes commands and what follows them: names of files after /save, /load and @, of settings after /set, of models after /model,
+    and the numbers of kept conversations after /history."""
+
+    def __init__(self, commands: Iterable[str]) -> None:
+        self._commands = sorted(commands)
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        name, space, argument = text.partition(" ")
+        if space and name in ("/save", "/save!", "/load"):
+            yield from self._paths.get_completions(Document(argument), complete_event)
+        elif space and (choices := CHOICES.get(name)) is not None and not argument.startswith("@"):
+            yield from choices(argument)
+            if name == "/model":
+                yield from self._paths.get_completions(Document(argument), complete_event)
+        elif (word := text.rpartition(" ")[2]).startswith("@"):
+            yield from self._paths.get_completions(Document(word[1:]), complete_event)
+        elif text.startswith("/") and not space:
+            yield from _beginning_with(text, self._commands)
+
+
+def _models(text: str) -> Iterator[Completion]:
+    from ...loading.resolve import ALIASES
+
+    return _beginning_with(text, (name for name, alias in ALIASES.items() if alias.installed()))
+
+
+def _conversations(text: str) -> Iterator[Completion]:
+    for line in Archive().lines():
+        number, _, about = line.strip().partition("  ")
+        if number.isdigit() and number.startswith(text):
+            yield Completion(number, start_position=-len(text), display_meta=about)
+
+
+CHOICES: dict[str, Callable[[str], Iterator[Completion]]] = {
+    "/set": lambda text: _beginning_with(text, (*SETTABLE, "stats")),
+    "/model": _models,
+    "/history": _conversations,
+    "/thinking": lambda text: _beginning_with(text, ("folded", "full")),
+    "/system": lambda text: _beginning_with(text, ("none",)),
+}
+"""What may follow a command."""
+
+
+def _beginning_with(text: str, names: Iterable[str]) -> Iterator[Completion]:
+    return (Completion(name, start_position=-len(text)) for name in names if name.startswith(text))

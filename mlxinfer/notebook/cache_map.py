@@ -1,0 +1,184 @@
+"""Which pages a model's cache holds at the moment and for whom, and what quantizing them loses. Looks only: nothing is changed."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..cache.kv_format import KVFormat
+from ..cache.pages import PAGE, AttentionGroup
+from ..cache.store import LayerStore
+from ..errors import MLXInferError
+from ..records import dataclass
+from .formats import table
+from .frames import frame
+
+if TYPE_CHECKING:
+    from ..cache.paged import PagedCache
+    from ..cache.prefix_tree import Node
+    from ..engine.llm import LLM
+    from ..engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class CachePage:
+    """A sealed page: 64 tokens in all layers that have one window."""
+
+    page: int
+    """Its id in the pool of its group; `~place` where first pages have a pool of their own."""
+    number: int
+    """Which page of its sequence it is, from 0."""
+    users: int
+    """Running sequences that hold it; 0 for one that only the prefix cache keeps."""
+    kept: bool
+    """Whether the prefix cache has it, for whoever begins alike."""
+    token_ids: tuple[int, ...]
+    """Its 64 tokens; empty where the prefix cache does not have it."""
+    nbytes: int
+    """Bytes in all layers of its group."""
+
+    @property
+    def state(self) -> str:
+        """ "kept" where no sequence uses it, "shared" where several do, else "sealed"."""
+        return "kept" if not self.users else "shared" if self.users > 1 else "sealed"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """The layers with one window: they hold the same pages."""
+
+    window: int | None
+    """Tokens back that these layers see; None for all."""
+    layers: tuple[int, ...]
+    """Their numbers."""
+    formats: tuple[KVFormat, ...]
+    """How each of them stores its sealed pages: 16 bits where its heads cannot be quantized."""
+    capacity: int
+    """Pages that there can be at once."""
+    open_bytes: int
+    """Bytes of one open page in all these layers."""
+    pages: tuple[CachePage, ...]
+    """What there is now, by number and then by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedSequence:
+    """A running sequence."""
+
+    slot: int
+    """Its place in the cache."""
+    tokens: int
+    """Tokens whose keys and values are there, or being computed."""
+    reused: int
+    """Tokens that it found in the prefix cache when it began."""
+    first: tuple[int, ...]
+    """By group, the number of the first page that it holds: those before have left the window."""
+    pages: tuple[tuple[int, ...], ...]
+    """By group, the ids of its pages from there on."""
+
+    @property
+    def open_tokens(self) -> int:
+        """Tokens in its open page, which is neither quantized nor shared."""
+        return self.tokens % PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMap:
+    """All that a cache of keys and values holds at one moment."""
+
+    groups: tuple[CacheGroup, ...]
+    """One for each window size; none for a model without attention layers of ours."""
+    sequences: tuple[CachedSequence, ...]
+    """Those that run, by slot."""
+    snapshots: int
+    """Open pages and recurrent states that are kept for reuse."""
+    snapshot_bytes: int
+    """Their bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sealed pages, of the open ones of running sequences, and of snapshots; not what is reserved for later ones."""
+        sealed = sum(page.nbytes for group in self.groups for page in group.pages)
+        return sealed + len(self.sequences) * sum(group.open_bytes for group in self.groups) + self.snapshot_bytes
+
+    def to_pandas(self) -> Any:
+        """A row for each sealed page, as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        return frame(self._rows())
+
+    def _rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "window": group.window,
+                "page": page.page,
+                "number": page.number,
+                "state": page.state,
+                "users": page.users,
+                "kept": page.kept,
+                "bytes": page.nbytes,
+            }
+            for group in self.groups
+            for page in group.pages
+        ]
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        for group in self.groups:
+            states = [page.state for page in group.pages]
+            names = sorted({form.name for form in group.formats})
+            reach = "all tokens" if group.window is None else f"{group.window} tokens"
+            counts = (str(states.count(state)) for state in ("sealed", "shared", "kept"))
+            yield str(len(group.layers)), reach, " and ".join(names), *counts, str(group.capacity)
+
+    def _repr_html_(self) -> str:
+        return table(("layers", "see", "bits", "sealed", "shared", "kept only", "room"), self._lines())
+
+    def __repr__(self) -> str:
+        pages = sum(len(group.pages) for group in self.groups)
+        return f"CacheMap({pages} sealed pages, {len(self.sequences)} running sequences, {self.nbytes / 1e6:.2f} MB)"
+
+
+def cache_map(llm: LLM) -> CacheMap:
+    """What the cache of a model holds now: between two pieces of a stream, or after an answer. No other thread may use the model
+    meanwhile. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`, whose engine belongs to another thread."""
+    engine = getattr(llm, "engine", None)
+    if engine is None:
+        raise MLXInferError("cache_map needs an LLM: the engine of an AsyncLLM belongs to a thread of its own")
+    pool = engine.cache.pool
+    nodes = list(pool.index.nodes()) if pool.index else []
+    running = sorted((s for s in engine.scheduler.running if s.slot is not None), key=lambda s: s.slot or 0)
+    slots = [s.slot for s in running if s.slot is not None]
+    groups = tuple(_group(engine.cache, index, nodes, slots, engine.kv) for index in range(len(pool.groups)))
+    usage = pool.usage()
+    return CacheMap(groups, tuple(_sequence(pool.groups, each) for each in running), usage.snapshots, usage.snapshot_bytes)
+
+
+def _group(cache: PagedCache, index: int, nodes: list[Node], slots: list[int], kv: KVFormat) -> CacheGroup:
+    """Sequences that have ended and whose last step is still to be collected do not count: they hold their pages for that only."""
+    group, stores = cache.pool.groups[index], {id(store.spec): store for store, _ in cache.attention}
+    held = [stores[id(cache.layers[layer])] for layer in group.layers]
+    plain = sum(LayerStore.page_bytes(store.spec, store.dtype) for store in held)
+    sealed = sum(LayerStore.page_bytes(store.spec, store.dtype, kv) for store in held)
+    known = {page: node for node in nodes if (page := node.pages[index]) is not None}
+    numbers, users = {page: node.depth - 1 for page, node in known.items()}, Counter[int]()
+    for slot in slots:
+        pages = group.tables[slot].pages
+        users.update(pages)
+        numbers.update((page, group.tables[slot].first + place) for place, page in enumerate(pages))
+    found = []
+    for page, number in sorted(numbers.items(), key=lambda item: (item[1], item[0])):
+        nbytes = plain if group.first and page < 0 else sealed
+        found.append(CachePage(page, number, users[page], page in known, _tokens(known.get(page)), nbytes))
+    formats = tuple(store.format for store in held)
+    return CacheGroup(group.window, tuple(group.layers), formats, group.allocator.capacity, plain, tuple(found))
+
+
+def _tokens(node: Node | None) -> tuple[int, ...]:
+    return tuple(array("i", node.block)) if node else ()
+
+
+def _sequence(groups: list[AttentionGroup], sequence: Sequence) -> CachedSequence:
+    assert sequence.slot is not None
+    tables = [group.tables[sequence.slot] for group in groups]
+    firsts, pages = tuple(held.first for held in tables), tuple(tuple(held.pages) for held in tables)
+    return CachedSequence(sequence.slot, sequence.num_computed_tokens, sequence.reused_tokens, firsts, pages)
