@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from mlxinfer.models.llama_head import is_head
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
@@ -31,7 +35,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_each_has_a_test() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client", "train_mtp_head"}
 
 
 @pytest.mark.parametrize("name", PROMISES)
@@ -52,3 +56,19 @@ def url() -> Iterator[str]:
 
 def test_openai_client(url: str) -> None:
     assert "Paris" in run("openai_client", url)
+
+
+def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes for training: texts, each with as many rows as tokens. Training itself needs torch."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import train_mtp_head as example
+
+    for name, value in {"MOST": 6, "STREAMS": 4, "DRAFT_VOCABULARY": 32}.items():
+        monkeypatch.setattr(example, name, value)
+    example.write("smollm2", tmp_path, 60)
+    parts = [np.load(path) for path in tmp_path.glob("texts-*.npz")]
+    assert sum(len(part["ids"]) for part in parts) >= 60
+    assert all(part["rows"].shape == (part["lengths"].sum(), 576) for part in parts)
+    pytest.importorskip("torch", reason="torch is not installed")
+    example.train(tmp_path, tmp_path / "head", 0.01)
+    assert is_head(json.loads((tmp_path / "head" / "config.json").read_text()))

@@ -43,7 +43,7 @@ class AdaptedModel:
         stacks: dict[int, tuple[Linear, Stack]] = {}
         for each in changes(model, adapters):
             stacks[id(each.linear)] = each.linear, stack(each, adapters, dtype)
-        self.nbytes = sum(array.nbytes for _, s in stacks.values() for array in (s.a, s.b, s.gain, s.offset) if array is not None)
+        self.nbytes = sum(s.nbytes for _, s in stacks.values())
         """Bytes that the adapters take."""
         self.adapted = _twin(model, {key: AdaptedLinear(linear, s, self._choice) for key, (linear, s) in stacks.items()})
         """The graph for steps with adapters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..kernels_cpu import Packed
+from ..nn.activations import gated
 from ..nn.linear import Linear
 from ..nn.norms import RMSNorm
 from .stacked import Choice, Stack
@@ -32,12 +33,16 @@ class AdaptedLinear(Linear):
         return y if onto is None else onto + y
 
     def can_gate(self, activation: str) -> bool:
-        """Not where something is added before the activation."""
-        return not self._changes() and self.base.can_gate(activation)
+        """Not where something is added to all rows before the activation."""
+        return not self.choice.slots <= self.stack.changed and self.base.can_gate(activation)
 
     def gated(self, activation: str, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
-        """As `Linear`, where `can_gate`."""
-        return self.base.gated(activation, x, norm=norm)
+        """As `Linear`, where `can_gate`. Rows that no adapter changes come out as in a step of their own, to the last bit."""
+        y = self.base.gated(activation, x, norm=norm)
+        if not self._changes():
+            return y
+        gate, up = mx.split(self(x, norm=norm), 2, axis=-1)
+        return mx.where(self.choice.changed(self.stack.changed), gated(activation)(gate, up), y)
 
     def _changes(self) -> bool:
         return bool(self.choice.slots & self.stack.changed)

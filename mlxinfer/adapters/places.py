@@ -8,6 +8,7 @@ from dataclasses import field
 import mlx.core as mx
 import numpy as np
 
+from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import AdapterError, UnsupportedModelError
 from ..models.decoder import Decoder, Model
@@ -93,8 +94,13 @@ def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
 
 
 def factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """What factors are kept in where activations are in `dtype`: on a CPU float32, as MLX gathers nothing else there."""
-    return dtype if is_gpu() else mx.float32
+    """What factors are kept in where activations are in `dtype`: where MLX computes on a CPU float32, as it gathers nothing else there."""
+    return dtype if is_gpu() or packs_factors() else mx.float32
+
+
+def packs_factors() -> bool:
+    """Whether the CPU kernels multiply factors."""
+    return not is_gpu() and kernels_cpu.available()
 
 
 def planned_bytes(model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:

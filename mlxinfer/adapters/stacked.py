@@ -7,11 +7,12 @@ from itertools import groupby
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..kernels_cpu import Packed
 from ..nn.linear import Linear
 from ..nn.weights import numbers
 from ..records import dataclass
-from .places import Changes, Place, factor_dtype, has_gain
+from .places import Changes, Place, factor_dtype, has_gain, packs_factors
 from .update import Adapter, Factors, Update
 
 LONG_RUN = 16
@@ -29,7 +30,7 @@ class Choice:
         self.slots: frozenset[int] = frozenset()
         self.rows = 0
         self.ids = mx.array([0], mx.uint32)
-        """uint32 `[T]`: the slot of each row, where there are several."""
+        """uint32 `[T]`: the slot of each row."""
 
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
         """`rows` are slots and how many rows they are for, in order."""
@@ -39,13 +40,16 @@ class Choice:
             self.runs.append((slot, start, stop))
             start = stop
         self.rows, self.slots = start, frozenset(slot for slot, _, _ in self.runs)
-        if len(self.runs) > 1:
-            self.ids = mx.array([slot for slot, first, stop in self.runs for _ in range(first, stop)], mx.uint32)
+        self.ids = mx.array([slot for slot, first, stop in self.runs for _ in range(first, stop)], mx.uint32)
 
     @property
     def by_runs(self) -> bool:
         """Whether to compute the runs one by one."""
         return self.rows >= LONG_RUN * len(self.runs)
+
+    def changed(self, slots: frozenset[int]) -> mx.array:
+        """bool `[T, 1]`: the rows that have one of these slots."""
+        return mx.array([[slot in slots] for slot, first, stop in self.runs for _ in range(first, stop)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,10 @@ class Stack:
     """The update of one matrix by every adapter. Projections that were joined have their columns next to each other in `a`, and blocks of
     their own in `b`: all are computed by two products."""
 
-    a: mx.array
-    """`[slots, in, R]`; zeros in slot 0, and where an adapter has no or a smaller update."""
-    b: mx.array
-    """`[slots, R, out]`, times the scale and, with a magnitude, the gain."""
+    a: mx.array | Packed
+    """`[slots, in, R]`, packed `[slots, R, in]`; zeros in slot 0, and where an adapter has no or a smaller update."""
+    b: mx.array | Packed
+    """`[slots, R, out]`, packed `[slots, out, R]`, times the scale and, with a magnitude, the gain."""
     gain: mx.array | None
     """Factor of the matrix's own product, float32 `[slots, out]`, where an adapter has magnitudes: length wanted over length of the row."""
     offset: mx.array | None
@@ -64,12 +68,20 @@ class Stack:
     changed: frozenset[int]
     """Slots whose adapter changes this matrix."""
     pairs: tuple[tuple[mx.array, mx.array], ...]
-    """`a` and `b` of each slot, views of the stacks."""
+    """`a` and `b` of each slot, views of the stacks; empty where these are packed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        parts = [part.data if isinstance(part, Packed) else part for part in (self.a, self.b, self.gain, self.offset)]
+        return sum(part.nbytes for part in parts if part is not None)
 
     def delta(self, x: mx.array, choice: Choice) -> mx.array | None:
         """What to add to the product with rows `[T, in]`: `[T, out]`, or None where no row's adapter changes this matrix."""
         if not choice.slots & self.changed:
             return None
+        if isinstance(self.a, Packed) or isinstance(self.b, Packed):
+            return self._packed(x, choice.ids)
         rows = x.astype(self.a.dtype)
         if len(choice.runs) == 1:
             y = self._run(rows, choice.runs[0][0])
@@ -80,6 +92,12 @@ class Stack:
             y = mx.gather_mm(inner, self.b, rhs_indices=choice.ids)[:, 0]
         return y.astype(x.dtype)
 
+    def _packed(self, x: mx.array, ids: mx.array) -> mx.array:
+        """The CPU's products, in which a row's result does not depend on the other rows."""
+        assert isinstance(self.a, Packed)
+        assert isinstance(self.b, Packed)
+        return self.b.multiply(self.a.multiply(x, experts=ids), experts=ids).astype(x.dtype)
+
     def _run(self, x: mx.array, slot: int) -> mx.array:
         a, b = self.pairs[slot]
         return (x @ a) @ b if slot in self.changed else mx.zeros((x.shape[0], b.shape[1]), x.dtype)
@@ -88,23 +106,23 @@ class Stack:
         """The matrix's own product `[T, out]`, its bias included, with the lengths that the rows' adapters want."""
         if self.gain is None:
             return y
-        which = choice.runs[0][0] if len(choice.runs) == 1 else choice.ids
-        scaled = y * self.gain[which]
-        return (scaled if self.offset is None else scaled + self.offset[which]).astype(y.dtype)
+        scaled = y * self.gain[choice.ids]
+        return (scaled if self.offset is None else scaled + self.offset[choice.ids]).astype(y.dtype)
 
 
 def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Stack:
     """Read the factors for one matrix, for activations in `dtype`; a magnitude needs the matrix itself. Raises `AdapterError`."""
-    dtype = factor_dtype(dtype)
     slots = [_slot(changes, updates) for updates in ({}, *(adapter.updates for adapter in adapters))]
-    a, b = (mx.stack([getattr(slot, name) for slot in slots]).astype(dtype) for name in ("a", "b"))
+    a, b = (mx.stack([getattr(slot, name) for slot in slots]).astype(factor_dtype(dtype)) for name in ("a", "b"))
     gain = mx.stack([slot.gain for slot in slots]) if has_gain(changes, adapters) else None
     bias = changes.linear.bias
     offset = None if gain is None or bias is None else (1 - gain) * bias.astype(mx.float32)
     mx.eval([array for array in (a, b, gain, offset) if array is not None])
+    changed = frozenset(i for i, adapter in enumerate(adapters, 1) if adapter.updates.keys() & changes.places.keys())
+    if packs_factors():
+        return Stack(*(kernels_cpu.pack(part.swapaxes(1, 2)) for part in (a, b)), gain, offset, changed, ())
     pairs = tuple((a[slot], b[slot]) for slot in range(len(slots)))
     mx.eval(pairs)
-    changed = frozenset(i for i, adapter in enumerate(adapters, 1) if adapter.updates.keys() & changes.places.keys())
     return Stack(a, b, gain, offset, changed, pairs)
 
 

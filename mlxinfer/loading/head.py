@@ -12,7 +12,6 @@ import mlx.core as mx
 from ..errors import CheckpointError, DraftError
 from ..models.llama_head import is_head
 from ..nn.weights import Format, Matrix
-from ..records import dataclass
 from .checkpoint import Checkpoint
 from .files import read_json_if_there
 
@@ -36,22 +35,14 @@ def is_of_head(name: str) -> bool:
     return name.startswith("mtp.")
 
 
-@dataclass(frozen=True, slots=True)
 class WithHead:
     """A checkpoint and a head's: implements `Checkpoint`. Names of the head begin with "mtp."."""
 
-    model: Checkpoint
-    """The model's."""
-    head: Checkpoint
-    """The head's."""
-
-    @property
-    def path(self) -> Path:
-        return self.model.path
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.model.config
+    def __init__(self, model: Checkpoint, head: Checkpoint) -> None:
+        self.model = model
+        self.head = head
+        self.path = model.path
+        self.config = model.config
 
     def _of(self, name: str) -> Checkpoint:
         return self.head if is_of_head(name) else self.model

@@ -8,6 +8,7 @@ from .cache_map import CacheMap, cache_map
 from .compare import Comparison, compare
 from .display import stream
 from .engine_pictures import cache_errors_picture, cache_picture, timeline_picture
+from .formats import Html, show
 from .frames import to_pandas
 from .picture import Picture
 from .pictures import attention_picture, attribution_picture, heat_picture, lens_picture, logprobs_picture, surprise_picture
@@ -17,6 +18,7 @@ __all__ = [
     "CacheErrors",
     "CacheMap",
     "Comparison",
+    "Html",
     "Picture",
     "Timeline",
     "attention_picture",
@@ -30,6 +32,7 @@ __all__ = [
     "lens_picture",
     "logprobs_picture",
     "recorded",
+    "show",
     "stream",
     "surprise_picture",
     "timeline_picture",

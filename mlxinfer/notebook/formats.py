@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from html import escape
 from math import exp
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SettingError
 from ..types import Completion, EngineStats, TokenLogprob
 
 if TYPE_CHECKING:
@@ -27,6 +28,71 @@ def register(shell: Any) -> None:
     html.for_type_by_name("mlxinfer.engine.llm", "LLM", model_html)
     html.for_type_by_name("mlxinfer.engine.async_llm", "AsyncLLM", model_html)
     html.for_type_by_name("mlxinfer.convert.report", "Report", conversion_html)
+    html.for_type_by_name("mlxinfer.evaluation.measure", "Comparison", evaluation_html)
+    html.for_type_by_name("mlxinfer.evaluation.kv", "KVEvaluation", kv_html)
+
+
+@dataclass(frozen=True, slots=True)
+class Html:
+    """HTML as the result of a cell, in any front end."""
+
+    html: str
+    """Self-contained, in the notebook's own colours."""
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def show(value: Any) -> Html:
+    """What an answer, a list of answers, a model, its statistics, a conversion or an evaluation looks like. For front ends without
+    `%load_ext`, such as marimo. Raises `SettingError` for anything else."""
+    by_type = {
+        "Completion": completion_html,
+        "EngineStats": stats_html,
+        "LLM": model_html,
+        "AsyncLLM": model_html,
+        "Report": conversion_html,
+        "Comparison": evaluation_html,
+        "KVEvaluation": kv_html,
+        "list": _list_html,
+    }
+    own = getattr(value, "_repr_html_", None)
+    known = type(value).__module__.startswith("mlxinfer.") or isinstance(value, list)
+    found = own() if own else by_type.get(type(value).__name__, _nothing)(value) if known else None
+    if found is None:
+        raise SettingError(f"there is no picture of a {type(value).__name__}: show takes answers, models, statistics and reports")
+    return Html(found)
+
+
+def _nothing(value: Any) -> str | None:
+    return None
+
+
+def evaluation_html(found: Any) -> str:
+    """What each student of a comparison loses, with standard errors."""
+    rows = [_figures_line(each) for each in (found.teacher, *found.students)]
+    notes = "".join(f'<div style="{_MUTED}">{escape(note)}</div>' for note in found.notes)
+    return f"<div>{table(('model', 'MB', 'bits per weight', 'KL', 'same top token', 'perplexity'), rows)}{notes}</div>"
+
+
+def _figures_line(each: Any) -> tuple[str, ...]:
+    size = (each.model, f"{each.nbytes / 1e6:,.1f}", f"{each.bpw:.2f}")
+    if each.kl_mean is None:
+        return *size, "", "", f"{each.ppl:.2f}"
+    return *size, f"{each.kl_mean:.4g}{_error(each.kl_stderr)}", f"{each.top1:.1%}", f"{each.ppl:.2f}"
+
+
+def kv_html(found: Any) -> str:
+    """What each format of the cache loses, and which of them `auto` stands for."""
+    rows = [
+        (f"{each.kv} (auto)" if each.kv == found.auto else each.kv, f"{each.kl_mean:.4g}{_error(each.kl_stderr)}", f"{each.top1:.1%}")
+        for each in found.formats
+    ]
+    return table((f"cache of {found.model}", "KL", "same top token"), rows)
+
+
+def _error(stderr: float | None) -> str:
+    return "" if stderr is None else f" ± {stderr:.1g}"
 
 
 def completion_html(completion: Completion) -> str:

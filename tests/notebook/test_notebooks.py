@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,3 +54,15 @@ def test_committed_outputs_name_no_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "/home/" not in text
     assert "site-packages" not in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_of_types_that_every_front_end_has(path: Path) -> None:
+    """JupyterLab, VS Code and GitHub show these without an extension, a script or the network."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": ""})
+            assert set(data) <= {"text/plain", "text/html", "text/markdown", "image/png"}
+            assert "text/plain" in data
+            html = "".join(data.get("text/html", ()))
+            assert not re.search(r"<script|https?://|src=|@import", html)
