@@ -47,7 +47,8 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
 
     def load(weights: Weights, places: Places) -> Head:
         name = "mtp.layers.0"
-        qkv, output = load_qkv(weights, f"{name}.self_attn", sizes.heads), load_output(weights, f"{name}.self_attn", sizes.heads)
+        qkv = load_qkv(weights, f"{name}.self_attn", sizes.heads)
+        output = load_output(weights, f"{name}.self_attn", sizes.heads)
         attention = Attention(places.attention, sizes.heads, qkv, output, rope=rope)
         block = pre_norm(weights, name, sizes, attention, gated_mlp(weights, name, sizes, gate), rope=_ROPE)
         return load_head(weights, QWEN, places, sizes.hidden, norm, [block], attention, rope=_ROPE, normed=normed)
