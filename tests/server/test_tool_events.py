@@ -255,7 +255,7 @@ def test_an_empty_message_has_a_text() -> None:
 
 def lines(chunks: list[Chunk]) -> list[Any]:
     body: Any = SimpleNamespace(model="tiny")
-    made = Lines(SimpleNamespace(), body, REQUEST, as_message)  # type: ignore[arg-type]
+    made = Lines(SimpleNamespace(log={}), body, REQUEST, as_message)  # type: ignore[arg-type]
     return [json.loads(line) for part in map(made.render, each(chunks)) for line in part.decode().splitlines()]
 
 

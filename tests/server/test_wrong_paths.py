@@ -24,7 +24,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
         ("/openai/v1/responses", "/v1/responses"),
         ("/completions", "/v1/completions"),
         ("/v1/chat/completion", "/v1/chat/completions"),
-        ("/models", "/v1/models"),
+        ("/v1/model", "/v1/models"),
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1/messages/v1/messages/count_tokens", "/v1/messages/count_tokens"),
         ("/v1/api/chat", "/api/chat"),

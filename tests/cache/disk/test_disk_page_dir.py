@@ -173,7 +173,7 @@ def test_no_space(tmp_path, monkeypatch):
 def test_the_last_of_the_disk_is_left_to_others(tmp_path, monkeypatch):
     folder = prepared(tmp_path)
     monkeypatch.setattr(folders, "_SPARE", 1 << 60)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="GiB would be left"):
         folder.write(page(1), content(page(1)))
     assert not taken(tmp_path)
 
