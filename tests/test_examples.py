@@ -22,6 +22,7 @@ PROMISES = {
     "long_context": "prompt tokens were cached",
     "convert": "converted:",
     "structured": "the capital is Paris, in Europe",
+    "adapters": "the model itself: ",
     "tools": "It is sunny in Paris",
 }
 pytestmark = pytest.mark.model

@@ -45,16 +45,16 @@ def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Sett
         raise AdapterError(f"{path}: {module!r} has no {missing[0]}; save or download the adapter again")
     a, b, *rest = (tensors[part] for part in wanted)
     magnitude = rest[0] if rest else None
-    turned = [file.tensors[tensor].shape[::-1] for tensor in (a, b)]
-    check_factors(path, module, turned[0], turned[1], file.tensors[magnitude].shape if magnitude else None)
-    rank = turned[0][0]
+    of_a, of_b = (file.tensors[tensor].shape[::-1] for tensor in (a, b))
+    check_factors(path, module, of_a, of_b, file.tensors[magnitude].shape if magnitude else None)
+    rank = of_a[0]
     if rank != settings.rank:
         raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {settings.rank}")
 
     def read() -> Factors:
         return finite_factors(path, a, file.read(a).T, file.read(b).T, file.read(magnitude) if magnitude else None)
 
-    return Update(key_of(module), a, rank, (turned[1][0], turned[0][1]), settings.scale, settings.dora, read)
+    return Update(key_of(module), a, rank, (of_b[0], of_a[1]), settings.scale, settings.dora, read)
 
 
 class _Settings:

@@ -80,16 +80,16 @@ def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Sett
         raise AdapterError(f"{path}: {module!r} has no {missing[0]}; save or download the adapter again")
     a, b, *rest = (tensors[part] for part in wanted)
     magnitude = rest[0] if rest else None
-    shapes = [file.tensors[tensor].shape for tensor in (a, b)]
-    check_factors(path, module, shapes[0], shapes[1], file.tensors[magnitude].shape if magnitude else None)
-    rank, expected = shapes[0][0], settings.rank(module)
+    of_a, of_b = (file.tensors[tensor].shape for tensor in (a, b))
+    check_factors(path, module, of_a, of_b, file.tensors[magnitude].shape if magnitude else None)
+    rank, expected = of_a[0], settings.rank(module)
     if rank != expected:
         raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {expected}")
 
     def read() -> Factors:
         return finite_factors(path, a, file.read(a), file.read(b), file.read(magnitude) if magnitude else None)
 
-    return Update(key_of(module), a, rank, (shapes[1][0], shapes[0][1]), settings.scale(module), settings.dora, read)
+    return Update(key_of(module), a, rank, (of_b[0], of_a[1]), settings.scale(module), settings.dora, read)
 
 
 class _Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +17,9 @@ from ..nn.linear import Linear
 from ..nn.packing import objects
 from ..records import dataclass
 from .update import Adapter, key_of, not_applied
+
+_PANEL = 16, 32
+"""Packed matrices are padded to a multiple of so many rows and columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,20 @@ def planned_bytes(model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) ->
     found, size = changes(model, adapters), factor_dtype(dtype).size
     slots = len(adapters) + 1
     gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
-    return slots * sum(c.rank * sum(c.shape) for c in found) * size + slots * gains * 4
+    return slots * sum(_numbers(c) for c in found) * size + slots * gains * 4
+
+
+def _numbers(changes: Changes) -> int:
+    """How many numbers one adapter's factors of a matrix take."""
+    (out, into), rank = changes.shape, changes.rank
+    if not packs_factors():
+        return rank * (out + into)
+    rows, columns = (partial(_rounded_up, to=to) for to in _PANEL)
+    return rows(rank) * columns(into) + rows(out) * columns(rank)
+
+
+def _rounded_up(count: int, to: int) -> int:
+    return -(-count // to) * to
 
 
 def has_gain(changes: Changes, adapters: Sequence[Adapter]) -> bool:

@@ -120,7 +120,8 @@ def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Sta
     mx.eval([array for array in (a, b, gain, offset) if array is not None])
     changed = frozenset(i for i, adapter in enumerate(adapters, 1) if adapter.updates.keys() & changes.places.keys())
     if packs_factors():
-        return Stack(*(kernels_cpu.pack(part.swapaxes(1, 2)) for part in (a, b)), gain, offset, changed, ())
+        packed_a, packed_b = (kernels_cpu.pack(part.swapaxes(1, 2)) for part in (a, b))
+        return Stack(packed_a, packed_b, gain, offset, changed, ())
     pairs = tuple((a[slot], b[slot]) for slot in range(len(slots)))
     mx.eval(pairs)
     return Stack(a, b, gain, offset, changed, pairs)

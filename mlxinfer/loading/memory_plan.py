@@ -66,7 +66,7 @@ class MemoryPlan:
     limit: int
     """Memory that the weights, the cache and a step may take together."""
     weights: int
-    """Bytes of the model's weights."""
+    """Bytes of the model's weights, and of its adapters."""
     draft_weights: int
     """Weights of the draft model; 0 without one."""
     step: int
