@@ -12,6 +12,7 @@ from ..errors import ContextLengthError, PromptError, SamplingError, Unsupported
 from ..loading.embedding_recipe import EmbeddingRecipe
 from ..models.decoder import Decoder
 from ..records import dataclass
+from .hooked_requests import active_hooks
 from .input_processor import InputProcessor, Prompt, RequestOptions, as_prompts
 from .pooling import Pooling, StatePooling
 from .sequence import Sequence
@@ -111,7 +112,11 @@ class Embedder:
 
 
 def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: RequestOptions, snapshot: int = 0) -> Sequence:
-    """A sequence that is only read, for its vector. What is computed of its first `snapshot` tokens is kept for others."""
+    """A sequence that is only read, for its vector. What is computed of its first `snapshot` tokens is kept for others. Raises
+    `UnsupportedModelError` for interventions in a model that looks both ways."""
+    hooks = active_hooks(inputs.model)
+    if hooks is not None and not inputs.is_causal:
+        raise UnsupportedModelError("interventions are not supported in a model that reads texts from both ends")
     return Sequence(
         ids,
         inputs.default_params,
@@ -121,6 +126,7 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
         priority=options.priority,
         deadline=options.deadline,
         snapshot_points=(snapshot,) if snapshot else (),
+        hooks=hooks,
         pooling=pooling,
     )
 

@@ -241,8 +241,13 @@ class InputProcessor:
         sequences[0].lead(sequences[1:])
         return sequences
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no token of the model sees what follows it, so that it can write."""
+        return self.model is None or not any(isinstance(spec, BidirectionalSpec) for spec in self.model.layers)
+
     def _check_causal(self) -> None:
-        if self.model is not None and any(isinstance(spec, BidirectionalSpec) for spec in self.model.layers):
+        if not self.is_causal:
             raise UnsupportedModelError("this model reads texts from both ends and writes none: use embed")
 
     def _constraint(self, params: SamplingParams, chat: ChatPrompt | None) -> Constraint | None:

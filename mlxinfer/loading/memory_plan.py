@@ -155,7 +155,7 @@ def plan_memory(
         limit=limit,
         wanted=_context(planned.model, max_context),
         drafts=max_draft,
-        prefix_cache=prefix_cache,
+        prefix_cache=prefix_cache and not _looks_both_ways(planned.model),
         least_scored=PAGE if deterministic else _LEAST_SCORED,
     )
     chosen = request.best(max_num_seqs)
@@ -228,7 +228,7 @@ class _Request:
         return max(found, key=lambda option: option.shares.context)
 
     def _with_sequences(self, sequences: int) -> _Option:
-        if any(isinstance(spec, BidirectionalSpec) for spec in self.planned.model.layers):
+        if _looks_both_ways(self.planned.model):
             return self._option(max(self.wanted, _USUAL_CHUNK), sequences)  # a step takes the longest text whole
         if not is_gpu():
             return self._option(_CPU_CHUNK, sequences)
@@ -251,6 +251,10 @@ class _Request:
             demands += _demands(self.draft, KVFormat(), step)
         shares = divide(demands, self.limit, self.wanted, sequences, prefix_cache=self.prefix_cache)
         return _Option(step, demands, shares, shares.context >= min(self.wanted, GOOD_CONTEXT))
+
+
+def _looks_both_ways(model: Model) -> bool:
+    return any(isinstance(spec, BidirectionalSpec) for spec in model.layers)
 
 
 def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:

@@ -217,6 +217,23 @@ def test_a_sequence_that_gives_its_pages_back_is_summed_anew(tmp_path: Path, mon
         assert llm.stats().preemptions == 1
 
 
+def test_interventions_hold_for_vectors_too(models: dict[str, LLM]) -> None:
+    llm = models["last"]
+    before = llm.embed("cat")
+    with llm.ablate("mlp", 1):
+        changed_vector = llm.embed("cat")
+    assert cosines(changed_vector, before)[0] < 0.99
+    np.testing.assert_array_equal(llm.embed("cat"), before)
+    with models["mean"].ablate("mlp", 1), pytest.raises(UnsupportedModelError, match="interventions"):
+        models["mean"].embed("cat")
+
+
+def test_nothing_is_planned_for_what_is_never_kept(models: dict[str, LLM]) -> None:
+    plan = models["mean"].plan
+    assert (plan.pool, plan.reuse, plan.snapshots, plan.prefix_cache_tokens) == (0, 0, 0, 0)
+    assert plan.rows >= plan.context == 256
+
+
 def test_the_reranker_agrees_with_its_reference() -> None:
     told = reference("reranker")
     with LLM(GOLDEN / "reranker") as llm:
