@@ -59,6 +59,7 @@ def test_openai_client(url: str) -> None:
     assert "Paris" in run("openai_client", url)
 
 
+@pytest.mark.slow
 def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it writes for training: texts, each with as many rows as tokens. Training itself needs torch."""
     monkeypatch.syspath_prepend(EXAMPLES)
