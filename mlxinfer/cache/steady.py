@@ -143,9 +143,9 @@ class SteadyStep:
         """Within it layers read these arrays instead of their own, and plans have those of `given`."""
         before = [(store.sealed, store.first, store.kept, store.recent) for store in self._cache.stores]
         states = [list(recurrent.together(self._slots) or []) for recurrent in self._cache.recurrent]
-        self._use(given)
-        self._fill(held)
         try:
+            self._use(given)
+            self._fill(held)
             yield
         finally:
             for store, (store.sealed, store.first, store.kept, store.recent) in zip(self._cache.stores, before, strict=True):

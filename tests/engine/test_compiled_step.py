@@ -39,7 +39,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def engine(name: str = "llama", **settings: object) -> Engine:
-    made = tiny_engine(name, prefix_cache=False, max_context=640, **settings)
+    made = tiny_engine(name, prefix_cache=False, max_context=640, max_draft=0, **settings)
     assert all(backend is METAL for _, backend in made.cache.attention)
     return made
 
