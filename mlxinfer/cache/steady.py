@@ -1,5 +1,5 @@
-"""A step in which every sequence goes on by one token, seen as a function of arrays: from those of its plans, and those that the cache holds,
-to those that the cache holds afterwards. So what is built for one step can be replayed for the next (`engine.compiled_step`)."""
+"""A step in which every sequence goes on by one token, as a function of arrays: from those of its plans and those that the cache holds to
+those that the cache holds afterwards. So what is built for one step can be replayed for the next (`engine.compiled_step`)."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class SteadyStep:
             self._fill(held)
             yield
         finally:
-            for store, (store.sealed, store.first, store.kept, store.recent) in zip(self._cache.stores, before, strict=True):
-                pass
+            for store, old_arrays in zip(self._cache.stores, before, strict=True):
+                store.sealed, store.first, store.kept, store.recent = old_arrays
             for recurrent, old in zip(self._cache.recurrent, states, strict=True):
                 recurrent.advance(self._slots, old)
 

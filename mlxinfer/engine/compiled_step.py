@@ -2,7 +2,7 @@
 
 Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
 from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
-that has come twice. `MLXINFER_COMPILED_STEPS=0` switches all of it off.
+that has come twice. It is used with `MLXINFER_COMPILED_STEPS=1` only, until it has run on a Mac.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CompiledSteps:
     @classmethod
     def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
         """None where no step could be replayed."""
-        usable = isinstance(model, Decoder) and kernels_in_use() and os.environ.get(SWITCH) != "0" and executors.traceable()
+        usable = isinstance(model, Decoder) and kernels_in_use() and os.environ.get(SWITCH) == "1" and executors.traceable()
         found = cls(model, cache) if usable and isinstance(model, Decoder) else None
         return found if found is not None and found._cache.possible else None
 
@@ -74,7 +74,7 @@ class CompiledSteps:
             trace = self._traced(key)
         try:
             outputs = trace(tokens, given, steady.begin(), steady, step)
-        except Exception as error:  # whatever it is: the step can be built as ever
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built as ever
             self._cache.possible = False
             self._traces.clear()
             _log.warning("steps are no longer compiled (%s)", one_line(error))
@@ -130,9 +130,7 @@ def _trace(model: Decoder) -> _Trace:
 
     compiled: Callable[..., list[mx.array]] = mx.compile(compute)
 
-    def call(
-        tokens: mx.array, given: list[mx.array], held: list[mx.array], steady: SteadyStep, step: CacheStep
-    ) -> list[mx.array]:
+    def call(tokens: mx.array, given: list[mx.array], held: list[mx.array], steady: SteadyStep, step: CacheStep) -> list[mx.array]:
         current.append((steady, step))
         try:
             return compiled(number, tokens, given, held)

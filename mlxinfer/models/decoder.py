@@ -135,9 +135,7 @@ class Decoder:
         """How the rows of a step are rotated, by key of `ropes`."""
         return {name: rope.at(step) for name, rope in self.ropes.items()}
 
-    def hidden(
-        self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None
-    ) -> mx.array:
+    def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
         which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`). `rotations` are those of the step, where
         they are known."""
@@ -155,9 +153,7 @@ class Decoder:
             x = block(x, step, rotations, own)
         return self.norm(x) if self.joined else x
 
-    def through(
-        self, x: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None
-    ) -> mx.array:
+    def through(self, x: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None) -> mx.array:
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
         rotations = rotations or self.rotations(step)
         if hooks is not None:

@@ -56,7 +56,9 @@ class TraceableAppend:
 
     def _tokens(self, pool: mx.array, opened: mx.array, recent: mx.array) -> tuple[mx.array, mx.array]:
         """Keys or values that each row may see, `[rows, Hkv, tokens, D]`, and which it sees, `[rows, tokens]`."""
-        slot, row, count, past, oldest, _, end, table, _, kept, entry = mx.split(self.plan.work[: 11 * self.plan.items].reshape(-1, 11), 11, 1)
+        slot, row, count, past, oldest, _, end, table, _, kept, entry = mx.split(
+            self.plan.work[: 11 * self.plan.items].reshape(-1, 11), 11, 1
+        )
         rows = mx.arange(self.plan.rows)
         own = (row <= rows) & (rows < row + count) & (end > past // PAGE)  # [items, rows]: which item has the row, and its open page
         item = mx.argmax(own, axis=0)
