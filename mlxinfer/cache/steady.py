@@ -1,5 +1,5 @@
-"""A step in which every sequence goes on by one token, seen as a function of arrays: from those of its plans and those that the cache holds
-to those that the cache holds afterwards. So what is built for one step can be replayed for the next (`engine.compiled_step`)."""
+"""A step in which every sequence goes on by one token, as a function of arrays: from those of its plans and those that the cache holds to
+those that the cache holds afterwards. So what is built for one step can be replayed for the next (`engine.compiled_step`)."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ class SteadyStep:
         """Within it layers read these arrays instead of their own, and plans have those of `given`."""
         before = [(store.sealed, store.first, store.kept, store.recent) for store in self._cache.stores]
         states = [list(recurrent.together(self._slots) or []) for recurrent in self._cache.recurrent]
-        self._use(given)
-        self._fill(held)
         try:
+            self._use(given)
+            self._fill(held)
             yield
         finally:
-            for store, arrays in zip(self._cache.stores, before, strict=True):
-                store.sealed, store.first, store.kept, store.recent = arrays
+            for store, old_arrays in zip(self._cache.stores, before, strict=True):
+                store.sealed, store.first, store.kept, store.recent = old_arrays
             for recurrent, old in zip(self._cache.recurrent, states, strict=True):
                 recurrent.advance(self._slots, old)
 

@@ -89,10 +89,6 @@ class CacheStep:
         """Every attention layer, with what computes it."""
         return self._attention.values()
 
-    def again(self) -> CacheStep:
-        """The same step, which stays open when this one is closed."""
-        return CacheStep(self.segments, self._attention, self._recurrent, self._opaque, runs_blocks=self._runs_blocks)
-
     def replayed(self, arrays: Sequence[mx.array]) -> None:
         """The step has left these arrays in the cache, without its layers having been asked."""
         self._written += arrays

@@ -77,6 +77,7 @@ _ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
     "MLXINFER_PACKED_GB": ("a number of gigabytes, 0 for none", lambda text: re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text) is not None),
     "MLXINFER_CPU_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
     "MLXINFER_METAL_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_COMPILED_STEPS": ("0 (off) or 1", _SWITCH.__contains__),
     "MLXINFER_CPU_ISA": ("portable, avx2, avx512, dotprod or i8mm", ("portable", "avx2", "avx512", "dotprod", "i8mm").__contains__),
     "MLXINFER_CPU_PRECISION": ("int8, int16 or float32", ("int8", "int16", "float32").__contains__),
 }

@@ -2,7 +2,7 @@
 
 Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
 from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
-that has come twice. `MLXINFER_COMPILED_STEPS=0` switches all of it off.
+that has come twice. It is used with `MLXINFER_COMPILED_STEPS=1` only, until it has run on a Mac.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
+from itertools import count
 from threading import get_ident
-from typing import Any, cast
 
 import mlx.core as mx
 
@@ -27,8 +27,9 @@ from ..nn.kernel_trial import age, kernels_in_use
 SWITCH = "MLXINFER_COMPILED_STEPS"
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
-_Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]"], "list[mx.array]"]
+_Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
 """From tokens, arrays made by the host and arrays held by the cache to logits and what the step leaves in the cache."""
+_numbers = count()
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class CompiledSteps:
             isinstance(model, Decoder)
             and model.mtp is None
             and kernels_in_use()
-            and os.environ.get(SWITCH) != "0"
+            and os.environ.get(SWITCH) == "1"
             and executors.traceable()
         )
         found = cls(model, cache) if usable and isinstance(model, Decoder) else None
@@ -77,7 +78,7 @@ class CompiledSteps:
             if key not in self._seen:
                 self._see(key)
                 return None
-            trace = self._traced(key, steady, step)
+            trace = self._traced(key)
         try:
             outputs = trace(tokens, given, steady.begin())
         except Exception as error:  # noqa: BLE001  whatever it is: the step can be built as ever
@@ -106,32 +107,44 @@ class CompiledSteps:
             self._seen.clear()
         self._seen.add(key)
 
-    def _traced(self, key: Hashable, steady: SteadyStep, step: CacheStep) -> _Trace:
+    def _traced(self, key: Hashable) -> _Trace:
         if len(self._traces) >= _MOST_TRACES:
             self._traces.pop(next(iter(self._traces)))
-        made = self._traces[key] = cast(_Trace, mx.compile(_once(self._model, steady, step.again())))
+        made = self._traces[key] = _trace(self._model)
         self.traced += 1
         return made
 
 
-def _once(model: Decoder, steady: SteadyStep, step: CacheStep) -> Callable[..., list[mx.array]]:
-    """The step as a function of arrays. MLX calls it once, for arrays of other shapes it would have to be made anew."""
-    shapes: list[Any] = []
+def _trace(model: Decoder) -> _Trace:
+    """A step as a function of arrays, which MLX traces when it is first called. Were it to trace it again, the step would be the current
+    one. A number of its own keeps MLX from taking it for another function that was at the same place in memory."""
+    current: list[tuple[SteadyStep, CacheStep]] = []
+    number = next(_numbers)
 
-    def compute(tokens: mx.array, given: Sequence[mx.array], held: Sequence[mx.array]) -> list[mx.array]:
-        found = [(a.shape, a.dtype) for a in (tokens, *given, *held)]
-        if shapes and shapes != found:
-            raise RuntimeError("a step has arrays of other shapes than those like it")
-        shapes[:] = found
+    def compute(_: int, tokens: mx.array, given: Sequence[mx.array], held: Sequence[mx.array]) -> list[mx.array]:
+        ((steady, step),) = current
         rotations = model.rotations(step)
-        step.positions, *waves = given[-1 - len(rotations) :]
-        for rotation, each in zip(rotations.values(), waves, strict=True):
-            rotation.__dict__["waves"] = each
-        with steady.reading(given[: -1 - len(rotations)], held):
-            logits = model.logits(model.hidden(tokens, step, rotations=rotations))
-            return [logits, *steady.left()]
+        first = len(given) - len(rotations)
+        positions, step.positions = step.positions, given[first - 1]
+        for rotation, waves in zip(rotations.values(), given[first:], strict=True):
+            rotation.__dict__["waves"] = waves
+        try:
+            with steady.reading(given[: first - 1], held):
+                logits = model.logits(model.hidden(tokens, step, rotations=rotations))
+                return [logits, *steady.left()]
+        finally:
+            step.positions = positions
 
-    return compute
+    compiled: Callable[..., list[mx.array]] = mx.compile(compute)
+
+    def call(tokens: mx.array, given: list[mx.array], held: list[mx.array], steady: SteadyStep, step: CacheStep) -> list[mx.array]:
+        current.append((steady, step))
+        try:
+            return compiled(number, tokens, given, held)
+        finally:
+            current.clear()
+
+    return call
 
 
 def _temperatures(model: Decoder) -> set[Temperature]:
