@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from math import exp
@@ -46,7 +46,7 @@ class Html:
 def show(value: Any) -> Html:
     """What an answer, a list of answers, a model, its statistics, a conversion or an evaluation looks like. For front ends without
     `%load_ext`, such as marimo. Raises `SettingError` for anything else."""
-    by_type = {
+    by_type: dict[str, Callable[[Any], str | None]] = {
         "Completion": completion_html,
         "EngineStats": stats_html,
         "LLM": model_html,
