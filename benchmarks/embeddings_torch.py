@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,12 @@ VOCAB, CONTEXT, BATCH = 2048, 1024, 32
 
 
 def make(folder: Path) -> None:
-    import torch  # type: ignore[import-not-found,unused-ignore]
-    from transformers import AutoConfig, AutoModel
-
+    torch, transformers = import_module("torch"), import_module("transformers")
     for name, sizes in SIZES.items():
         kind = sizes["model_type"]
         torch.manual_seed(1)
         given = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **sizes}
-        model = AutoModel.from_config(AutoConfig.for_model(given.pop("model_type"), **given)).float()  # type: ignore[no-untyped-call]
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(given.pop("model_type"), **given)).float()
         model.save_pretrained(folder / kind)
         (folder / kind / "1_Pooling").mkdir(exist_ok=True)
         pooling = {"embedding_dimension": sizes["hidden_size"], "pooling_mode": "mean" if "mean" in name else "lasttoken"}
@@ -57,11 +56,9 @@ def make(folder: Path) -> None:
 
 
 def run(folder: Path, name: str) -> None:
-    import torch
-    from transformers import AutoModel
-
+    torch, transformers = import_module("torch"), import_module("transformers")
     torch.set_num_threads(2)
-    model = AutoModel.from_pretrained(folder / name, dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(folder / name, dtype=torch.float32).eval()
     texts = json.loads((folder / "ids.json").read_text())
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     for _ in sys.stdin:

@@ -80,8 +80,8 @@ class CompiledSteps:
                 return None
             trace = self._traced(key)
         try:
-            outputs = trace(tokens, given, steady.begin())
-        except Exception as error:  # noqa: BLE001  whatever it is: the step can be built as ever
+            outputs = trace(tokens, given, steady.begin(), steady, step)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built as ever
             self._cache.possible = False
             self._traces.clear()
             _log.warning("steps are no longer compiled (%s)", one_line(error))
