@@ -78,21 +78,17 @@ def test_a_model_is_not_unloaded_between_its_load_and_the_request_for_it(kept: K
 
 
 def test_a_model_that_is_always_busy_does_not_keep_another_waiting(kept: Kept) -> None:
-    over = threading.Event()
-
-    def again_and_again() -> int:
-        count = 0
-        while not over.is_set():
-            assert kept.ask("a", max_tokens=40)[0] == 200
-            count += 1
-        return count
-
-    with ThreadPoolExecutor(4) as pool:
-        busy = [pool.submit(again_and_again) for _ in range(3)]
-        kept.until(lambda: kept.slots["a"].users == 3)
-        assert kept.ask("b")[0] == 200
-        over.set()
-        assert all(each.result() for each in busy)
+    """Requests that come after one for another model wait until that one has been answered."""
+    streaming = kept.begin("a")
+    kept.until_busy("a")
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(kept.ask, "b")
+        kept.until(lambda: kept.slots["a"].yields)
+        later = pool.submit(kept.ask, "a")
+        kept.until(lambda: len(kept.slots["a"].waiting) == 1)
+        assert read_all(streaming).strip().endswith("[DONE]")
+        assert (other.result()[0], later.result()[0]) == (200, 200)
+    assert [name for what, name in kept.watch.events if what == "open"] == ["a", "b", "a"]
 
 
 def test_of_two_that_wait_for_a_model_one_gives_up(kept: Kept) -> None:

@@ -147,6 +147,8 @@ def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_five_hundred_times(paths: dict[str, Path]) -> None:
+    """Threads of pools, which are used again, may become two more at first."""
     found, _ = cycles(paths, 10, 50)
-    assert {(each.files, each.threads) for each in found[1:]} == {(found[-1].files, found[-1].threads)}
+    assert {each.files for each in found[1:]} == {found[1].files}, found
+    assert max(each.threads for each in found) - found[0].threads <= 2, found
     assert found[-1].memory - found[1].memory < 0.02 * found[1].memory, found
