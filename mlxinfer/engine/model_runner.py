@@ -290,7 +290,7 @@ class ModelRunner:
         work = schedule.work
         if self._last is not None and not schedule.drafts:
             sampled, tokens = self._last
-            follow = [w.sequence for w in work if w.sequence.sampled is not None]
+            follow = [w.sequence for w in work if w.sequence.awaited_token is not None]
             if len(follow) == len(work) and follow == sampled:
                 return tokens.astype(mx.int32)
         pieces: list[mx.array] = []

@@ -77,7 +77,7 @@ class Sequence:
     """Tokens whose keys and values are in the cache, or in a step that was submitted."""
     rope_length: int = field(init=False)
     """Tokens of the sequence when its prompt was admitted; rope variants that depend on the length go by it."""
-    sampled: tuple[mx.array, int] | None = field(init=False, default=None)
+    awaited_token: tuple[mx.array, int] | None = field(init=False, default=None)
     """uint32 tokens of a step, and which of them is the last known one, if the host has not read it."""
     drafts: Proposed = field(init=False, default_factory=list)
     """Tokens proposed after the last known one, for the next step to verify."""
@@ -120,9 +120,9 @@ class Sequence:
     @property
     def pending_token(self) -> mx.array | None:
         """uint32 `[1]`: the last known token, if the host has not read it."""
-        if self.sampled is None:
+        if self.awaited_token is None:
             return None
-        tokens, row = self.sampled
+        tokens, row = self.awaited_token
         return tokens[row : row + 1]
 
     @property
@@ -161,13 +161,13 @@ class Sequence:
     def restart(self) -> None:
         """Give the slot up, to compute everything again in another one, rotated for its present length."""
         self.slot, self.num_computed_tokens = None, 0
-        self.rope_length, self.sampled = self.num_tokens, None
+        self.rope_length, self.awaited_token = self.num_tokens, None
 
     def preempt(self) -> None:
         """Give the slot up, to be attached again later."""
         self.detach()
         self.num_tokens, self.num_computed_tokens = len(self.tokens), 0
-        self.sampled, self.drafts = None, []
+        self.awaited_token, self.drafts = None, []
         self.preemptions += 1
 
     def detach(self) -> None:
@@ -182,11 +182,11 @@ class Sequence:
         """A step was submitted that computes `count` more tokens, drafts not counted. Where it verifies drafts, the number of tokens stays
         open until `append` and `verify`."""
         self.num_computed_tokens += count
-        self.sampled, self.drafts = None, []
+        self.awaited_token, self.drafts = None, []
 
     def follow(self, tokens: mx.array, row: int) -> None:
         """The step that was submitted last samples its next token: one of these, uint32 `[R]`."""
-        self.sampled = tokens, row
+        self.awaited_token = tokens, row
         self.num_tokens += 1
 
     def append(self, tokens: Iterable[int], now: float) -> int:
@@ -208,7 +208,7 @@ class Sequence:
             elif len(self.tokens) >= self.max_length:
                 self.finish_reason = "length"
         if len(self.tokens) >= self.num_tokens:
-            self.num_tokens, self.sampled = len(self.tokens), None
+            self.num_tokens, self.awaited_token = len(self.tokens), None
         return len(self.tokens) - before
 
     def verify(self, drafted: int, accepted: int, num_computed_tokens: int) -> None:

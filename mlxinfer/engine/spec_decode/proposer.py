@@ -117,7 +117,7 @@ class Proposer:
             return
         if self._waits:
             self._waits, self._waited = False, perf_counter()
-        ready = [s for s in running if s.sampled is None]
+        ready = [s for s in running if s.awaited_token is None]
         if self.draft and self.account.open:
             self.draft.catch_up([s for s in running if s.slot is not None and s.remaining and not s.is_only_read])
         if not ready:
@@ -202,7 +202,7 @@ class Proposer:
             if not remaining:
                 continue
             rows += 1
-            if remaining != 1 or (s.sampled is not None) != ahead:
+            if remaining != 1 or (s.awaited_token is not None) != ahead:
                 continue
             past = self._follow(s)
             expected, chances = _expected(s, ahead)
