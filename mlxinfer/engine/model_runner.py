@@ -176,8 +176,9 @@ class ModelRunner:
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
-            graph = self._graph(part)
-            replayed = self._replayed(part, tokens, step) if len(part) == len(work) and hooks is None and graph is self.model else None
+            graph = self.model if self._adapted is None else self._graph(self._adapted, part)
+            plain = self.compiled is not None and hooks is None and graph is self.model and len(part) == len(work)
+            replayed = self._replayed(part, tokens, step) if plain else None
             if replayed is not None:
                 sampled_rows.append(replayed)
             else:
@@ -219,11 +220,11 @@ class ModelRunner:
             return [work]
         return [list(part) for _, part in groupby(work, key=lambda w: id(w.sequence.hooks))]
 
-    def _graph(self, part: list[Work]) -> Model:
+    def _graph(self, adapted: AdaptedModel, part: list[Work]) -> Model:
         """The graph that these go through: where none has an adapter, the model's own."""
-        if self._adapted is None or all(w.sequence.adapter is None for w in part):
+        if all(w.sequence.adapter is None for w in part):
             return self.model
-        return self._adapted.for_rows([(w.sequence.adapter, w.count) for w in part])
+        return adapted.for_rows([(w.sequence.adapter, w.count) for w in part])
 
     def sample(self, pending: PendingStep) -> None:
         """Choose the tokens of a step whose answers have taken all tokens before, without waiting for it."""

@@ -202,18 +202,14 @@ class Decoder:
             for block, own in zip(self.blocks, inputs, strict=True):
                 x = block(x, step, rotations, own)
         else:
-            x = self._in_runs(x, step, rotations)
+            for run in self.runs:
+                if run.native is not None and step.runs_blocks and not (run.temperatures and run.warm(step)):
+                    turns = [None if rope is None else rotations[rope] for rope in run.ropes]
+                    x = step.run_blocks(x, run.native, run.layers, turns)
+                else:
+                    for block in run.blocks:
+                        x = block(x, step, rotations)
         return x, self.norm(x) if self.joined else x
-
-    def _in_runs(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
-        for run in self.runs:
-            if run.native is not None and step.runs_blocks and not (run.temperatures and run.warm(step)):
-                turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-                x = step.run_blocks(x, run.native, run.layers, turns)
-            else:
-                for block in run.blocks:
-                    x = block(x, step, rotations)
-        return x
 
     def normed(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""
