@@ -177,7 +177,7 @@ class MetalStep:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Shapes of the layers that have attended with a few rows."""
+        """The shapes of layers that have attended with a few rows."""
         return list(dict.fromkeys(shape for shape, _, _ in self._decode))
 
     def plan(self, shape: Shape, pools: Pools, append: AppendPlan) -> DecodePlan:
