@@ -68,18 +68,22 @@ def test_a_replay_of_more_than_a_socket_holds_by_default(tmp_path: Path) -> None
     from mlxinfer.server.kv_events import KVEventPublisher
 
     count, endpoint = 4000, f"ipc://{tmp_path}/replay"
-    with zmq.Context() as context, context.socket(zmq.DEALER) as ask:
-        with KVEventPublisher(f"ipc://{tmp_path}/events", endpoint) as publisher:
-            for number in range(count):
-                publisher._send(b"tiny", [AllBlocksCleared()] * (number % 2 + 1))
-            ask.rcvhwm = 10
-            ask.connect(endpoint)
-            ask.send_multipart([b"", bytes(8)])
-            found = []
-            while True:
-                assert ask.poll(5_000), f"no end after {len(found)} batches"
-                _, number, _ = ask.recv_multipart()
-                if int.from_bytes(number, "big", signed=True) < 0:
-                    break
-                found.append(int.from_bytes(number, "big"))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{tmp_path}/events", endpoint) as publisher:
+        publisher._queue.put(None)
+        publisher._thread.join()  # from here on nothing is read while it is sent
+        assert publisher._replay is not None
+        for _ in range(count):
+            publisher._send(b"tiny", [AllBlocksCleared()] * 200)
+        ask.rcvhwm = 10
+        ask.connect(endpoint)
+        ask.send_multipart([b"", bytes(8)])
+        assert publisher._replay.poll(30_000)
+        publisher._answer_replays()
+        found = []
+        while True:
+            assert ask.poll(5_000), f"no end after {len(found)} batches"
+            _, number, _ = ask.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) < 0:
+                break
+            found.append(int.from_bytes(number, "big"))
     assert found == list(range(count))
