@@ -86,6 +86,8 @@ class KVEventPublisher:
 
     def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        if kind == zmq.ROUTER:
+            socket.sndhwm = 2 * KEPT  # a ROUTER drops what is beyond, and 1000 are less than it has to answer at once
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:

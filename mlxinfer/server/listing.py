@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class Listing:
         self._slots: dict[str, Slot] = {}
         self._by_place: dict[object, Slot] = {}
         self._at_start: list[Slot] = []
+        self._notes: list[str] = []
 
     def add(self, model: str) -> None:
         """A model that is loaded at the start: `NAME=MODEL`, or a model that has a name of its own. Raises `ServerError`."""
@@ -62,9 +64,15 @@ class Listing:
         if not found:
             raise ServerError(f"there are no models in {folder}: it must have GGUF files, or folders with a model each")
         for path in found:
-            name = public_name(str(path))[0]
+            try:
+                name = public_name(str(path))[0]
+            except ServerError as error:
+                self._notes.append(f"left out of {folder}: {error}")
+                continue
             if name not in self._slots:
                 self._list(name, str(path), FOLDER_KEEP_ALIVE_S)
+            elif self._by_place.get(local_place(str(path))) is not self._slots[name]:
+                self._notes.append(f"left out of {folder}: {path.name}, as another model is called {name!r} (NAME=MODEL gives another name)")
 
     def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> Models:
         """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""
@@ -79,7 +87,7 @@ class Listing:
                 self._at_start.append(slot)
         self._at_start.sort(key=lambda slot: not slot.pinned)
         self._share()
-        return Models(registry=registry, at_start=self._at_start, memory=self._memory)
+        return Models(registry=registry, at_start=self._at_start, memory=self._memory, notes=self._notes)
 
     def _list(self, name: str, target: str, keep_alive_s: float) -> Slot:
         place = local_place(target)
@@ -98,7 +106,9 @@ class Listing:
             slot = self._slots.get(owner or only)
             if slot is None:
                 raise ServerError(f"which model is the adapter {name!r} for? Say --adapter MODEL:NAME=PATH, of {', '.join(self._slots)}")
-            given.setdefault(slot, {})[adapter] = path
+            names = [each for each, other in self._slots.items() if other is slot]
+            if given.setdefault(slot, {}).setdefault(adapter, path) != path:
+                raise ServerError(f"{' and '.join(names)} are one model with two adapters {adapter!r}: give one of them another name")
         for slot, adapters in given.items():
             assert slot.args is not None
             slot.args = replace(slot.args, adapters=adapters)
@@ -126,6 +136,8 @@ def models_in(folder: Path) -> Iterator[Path]:
 
 
 def _is_model(path: Path) -> bool:
+    if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        return False
     if path.is_dir():
         return (path / "config.json").is_file() or len(list(path.glob("*.gguf"))) == 1
     return path.suffix == ".gguf" and not _later_part(path.stem)

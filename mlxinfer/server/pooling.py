@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 from ..errors import MLXInferError, PromptError
 from ..types import Completion, Usage
 from . import sse
-from .errors import invalid, of_error
+from .errors import invalid, of_error, unsupported
 from .models import ServedModel
 from .routing import RequestContext
+
+if TYPE_CHECKING:
+    from ..engine.input_processor import RequestKeywords
 
 MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI."""
@@ -51,17 +54,17 @@ async def embed(
     is_ids = isinstance(texts, list) and bool(texts) and not isinstance(texts[0], str)
     check_count(texts if isinstance(texts, list) and not (texts and isinstance(texts[0], int)) else [texts], field)
 
-    async def work() -> tuple[np.ndarray, int]:
+    async def work(terms: RequestKeywords) -> tuple[np.ndarray, int]:
         try:
             ids = await served.llm.embedding_ids(texts, prompt_name=prompt_name, input_type=input_type, truncate=truncate)
         except PromptError as error:
             if is_ids and "token id" in str(error):
                 raise invalid(f"{field}: {error}; {_OTHER_VOCABULARY}", field, "invalid_value") from None
             raise
-        rows = await served.llm.embed(ids, dimensions, client_id=client_id, timeout_s=context.limits.request_s)
+        rows = await served.llm.embed(ids, dimensions, **terms)
         return rows, sum(map(len, ids))
 
-    return Vectors(*await _counted(context, served, work))
+    return Vectors(*await _counted(context, served, client_id, work))
 
 
 async def relevance(
@@ -69,11 +72,10 @@ async def relevance(
 ) -> tuple[np.ndarray, int]:
     """How relevant the second text of each pair is to the first, `[n]`, and how many tokens they had. Raises `APIError`."""
 
-    async def work() -> tuple[np.ndarray, int]:
-        terms = {"client_id": client_id, "timeout_s": context.limits.request_s}
-        return await served.llm.relevance(pairs, instruction=instruction, **terms)  # type: ignore[arg-type]
+    async def work(terms: RequestKeywords) -> tuple[np.ndarray, int]:
+        return await served.llm.relevance(pairs, instruction=instruction, **terms)
 
-    return await _counted(context, served, work)
+    return await _counted(context, served, client_id, work)
 
 
 def check_count(texts: Sequence[object], field: str) -> None:
@@ -85,17 +87,19 @@ def check_count(texts: Sequence[object], field: str) -> None:
 
 
 async def _counted(
-    context: RequestContext, served: ServedModel, work: Callable[[], Awaitable[tuple[np.ndarray, int]]]
+    context: RequestContext,
+    served: ServedModel,
+    client_id: str,
+    work: Callable[[RequestKeywords], Coroutine[Any, Any, tuple[np.ndarray, int]]],
 ) -> tuple[np.ndarray, int]:
+    if served.adapter is not None:
+        raise unsupported("model", f"vectors and relevance come from {served.base!r} as it is, not from its adapters: ask for that name")
     context.log["model"] = served.name
-    metrics = context.server.metrics.begin(served.name)
+    metrics = context.server.metrics.begin(served.base)
     finished = False
-
-    async def run() -> tuple[np.ndarray, int]:
-        return await work()
-
+    terms: RequestKeywords = {"client_id": context.asker(client_id), "timeout_s": context.left_s}
     try:
-        rows, tokens = await sse.unless_gone(context.receive, run())
+        rows, tokens = await sse.unless_gone(context.receive, work(terms))
         finished = True
         context.log["prompt_tokens"] = tokens
         metrics.completion(Completion("", [], "stop", Usage(tokens, 0)))

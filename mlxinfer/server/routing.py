@@ -29,6 +29,10 @@ from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
 
+_LONGEST_ASKER = 256
+"""Characters of the engine's `client_id`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """What the endpoints of all dialects share."""
@@ -80,6 +84,10 @@ class RequestContext:
         """Seconds that are left for the answer; None is no limit."""
         most = self.limits.request_s
         return None if most is None else max(most - (time.monotonic() - self.began), 1e-3)
+
+    def asker(self, user: str) -> str:
+        """Whose turn it is among those who wait: the user that the request names, otherwise its peer."""
+        return f"user {user}"[-_LONGEST_ASKER:] if user else self.peer
 
     async def model(self, name: str, keep_alive_s: float | None = None) -> ServedModel:
         """The model with this name, loaded if it was not, until the response has ended; and for `keep_alive_s` seconds afterwards. Raises

@@ -107,6 +107,8 @@ class Models:
     """Those that are loaded before the first request."""
     memory: int | None = None
     """Bytes that all of them may take together; None is what the device has."""
+    notes: Sequence[str] = ()
+    """What the log says about them at the start."""
 
 
 def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print) -> None:
@@ -115,6 +117,8 @@ def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] 
     The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
     """
     start_logging()
+    for note in models.notes:
+        notice(note)
     # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     settings = with_files(settings)

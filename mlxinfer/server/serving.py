@@ -161,8 +161,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 
 def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
-    client = f"user {request.client_id}" if request.client_id else context.peer
-    return {"client_id": client, "timeout_s": context.left_s, "adapter": request.served.adapter}
+    return {"client_id": context.asker(request.client_id), "timeout_s": context.left_s, "adapter": request.served.adapter}
 
 
 def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:

@@ -97,8 +97,9 @@ class Loads(TypedDict):
 
 
 def _ready(context: RequestContext) -> list[ServedModel]:
-    """The models that are loaded."""
-    return [ServedModel(entry.name, entry.slot.llm) for entry in context.server.models if entry.slot.llm is not None]
+    """The models that are loaded and run, by all their names."""
+    found = [(entry.name, entry.slot) for entry in context.server.models if not entry.slot.broken]
+    return [ServedModel(name, slot.llm) for name, slot in found if slot.llm is not None]
 
 
 def _described(served: ServedModel) -> ModelDescription:
@@ -118,7 +119,6 @@ def _described(served: ServedModel) -> ModelDescription:
 
 
 def _load(rank: int, served: ServedModel) -> Load:
-    """Raises `MLXInferError` where the engine has ended."""
     stats, seats = served.llm.stats(), served.llm.plan.max_num_seqs
     used = stats.pages_used / stats.pages if stats.pages else 0.0
     return Load(
@@ -137,7 +137,8 @@ def _load(rank: int, served: ServedModel) -> Load:
 
 
 def _loads(context: RequestContext) -> Loads:
-    loads = [_load(rank, served) for rank, served in enumerate(_ready(context))]
+    names = {slot.name for slot in context.server.models.slots}  # each model once, whatever further names it has
+    loads = [_load(rank, served) for rank, served in enumerate(each for each in _ready(context) if each.name in names)]
     running, waiting = (sum(load[name] for load in loads) for name in ("num_running_reqs", "num_waiting_reqs"))
     means = [sum(load[name] for load in loads) / max(len(loads), 1) for name in ("token_usage", "utilization")]
     return Loads(

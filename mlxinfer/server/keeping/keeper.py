@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +28,9 @@ DWELL_S = 5.0
 are asked for in turns would be loaded for every single request."""
 _BROKEN_S = 60.0
 """Seconds before an engine that failed for good is loaded again."""
+
+
+_log = logging.getLogger("mlxinfer")
 
 
 class Keeper:
@@ -65,6 +69,8 @@ class Keeper:
 
     async def hold(self, slot: Slot, keep_alive_s: float | None = None) -> None:
         """Use a model, after loading it if need be. `let_go` must follow, unless this raises `APIError` or is cancelled."""
+        if self._closed:
+            raise stopping()
         if self.try_hold(slot, keep_alive_s):
             return
         if slot.state == "failed" and slot.retry_at > time.monotonic():
@@ -200,9 +206,9 @@ class Keeper:
                 await self._bring(slot)
             except MLXInferError as error:
                 self._fail(slot, error)
-            except Exception as error:
+            except Exception as error:  # those who wait for other models still get theirs
+                _log.exception("a fault of the server while a model was loaded", extra={"fields": {"model": slot.name}})
                 self._fail(slot, EngineError(f"a fault of the server: {type(error).__name__}"))
-                raise
 
     def _next(self) -> Slot | None:
         """The model that has been waited for longest."""
@@ -320,6 +326,7 @@ class Keeper:
     def _fail(self, slot: Slot, error: MLXInferError, back_off_s: float = 0.0) -> None:
         error.__cause__ = error.__context__ = error.__traceback__ = None  # they refer to what was read of the model
         slot.set_failed(error, back_off_s)
+        slot.keep_alive_s = slot.default_keep_alive_s
         if not self._starting:  # then the command says so, and ends
             notice(f"could not be loaded: {error}", model=slot.name)
         slot.refuse(not_loaded(slot))

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
-from ..keeping.refusals import without_paths
+from ..keeping.refusals import reason_of
 from ..keeping.slot import Slot
 from ..models import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
@@ -79,7 +79,7 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
 
 def _status(slot: Slot) -> Status:
     if slot.state == "failed" or slot.broken:
-        return Status(value="unloaded", failed=True, reason=without_paths(str(slot.failure or "its engine has ended")))
+        return Status(value="unloaded", failed=True, reason=reason_of(slot))
     return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
 
 

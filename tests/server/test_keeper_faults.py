@@ -1,0 +1,146 @@
+"""Faults of the keeper that a server shows rarely: it runs alone, with models that are loaded in no time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlxinfer.config import EngineArgs
+from mlxinfer.errors import CheckpointError
+from mlxinfer.server.errors import APIError
+from mlxinfer.server.keeping.keeper import Keeper
+from mlxinfer.server.keeping.refusals import not_loaded, without_paths
+from mlxinfer.server.keeping.slot import Slot
+from mlxinfer.types import EngineStats
+
+
+class Model:
+    """What the keeper sees of an `AsyncLLM`."""
+
+    notes: tuple[str, ...] = ()
+    memory_bytes = 1
+    ended = False
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.loaded = SimpleNamespace(model=self)
+
+    async def ready(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.ended = True
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+class Room:
+    """Room for everything."""
+
+    planned, limit, left = 0, 100, 100
+
+    def __init__(self, faults: dict[str, Exception] | None = None) -> None:
+        self.faults = faults or {}
+
+    def need(self, args: EngineArgs) -> int:
+        if args.path_or_id in self.faults:
+            raise self.faults[args.path_or_id]
+        return 1
+
+    def given(self, args: EngineArgs, need: int, others: Any) -> EngineArgs:
+        return args
+
+    async def returned(self, slot: Slot) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def slot_of(path: str) -> Slot:
+    slot = Slot(EngineArgs(path), Model)  # type: ignore[arg-type]
+    slot.names.append(path)
+    return slot
+
+
+async def within(work: Any) -> Any:
+    """The result, or a failure where it would be waited for for ever."""
+    return await asyncio.wait_for(work, 20)
+
+
+def test_a_fault_of_one_load_leaves_nobody_waiting_for_other_models(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        a, b = slot_of("a"), slot_of("b")
+        keeper = Keeper([a, b], Room({"a": ValueError("no user's error")}))  # type: ignore[arg-type]
+        first, second = asyncio.ensure_future(keeper.hold(a)), asyncio.ensure_future(keeper.hold(b))
+        with pytest.raises(APIError, match="ValueError"):
+            await within(first)
+        await within(second)
+        keeper.let_go(b)
+        assert (a.state, b.state) == ("failed", "ready")
+        await keeper.close()
+
+    logger = logging.getLogger("mlxinfer")
+    before, logger.propagate = logger.propagate, True
+    try:
+        asyncio.run(run())
+    finally:
+        logger.propagate = before
+    assert "no user's error" in caplog.text  # with its trace, for the operator
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_who_comes_after_the_end_is_refused(loads: bool) -> None:
+    async def run() -> None:
+        slot = slot_of("a")
+        keeper = Keeper([slot], Room())  # type: ignore[arg-type]
+        if loads:
+            keeper.start_loading(slot)  # its task has not begun when the server ends
+            await within(keeper.close())
+        else:
+            await keeper.close()
+            with pytest.raises(APIError, match="shutting down"):
+                await within(keeper.hold(slot))
+        assert (slot.state, slot.users) == ("listed", 0)
+
+    asyncio.run(run())
+
+
+def test_an_unloading_that_was_asked_for_ends_with_a_load_that_failed() -> None:
+    async def run() -> None:
+        slot = slot_of("a")
+        room = Room({"a": CheckpointError("not now")})
+        keeper = Keeper([slot], room)  # type: ignore[arg-type]
+        with pytest.raises(APIError):
+            await within(keeper.hold(slot, 0.0))
+        room.faults.clear()
+        slot.retry_at = 0.0
+        await within(keeper.hold(slot))
+        assert slot.keep_alive_s == slot.default_keep_alive_s
+        keeper.let_go(slot)
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("/Volumes/My Disk/of John/a model: no file", "a model: no file"),
+        ("cannot read '/Volumes/My Disk/of John/a model/config.json' or /etc/passwd", "cannot read 'a model/config.json' or passwd"),
+        ("/Users/john's stuff/adapters (new)/one/adapter_config.json is corrupt", "one/adapter_config.json is corrupt"),
+    ],
+)
+def test_clients_are_not_told_folders_with_spaces(reason: str, told: str) -> None:
+    slot = slot_of("/Volumes/My Disk/of John/a model")
+    slot.args = EngineArgs("/Volumes/My Disk/of John/a model", adapters={"one": "/Users/john's stuff/adapters (new)/one"})
+    slot.failure = CheckpointError(reason)
+    assert not_loaded(slot).message.partition("loaded: ")[2] == told
+
+
+def test_the_last_parts_of_paths_stay() -> None:
+    assert without_paths("no /a/b/c.gguf, ~/d/e, ./f/g") == "no c.gguf, e, g"
