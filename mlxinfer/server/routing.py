@@ -28,7 +28,6 @@ from .models import Entry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
-
 _LONGEST_ASKER = 256
 """Characters of the engine's `client_id`."""
 

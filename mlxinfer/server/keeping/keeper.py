@@ -206,7 +206,7 @@ class Keeper:
                 await self._bring(slot)
             except MLXInferError as error:
                 self._fail(slot, error)
-            except Exception as error:  # those who wait for other models still get theirs
+            except Exception as error:  # noqa: BLE001 - those who wait for other models still get theirs
                 _log.exception("a fault of the server while a model was loaded", extra={"fields": {"model": slot.name}})
                 self._fail(slot, EngineError(f"a fault of the server: {type(error).__name__}"))
 
