@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from .errors import SamplingError, SettingError, UnknownKeywordError
 from .records import dataclass
@@ -19,8 +19,6 @@ from .types import SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-    AdapterPaths = Mapping[str, Union[str, Path]]
 
 MAX_DRAFT = 8
 """Tokens drafted for a sequence in one step, at most."""
@@ -138,7 +136,7 @@ class EngineArgs:
             command="answering",
         ),
     )
-    adapters: AdapterPaths | None = field(
+    adapters: Mapping[str, str | Path] | None = field(
         default=None,
         metadata=about(
             "LoRA adapters that requests can ask for, by name: folders of PEFT or mlx-lm, or GGUF files",

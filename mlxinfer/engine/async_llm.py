@@ -59,11 +59,6 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
     hour.
     """
 
-    @classmethod
-    def of(cls, args: EngineArgs) -> AsyncLLM:
-        """One with settings that were checked before."""
-        return cls(**{one.name: getattr(args, one.name) for one, _ in settings()})
-
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         self._thread = EngineThread(partial(OpenModel.open, args), progress)
         weakref.finalize(self, self._thread.close).atexit = False  # at the interpreter's end the thread is waited for as well

@@ -23,6 +23,8 @@ from .open_model import ModelInfo
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from typing_extensions import ParamSpec
 
     P = ParamSpec("P")
@@ -107,6 +109,11 @@ class FrontDoor(HookedRequests):
         self._start(EngineArgs(**{name: given[name] for name in _SETTINGS}), progress)
 
     __init__.__doc__ = f"{cleandoc(__init__.__doc__ or '')}\n\n{keyword_docs()}\n    progress: Called with bytes read and bytes in all."
+
+    @classmethod
+    def of(cls, args: EngineArgs) -> Self:
+        """One with settings that were checked before."""
+        return cls(**{one.name: getattr(args, one.name) for one, _ in settings()})
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         raise NotImplementedError

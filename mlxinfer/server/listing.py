@@ -72,7 +72,7 @@ class Listing:
             if name not in self._slots:
                 self._list(name, str(path), FOLDER_KEEP_ALIVE_S)
             elif self._by_place.get(local_place(str(path))) is not self._slots[name]:
-                self._notes.append(f"left out of {folder}: {path.name}, as another model is called {name!r} (NAME=MODEL gives another name)")
+                self._notes.append(f"left out of {folder}: {path.name}, as another is called {name!r} (NAME=MODEL gives another name)")
 
     def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> Models:
         """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""

@@ -77,7 +77,7 @@ class Load(TypedDict):
 
 
 class Aggregate(TypedDict):
-    """Sums and means over all models."""
+    """All models together."""
 
     total_running_reqs: int
     total_waiting_reqs: int

@@ -10,7 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxinfer.cache import recent
+from mlxinfer.cache import recent, steady
+from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.kernels_metal.add_norm import launcher as add_norm
 from mlxinfer.kernels_metal.append_rows import launcher as append_rows
 from mlxinfer.kernels_metal.paged_attention import arrays
@@ -25,6 +26,8 @@ KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6),
     "kernels_metal/paged_attention/launcher.py:_numbers": lambda: paged_attention._numbers(1, 2, 3),
     "mlxinfer/cache/recent.py:_heads": lambda: recent._heads(3),
+    "mlxinfer/cache/steady.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
+    "mlxinfer/cache/steady.py:_nothing": lambda: steady._nothing(),
     "mlxinfer/cache/recent.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
 
@@ -49,6 +52,8 @@ def test_made_in_one_thread_and_used_in_another(name: str) -> None:
         keeper.cache_clear()
     recent._heads.cache_clear()
     recent._places.cache_clear()
+    steady._blank.cache_clear()
+    steady._nothing.cache_clear()
     in_a_new_thread(lambda: KEPT[name]() is None)
     in_a_new_thread(lambda: mx.eval(KEPT[name]() + 1))
 

@@ -80,8 +80,10 @@ def test_keep_alive(llama: Client, keep_alive: Any, seconds: float) -> None:
 
 def test_a_request_starts_the_time_anew_and_leaves_it_as_it_was(kept: Kept, llama: Client) -> None:
     assert llama.chat(model="a", messages=MESSAGES, options=SHORT, keep_alive="10m").done
+    kept.until(lambda: kept.slots["a"].idle)  # an answer is complete a moment before the server lets go of the model
     first = kept.slots["a"].idle_until
     assert llama.chat(model="a", messages=MESSAGES, options=SHORT).done
+    kept.until(lambda: kept.slots["a"].idle)
     assert kept.slots["a"].idle_until > first
     assert 570 < left(llama) <= 600
     assert llama.generate(model="a", keep_alive=-1).done_reason == "load"
@@ -139,6 +141,7 @@ def test_states(kept: Kept, client: OpenAI) -> None:
     assert f"mlxinfer_models_limit_bytes {float(ROOM_FOR_ONE)}" in metrics.replace("3e+07", "30000000.0")
 
 
+@pytest.mark.long
 def test_every_dialect_loads(kept: Kept, llama: Client, client: OpenAI) -> None:
     anthropic, httpx2 = needs("anthropic"), needs("httpx2")
     transport = httpx2.HTTPTransport(uds=str(kept.live.path))
@@ -193,12 +196,13 @@ def test_only_so_many_may_wait(kept: Kept) -> None:
         assert [each.result()[0] for each in waiting] == [200] * 3
 
 
+@pytest.mark.long
 def test_waiting_for_a_model_counts_as_time_of_the_request(kept: Kept) -> None:
     gate = kept.watch.gates["a"] = threading.Event()
     began = time.monotonic()
     status, _, answer = kept.ask("a")
     assert (status, answer["error"]["code"]) == (408, "timeout")
-    assert 2.9 < time.monotonic() - began < 6
+    assert 2.9 < time.monotonic() - began < 25  # the gate would open after 30
     gate.set()
 
 

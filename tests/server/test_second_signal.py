@@ -76,6 +76,7 @@ def test_streams_end_with_an_error_and_answers_are_refused(tiny_path: Path, capl
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.long
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tiny_path: Path) -> None:
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as live:
         connection = live.connect(unix=True)

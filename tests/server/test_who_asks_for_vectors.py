@@ -113,3 +113,9 @@ def test_a_failed_engine_hides_no_other(live: LiveServer) -> None:
     status, found = get(live, "/server_info")
     assert (status, found["served_model_name"]) == (200, "emb")
     assert b"mlxinfer_engine_steps" in live.exchange(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", unix=True)[2]
+
+
+def test_a_pinned_model_is_not_said_to_be_unloaded(live: LiveServer) -> None:
+    """Those of this server were loaded by others, and are pinned."""
+    status, answer = post(live, "/models/unload", model="emb:a")
+    assert (status, answer["error"]["code"], answer["error"]["message"]) == (400, "model_pinned", "'emb' is pinned: it is never unloaded")

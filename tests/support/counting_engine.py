@@ -91,7 +91,7 @@ class CountingEngine:
         self.chunks.append((s, s.num_computed_tokens, work.count))
         s.advance(work.count - work.drafts)
         if work.samples and not work.drafts:
-            s.follow(_ON_DEVICE)
+            s.follow(_ON_DEVICE, 0)
 
     def collect(self) -> None:
         schedule, self.pending = self.pending, None

@@ -199,6 +199,7 @@ class Keeper:
         self._changed.set()
         if not self._closed and (self._worker is None or self._worker.done()):
             self._worker = asyncio.ensure_future(self._work())
+            self._worker.add_done_callback(self._worked)
 
     async def _work(self) -> None:
         while (slot := self._next()) is not None:
@@ -206,9 +207,16 @@ class Keeper:
                 await self._bring(slot)
             except MLXInferError as error:
                 self._fail(slot, error)
-            except Exception as error:  # those who wait for other models still get theirs
-                _log.exception("a fault of the server while a model was loaded", extra={"fields": {"model": slot.name}})
+            except Exception as error:
                 self._fail(slot, EngineError(f"a fault of the server: {type(error).__name__}"))
+                raise
+
+    def _worked(self, worker: asyncio.Task[None]) -> None:
+        """After a fault of the server, those who wait for other models still get theirs."""
+        if not worker.cancelled() and (fault := worker.exception()) is not None:
+            _log.error("a fault of the server while a model was loaded", exc_info=fault)
+            if self._next() is not None:
+                self._wake()
 
     def _next(self) -> Slot | None:
         """The model that has been waited for longest."""

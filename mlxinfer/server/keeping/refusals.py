@@ -39,7 +39,7 @@ def reason_of(slot: Slot) -> str:
     return without_paths(reason)
 
 
-def _places(path: str) -> tuple[Path, Path]:
+def _places(path: str | Path) -> tuple[Path, Path]:
     given = Path(path).expanduser().absolute()
     return given, given.resolve()
 

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
+from ..errors import invalid
 from ..keeping.refusals import reason_of
 from ..keeping.slot import Slot
 from ..models import Entry
@@ -100,8 +101,11 @@ async def load(context: RequestContext, body: Loading) -> ASGIApp:
 
 
 async def unload(context: RequestContext, body: Loading) -> ASGIApp:
-    """Unloads as soon as the model's requests have ended."""
-    context.server.keeper.unload(context.server.models.entry(body.model).slot)
+    """Unloads as soon as the model's requests have ended. One that is pinned is refused, as it would stay."""
+    entry = context.server.models.entry(body.model)
+    if entry.slot.pinned:
+        raise invalid(f"{entry.base!r} is pinned: it is never unloaded", "model", "model_pinned")
+    context.server.keeper.unload(entry.slot)
     return JSONResponse(Success(success=True))
 
 
