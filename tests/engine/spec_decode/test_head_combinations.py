@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.heads import HEAD, Prompter, engine_with, model_with_head
+from support.adapters import random_changes, shapes_of, write_peft
+from support.drafting import Free
+from support.heads import HEAD, Prompter, engine_with, head_directory, model_with_head
+from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 from support.tiny_engine import request, run
 
+from mlxinfer import LLM, SamplingParams, Schema
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.interpret.interventions import steering
@@ -29,15 +34,12 @@ def drafting(name: str, head: object, expected: list[list[int]], **settings: int
     return made
 
 
-@pytest.mark.parametrize(("name", "head"), MODELS)
-def test_pages_that_run_out(name: str, head: object) -> None:
-    """Twice: what a page of the head has is found again, and sequences give theirs back on the way."""
-    expected = run(engine_with(model_with_head(name, head)[0], max_draft=0), asked(90))  # type: ignore[arg-type]
-    made = drafting(name, head, expected, kv_cache_tokens=256)
-    assert run(made, asked(90)) == expected
-    assert made.stats().preemptions > 0
-    sequences = asked(90)
+def test_pages_that_run_out() -> None:
+    """Sequences give theirs back on the way, the head's with them."""
+    expected = run(engine_with(model_with_head("llama", HEAD)[0], max_draft=0), asked(130))
+    made, sequences = drafting("llama", HEAD, expected, kv_cache_tokens=256), asked(130)
     assert run(made, sequences) == expected
+    assert made.stats().preemptions > 0
     assert all(s.drafted_tokens for s in sequences)
 
 
@@ -83,3 +85,28 @@ def test_deterministic_engines_draft_nothing() -> None:
     alone: Callable[[Sequence], list[list[int]]] = lambda s: run(engine_with(model, deterministic=True), [s])  # noqa: E731
     assert [alone(s)[0] for s in asked()] == answers
     assert not any(s.drafted_tokens for s in sequences)
+
+
+def test_held_to_a_structure_with_samples_and_adapters(tmp_path: Path) -> None:
+    """From a directory, as users load it: whole answers with log-probabilities are those without a head."""
+    base = tiny_directory(tmp_path / "base", characters=JSON_CHARACTERS, context=256)
+    adapter = write_peft(tmp_path / "a", random_changes(shapes_of(base)))
+    head = head_directory(tmp_path / "head", HEAD)
+    structure = Schema({"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}, "required": ["n"]})
+
+    def answers(draft: Path | None) -> tuple[list[tuple[list[int], list[int]]], int]:
+        with LLM(base, draft=draft, speculate=False, adapters={"a": adapter}, dtype="float32", memory_gb=2) as llm:
+            llm.engine.proposer.times, llm.engine.proposer.account.share = Free(), 1e9
+            if llm.engine.proposer.draft is not None:
+                llm.engine.proposer.draft.cost = 1e-4
+            params = [
+                SamplingParams(temperature=1.0, seed=i, n=2, logprobs=1, max_tokens=30, structure=structure if i < 2 else None, adapter=name)
+                for i, name in enumerate((None, "a", "a"))
+            ]
+            found = llm.generate(["Write", "Say", "Tell"], params)
+            drafted = llm.engine.stats().drafted_tokens
+            return [(c.token_ids, [t.token_id for t in c.logprobs or ()]) for c in found], drafted
+
+    (plain, none), (headed, drafted) = answers(None), answers(head)
+    assert headed == plain
+    assert (none, drafted > 20) == (0, True)
