@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,16 +15,18 @@ from support.families import GOLDEN, NAMES, config, reference
 from support.heads import HEAD, Prompter, model_with_head
 from support.plain_step import PlainCache
 from support.plain_weights import PlainWeights
-from support.tiny_engine import request, run
+from support.tiny_engine import request, run, tiny_model
 
 from mlxinfer.adapters.adapted import AdaptedModel, LoadedAdapter
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.adapters.places import places
 from mlxinfer.adapters.update import key_of
+from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
+from mlxinfer.interpret.interventions import steering
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
 from mlxinfer.nn.packing import settle
@@ -97,3 +100,42 @@ def test_a_head_changes_no_adapters_answer(name: str, kv: str, tmp_path: Path):
         assert run(made, sequences) == expected
         assert 0 < sum(s.accepted_tokens for s in sequences) < sum(s.drafted_tokens for s in sequences)
     assert sum(s.reused_tokens for s in sequences)
+
+
+def test_hooks_and_adapters_in_one_step(tmp_path: Path) -> None:
+    """Steered with and without an adapter, next to the same unsteered: each answers as alone."""
+    model = tiny_model("llama")
+    adapted = with_adapters(model, "llama", tmp_path)
+    hooks = steering(model, 1, mx.array(rng.normal(0, 3, 48).astype(np.float32)), 1.0, None)
+
+    def four() -> list[Sequence]:
+        found = [request(PROMPTS[1], 20) for _ in range(4)]
+        for i, sequence in enumerate(found):
+            sequence.hooks = hooks if i % 2 else None
+            sequence.adapter = adapted.adapters["a"] if i > 1 else None
+        return found
+
+    alone = [run(engine(model, adapted), [sequence])[0] for sequence in four()]
+    assert len({tuple(answer) for answer in alone}) == 4
+    assert run(engine(model, adapted), four()) == alone
+
+
+def test_an_adapters_pages_on_disk_are_its_own(tmp_path: Path) -> None:
+    """After a restart its prefixes are found for it, under whatever name, and for nobody else."""
+    model = tiny_model("llama")
+    changed = with_adapters(model, "llama", tmp_path)
+
+    def restarted(which: str | None) -> tuple[list[int], int]:
+        disk = DiskStorage(tmp_path / "pages", 10**8)
+        made = Engine(model, EngineConfig(max_context=256, kv_cache_tokens=2048), dtype=mx.float32, disk=disk, adapted=changed)
+        sequence = request(PROMPTS[2], 8)
+        sequence.adapter = None if which is None else replace(changed.adapters[which], name="renamed")
+        (answer,) = run(made, [sequence])
+        made.close()
+        return answer, sequence.reused_tokens
+
+    first = [restarted(which) for which in (None, "a", "b")]
+    again = [restarted(which) for which in (None, "a", "b")]
+    assert [answer for answer, _ in again] == [answer for answer, _ in first]
+    assert [reused for _, reused in first] == [0, 0, 0]
+    assert all(reused >= 128 for _, reused in again)

@@ -100,7 +100,9 @@ def test_held_to_a_structure_with_samples_and_adapters(tmp_path: Path) -> None:
             if llm.engine.proposer.draft is not None:
                 llm.engine.proposer.draft.cost = 1e-4
             params = [
-                SamplingParams(temperature=1.0, seed=i, n=2, logprobs=1, max_tokens=30, structure=structure if i < 2 else None, adapter=name)
+                SamplingParams(
+                    temperature=1.0, seed=i, n=2, logprobs=1, max_tokens=30, structure=structure if i < 2 else None, adapter=name
+                )
                 for i, name in enumerate((None, "a", "a"))
             ]
             found = llm.generate(["Write", "Say", "Tell"], params)
