@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..kernels_cpu import Packed
-from ..nn.activations import gated
+from ..nn.activations import gated_again
 from ..nn.linear import Linear
 from ..nn.norms import RMSNorm
 from .stacked import Choice, Stack
@@ -42,7 +42,7 @@ class AdaptedLinear(Linear):
         if not self._changes():
             return y
         gate, up = mx.split(self(x, norm=norm), 2, axis=-1)
-        return mx.where(self.choice.changed(self.stack.changed), gated(activation)(gate, up), y)
+        return mx.where(self.choice.changed(self.stack.changed), gated_again(activation)(gate, up), y)
 
     def _changes(self) -> bool:
         return bool(self.choice.slots & self.stack.changed)

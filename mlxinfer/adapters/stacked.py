@@ -31,6 +31,7 @@ class Choice:
         self.rows = 0
         self.ids = mx.array([0], mx.uint32)
         """uint32 `[T]`: the slot of each row."""
+        self._changed: dict[frozenset[int], mx.array] = {}
 
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
         """`rows` are slots and how many rows they are for, in order."""
@@ -41,6 +42,7 @@ class Choice:
             start = stop
         self.rows, self.slots = start, frozenset(slot for slot, _, _ in self.runs)
         self.ids = mx.array([slot for slot, first, stop in self.runs for _ in range(first, stop)], mx.uint32)
+        self._changed.clear()
 
     @property
     def by_runs(self) -> bool:
@@ -49,7 +51,9 @@ class Choice:
 
     def changed(self, slots: frozenset[int]) -> mx.array:
         """bool `[T, 1]`: the rows that have one of these slots."""
-        return mx.array([[slot in slots] for slot, first, stop in self.runs for _ in range(first, stop)])
+        if slots not in self._changed:  # one for all layers, usually
+            self._changed[slots] = mx.array([[slot in slots] for slot, first, stop in self.runs for _ in range(first, stop)])
+        return self._changed[slots]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,8 @@ class SteadyStep:
             self._fill(held)
             yield
         finally:
+            for attend in dict.fromkeys(attend for attend, _ in self._plans):
+                attend.use_own()  # if this failed, the step is built as ever, without what is left of the trace
             for store, old_arrays in zip(self._cache.stores, before, strict=True):
                 store.sealed, store.first, store.kept, store.recent = old_arrays
             for recurrent, old in zip(self._cache.recurrent, states, strict=True):

@@ -113,7 +113,7 @@ class Embedder:
 
 def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: RequestOptions, snapshot: int = 0) -> Sequence:
     """A sequence that is only read, for its vector. What is computed of its first `snapshot` tokens is kept for others. Raises
-    `UnsupportedModelError` for interventions in a model that looks both ways."""
+    `SamplingError` for an adapter that there is not, and `UnsupportedModelError` for interventions in a model that looks both ways."""
     hooks = active_hooks(inputs.model)
     if hooks is not None and not inputs.is_causal:
         raise UnsupportedModelError("interventions are not supported in a model that reads texts from both ends")
@@ -127,6 +127,7 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
         deadline=options.deadline,
         snapshot_points=(snapshot,) if snapshot else (),
         hooks=hooks,
+        adapter=inputs.adapter(options.adapter),
         pooling=pooling,
     )
 

@@ -69,7 +69,7 @@ class RequestOptions:
     timeout_s: float | None = None
     """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
     adapter: str | None = None
-    """The adapter, where there are no `SamplingParams` that say it: `score`, `logits` and `trace`."""
+    """The adapter, where there are no `SamplingParams` that say it: `score`, `logits`, `trace`, `embed` and `rerank`."""
     deadline: float | None = field(init=False, default=None)
     """When that is, in seconds of `perf_counter`."""
 

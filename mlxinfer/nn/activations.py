@@ -101,6 +101,12 @@ def gated(name: str) -> Activated:
     return Activated(activation.__name__, fused(lambda gate, up: activation(gate) * up))
 
 
+def gated_again(activation: str) -> Gate:
+    """The gated unit of which `Activated.activation` is the name."""
+    function = next(each for each in _ACTIVATIONS.values() if each.__name__ == activation)
+    return lambda gate, up: function(gate) * up
+
+
 def clamped_swiglu(alpha: float, limit: float) -> Gate:
     """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, with g clamped from above and u on both sides to `limit`."""
 

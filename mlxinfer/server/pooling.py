@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import MLXInferError, PromptError
 from ..types import Completion, Usage
 from . import sse
-from .errors import invalid, of_error, unsupported
+from .errors import invalid, of_error
 from .models import ServedModel
 from .routing import RequestContext
 
@@ -92,12 +92,10 @@ async def _counted(
     client_id: str,
     work: Callable[[RequestKeywords], Coroutine[Any, Any, tuple[np.ndarray, int]]],
 ) -> tuple[np.ndarray, int]:
-    if served.adapter is not None:
-        raise unsupported("model", f"vectors and relevance come from {served.base!r} as it is, not from its adapters: ask for that name")
     context.log["model"] = served.name
     metrics = context.server.metrics.begin(served.base)
     finished = False
-    terms: RequestKeywords = {"client_id": context.asker(client_id), "timeout_s": context.left_s}
+    terms: RequestKeywords = {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter}
     try:
         rows, tokens = await sse.unless_gone(context.receive, work(terms))
         finished = True

@@ -1,4 +1,4 @@
-"""Vectors and relevance: whose turn it is, how long they may take, and adapters, which have none. Workers with several names."""
+"""Vectors and relevance: whose turn it is, how long they may take, and which adapter makes them. Workers with several names."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_the_longest_name_of_a_user(live: LiveServer, path: str, body: dict[str,
 
 
 @pytest.mark.parametrize(("path", "body"), [*POOLED, ("/v1/score", {"text_1": "a", "text_2": "b"}), ("/api/embed", {"input": "Hello"})])
-def test_an_adapter_has_no_vectors(live: LiveServer, path: str, body: dict[str, Any]) -> None:
-    status, answer = post(live, path, model="emb:a", **body)
-    assert (status, "not from its adapters" in json.dumps(answer)) == (400, True), answer
+def test_an_adapter_is_handed_on(live: LiveServer, seen: list[RequestOptions], path: str, body: dict[str, Any]) -> None:
+    assert [post(live, path, model=name, **body)[0] for name in ("emb:a", "emb")] == [200, 200]
+    assert [each.adapter for each in seen] == ["a", None]
 
 
 def test_a_model_with_two_names_is_one_load(live: LiveServer) -> None:

@@ -195,6 +195,11 @@ class MetalStep:
         self._appends = {append.old: append}
         self._decode = {(plan.shape, plan.pools, append.new): plan for plan in plans}
 
+    def use_own(self) -> None:
+        """Plan for layers again, as they come."""
+        self._given, self._last, self._launches = False, (None, None), {}
+        self._appends, self._decode = {}, {}
+
     def _decode_plan(self, store: LayerStore, shape: Shape, append: AppendPlan) -> DecodePlan:
         key = shape, _pools(store, append), append.new
         if key not in self._decode:
