@@ -69,6 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
         {**_ONE_GROUP, **_LATENT, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 2},
         {**_ONE_GROUP, **_LATENT, "index_topk": 24, "index_head_dim": 16, "index_n_heads": 16},
     ),
+    "deepseek_v3": ({**_GROUPED, **_LATENT, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "rope_parameters": _YARN},),
     "dots1": ({**_ONE_GROUP, **_HEAD}, {**_GROUPED, **_HEAD, "n_routed_experts": 6, "n_group": 3, "topk_group": 2}),
     "exaone_moe": ({**_EXPERTS, **_HEAD, **_WINDOW, "layer_types": [SLIDING, SLIDING, SLIDING, FULL]},),
     "falcon_mamba": ({"state_size": 8, "num_hidden_layers": 2},),
@@ -172,6 +173,9 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "starcoder2": ({}, {"sliding_window": 24}),
 }
 """By `model_type`: what differs from `BASE`, in one or more models."""
+
+RENAMED = {"joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3"}
+"""What is written under another `model_type`, which transformers does not have, and that of the cases above which it is written from."""
 
 _TEXT = {**BASE, **_HEAD}
 _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
