@@ -34,7 +34,14 @@ _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
 _DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 _VISION = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 0.7}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 _HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
@@ -122,11 +129,16 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
         },
     ),
     "kimi_linear": ({**_ONE_GROUP, **_LATENT, "q_lora_rank": None, "num_local_experts": 4, "linear_head_dim": 16, "linear_num_heads": 4},),
-    "laguna": (
-        {**_EXPERTS, **_HEAD, **_WINDOW, "shared_expert_intermediate_size": 32, "layer_types": [FULL, SLIDING, SLIDING, SLIDING]},
-    ),
+    "laguna": ({**_EXPERTS, **_HEAD, **_WINDOW, "shared_expert_intermediate_size": 32, "layer_types": [FULL, SLIDING, SLIDING, SLIDING]},),
     "llama4_text": (
-        {**_HEAD, "num_local_experts": 0, "moe_layers": [], "intermediate_size_mlp": 96, "attention_chunk_size": 256, "tie_word_embeddings": True},
+        {
+            **_HEAD,
+            "num_local_experts": 0,
+            "moe_layers": [],
+            "intermediate_size_mlp": 96,
+            "attention_chunk_size": 256,
+            "tie_word_embeddings": True,
+        },
         {
             **_HEAD,
             "num_local_experts": 4,
@@ -174,6 +186,9 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """By `model_type`: what differs from `BASE`, in one or more models."""
 
+WRAPPED = {"gemma3n": "gemma3n_text"}
+"""Models that also see images, and that of the cases above which is their text model: the whole needs packages that are not installed."""
+
 RENAMED = {"joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3"}
 """What is written under another `model_type`, which transformers does not have, and that of the cases above which it is written from."""
 
@@ -182,11 +197,17 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "n
 _PROJECTOR = {"out_hidden_size": 32, "projector_hidden_size": 32}
 _FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
 WHOLE: dict[str, tuple[dict[str, Any], ...]] = {
-    "gemma3n": ({"text_config": {**BASE, **CASES["gemma3n_text"][0]}},),
     "llama4": ({"text_config": {**BASE, **CASES["llama4_text"][1]}, "vision_config": _SMALL},),
     "minimax_m3_vl": (
         {
-            "text_config": {**_TEXT, **_FEW, "dense_intermediate_size": 96, "shared_intermediate_size": 32, "rotary_dim": 8, "rope_parameters": _HALF},
+            "text_config": {
+                **_TEXT,
+                **_FEW,
+                "dense_intermediate_size": 96,
+                "shared_intermediate_size": 32,
+                "rotary_dim": 8,
+                "rope_parameters": _HALF,
+            },
             "vision_config": {**_SMALL, "image_size": 28},
             "projector_hidden_size": 32,
         },
