@@ -113,7 +113,7 @@ def _add_obsolete_keys(old: dict[str, Any]) -> None:
 
 def _number(value: Any) -> Any:
     """A number for what stands for infinity in a JSON file."""
-    return _SPECIAL_FLOATS.get(value.get("__float__"), value) if isinstance(value, dict) else value
+    return _SPECIAL_FLOATS.get(str(value.get("__float__")), value) if isinstance(value, dict) else value
 
 
 def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ LIMIT = 2e-3
 TOKENS = random_tokens(100)
 CHUNKS = ((100,), (40, 1, 59))
 
-QUICK = "apertus cohere dots1 gemma gpt_neox granitemoe helium mamba nemotron olmoe phi qwen2_moe stablelm starcoder2".split()
+QUICK = ["apertus", "cohere", "dots1", "gemma", "gpt_neox", "granitemoe", "helium", "mamba", "nemotron", "olmoe", "phi", "qwen2_moe"]
+QUICK += ["stablelm", "starcoder2"]
 REFUSED = {
     ("gemma3n_text", 0): "neither here nor by the installed mlx-lm",
     ("glm", 0): "rotates all channels",
