@@ -196,21 +196,27 @@ _TEXT = {**BASE, **_HEAD}
 _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _PROJECTOR = {"out_hidden_size": 32, "projector_hidden_size": 32}
 _FEW = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_M3 = {
+    **_TEXT,
+    **_FEW,
+    "dense_intermediate_size": 96,
+    "shared_intermediate_size": 32,
+    "rotary_dim": 8,
+    "rope_parameters": _HALF,
+}
+_M3_SPARSE = {
+    "layer_types": [FULL, "minimax_m3_sparse", "minimax_m3_sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_block_size": 8,
+    "index_topk_blocks": 3,
+    "index_local_blocks": 1,
+}
 WHOLE: dict[str, tuple[dict[str, Any], ...]] = {
     "llama4": ({"text_config": {**BASE, **CASES["llama4_text"][1]}, "vision_config": _SMALL},),
-    "minimax_m3_vl": (
-        {
-            "text_config": {
-                **_TEXT,
-                **_FEW,
-                "dense_intermediate_size": 96,
-                "shared_intermediate_size": 32,
-                "rotary_dim": 8,
-                "rope_parameters": _HALF,
-            },
-            "vision_config": {**_SMALL, "image_size": 28},
-            "projector_hidden_size": 32,
-        },
+    "minimax_m3_vl": tuple(
+        {"text_config": {**_M3, **layers}, "vision_config": {**_SMALL, "image_size": 28}, "projector_hidden_size": 32}
+        for layers in ({}, _M3_SPARSE)
     ),
     "muse_glimmer": ({"text_config": {**_TEXT, **_WINDOW}, "vision_config": _SMALL, **_PROJECTOR},),
     "muse_spark": (
