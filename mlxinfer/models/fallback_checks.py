@@ -90,6 +90,22 @@ CHECKS: Mapping[str, Check] = {
 """By `model_type`; what is not here was not compared, as transformers 5.23 does not have it."""
 
 
+_ONLY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "gpt2": {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+    },
+    "gpt_bigcode": {"multi_query": (True,)},
+    "gpt_neox": {"hidden_act": ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")},
+    "mamba2": {"n_groups": (1,)},
+    "olmoe": {"clip_qkv": (None,)},
+    "qwen2_moe": {"norm_topk_prob": (False,)},
+    "stablelm": {"hidden_act": ("silu",)},
+}
+"""By `model_type`: settings that mlx-lm's graph does not read, and the values with which its logits are right."""
+
+
 def check_of(model_type: str) -> Check:
     """What is known of an architecture that runs on mlx-lm's graph."""
     return CHECKS.get(model_type, Check(reason=_UNKNOWN))
@@ -114,10 +130,9 @@ def refuse_what_differs(config: Mapping[str, Any]) -> None:
 
 def _differing_setting(model_type: str, config: Mapping[str, Any]) -> str:
     """The setting that mlx-lm's graph gets wrong; empty if there is none."""
-    if model_type == "mamba2" and (config.get("n_groups") or 1) > 1:
-        return f"n_groups is {config['n_groups']}, and mlx-lm's graph normalizes all groups as one"
-    if model_type == "gpt_bigcode" and config.get("multi_query") is False:
-        return "multi_query is false, and mlx-lm's graph divides queries, keys and values otherwise"
+    for key, right in _ONLY.get(model_type, {}).items():
+        if key in config and config[key] not in right:
+            return f"{key} is {config[key]}, and mlx-lm's graph computes as if it were {right[0]}"
     if model_type == "minimax" and not any("MiniMaxM2" in str(name) for name in config.get("architectures") or ()):
         return "mlx-lm's graph of that name is the one of MiniMax-M2, which architectures does not name"
     text = config.get("text_config") or {}

@@ -67,6 +67,11 @@ def test_what_was_not_compared_says_so() -> None:
         ({"model_type": "glm"}, "rotates all channels"),
         ({"model_type": "mamba2", "n_groups": 8}, "n_groups is 8"),
         ({"model_type": "gpt_bigcode", "multi_query": False}, "multi_query"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function is relu"),
+        ({"model_type": "gpt_neox", "hidden_act": "relu"}, "hidden_act is relu"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8"),
+        ({"model_type": "qwen2_moe", "norm_topk_prob": True}, "norm_topk_prob is True"),
+        ({"model_type": "stablelm", "hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"model_type": "minimax", "architectures": ["MiniMaxForCausalLM"]}, "MiniMax-M2"),
         (
             {

@@ -27,6 +27,9 @@ QUICK += ["stablelm", "starcoder2"]
 REFUSED = {
     ("gemma3n_text", 0): "neither here nor by the installed mlx-lm",
     ("glm", 0): "rotates all channels",
+    ("gpt2", 1): "scale_attn_by_inverse_layer_idx",
+    ("olmoe", 2): "clip_qkv",
+    ("qwen2_moe", 1): "norm_topk_prob",
     ("gpt_bigcode", 1): "multi_query",
     ("llama4_text", 1): "is missing",
     ("mamba2", 1): "n_groups is 2",

@@ -32,6 +32,7 @@ _LATENT = {
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
 _WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
+_OLMOE = {"num_experts": 4, "num_experts_per_tok": 2}
 _DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 _VISION = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
 _YARN = {
@@ -99,7 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
         {**_ONE_GROUP, **_LATENT, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 2},
         {**_ONE_GROUP, **_LATENT, "index_topk": 24, "index_head_dim": 16, "index_n_heads": 16},
     ),
-    "gpt2": (_GPT2,),
+    "gpt2": (_GPT2, {**_GPT2, "scale_attn_by_inverse_layer_idx": True}),
     "gpt_bigcode": (_GPT2, {**_GPT2, "multi_query": False}),
     "gpt_neox": ({"intermediate_size": 256}, {"intermediate_size": 256, "use_parallel_residual": False, "rotary_pct": 0.5}),
     "gptj": ({**_GPT2, "rotary_dim": 8},),
@@ -175,10 +176,12 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "nanochat": ({}, {"final_logit_softcapping": 4.0}),
     "nemotron": ({}, {"partial_rotary_factor": 0.25}),
     "olmo_hybrid": ({**_DELTA, "num_hidden_layers": 4},),
-    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2}, {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "olmoe": (_OLMOE, {**_OLMOE, "norm_topk_prob": True}, {**_OLMOE, "clip_qkv": 0.5}),
     "phi": ({}, {"partial_rotary_factor": 0.25}),
     "phimoe": ({"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},),
-    "qwen2_moe": ({**_EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},),
+    "qwen2_moe": tuple(
+        {**_EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 1, "norm_topk_prob": norm} for norm in (False, True)
+    ),
     "recurrent_gemma": ({"attention_window_size": 24, "lru_width": 64, "num_key_value_heads": 1},),
     "solar_open": ({**_ONE_GROUP, **_HEAD, "first_k_dense_replace": 0},),
     "stablelm": ({}, {"use_qkv_bias": True}, {"use_parallel_residual": True, "qk_layernorm": True}),
