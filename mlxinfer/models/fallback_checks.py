@@ -106,6 +106,10 @@ _ONLY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 """By `model_type`: settings that mlx-lm's graph does not read, and the values with which its logits are right."""
 
 
+_NO_SCALING = frozenset({"qwen2_moe", "solar_open"})
+"""Architectures whose graphs take a scaling of rope in their config and compute without it, or otherwise."""
+
+
 def check_of(model_type: str) -> Check:
     """What is known of an architecture that runs on mlx-lm's graph."""
     return CHECKS.get(model_type, Check(reason=_UNKNOWN))
@@ -133,6 +137,10 @@ def _differing_setting(model_type: str, config: Mapping[str, Any]) -> str:
     for key, right in _ONLY.get(model_type, {}).items():
         if key in config and config[key] not in right:
             return f"{key} is {config[key]}, and mlx-lm's graph computes as if it were {right[0]}"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if model_type in _NO_SCALING and scaling != "default":
+        return f"the rope scaling is {scaling}, which mlx-lm's graph gets wrong"
     if model_type == "minimax" and not any("MiniMaxM2" in str(name) for name in config.get("architectures") or ()):
         return "mlx-lm's graph of that name is the one of MiniMax-M2, which architectures does not name"
     text = config.get("text_config") or {}

@@ -72,6 +72,7 @@ def test_what_was_not_compared_says_so() -> None:
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8"),
         ({"model_type": "qwen2_moe", "norm_topk_prob": True}, "norm_topk_prob is True"),
         ({"model_type": "stablelm", "hidden_act": "gelu"}, "hidden_act is gelu"),
+        ({"model_type": "solar_open", "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling is yarn"),
         ({"model_type": "minimax", "architectures": ["MiniMaxForCausalLM"]}, "MiniMax-M2"),
         (
             {

@@ -29,6 +29,7 @@ REFUSED = {
     ("glm", 0): "rotates all channels",
     ("gpt2", 1): "scale_attn_by_inverse_layer_idx",
     ("olmoe", 2): "clip_qkv",
+    ("solar_open", 1): "rope scaling is yarn",
     ("qwen2_moe", 1): "norm_topk_prob",
     ("gpt_bigcode", 1): "multi_query",
     ("llama4_text", 1): "is missing",

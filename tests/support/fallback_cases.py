@@ -183,7 +183,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
         {**_EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 1, "norm_topk_prob": norm} for norm in (False, True)
     ),
     "recurrent_gemma": ({"attention_window_size": 24, "lru_width": 64, "num_key_value_heads": 1},),
-    "solar_open": ({**_ONE_GROUP, **_HEAD, "first_k_dense_replace": 0},),
+    "solar_open": tuple({**_ONE_GROUP, **_HEAD, "first_k_dense_replace": 0, **rope} for rope in ({}, {"rope_parameters": _YARN})),
     "stablelm": ({}, {"use_qkv_bias": True}, {"use_parallel_residual": True, "qk_layernorm": True}),
     "starcoder2": ({}, {"sliding_window": 24}),
 }
