@@ -20,13 +20,25 @@ _PATTERN_KEYS = {
 }
 _COPIES = {
     "gpt2": {"n_ctx": "n_positions"},
+    "internlm3": {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     "lfm2": {"block_dim": "hidden_size"},
 }
 """By `model_type`: obsolete keys, and the keys that replaced them."""
 
-_CONSTANTS = {"apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True}}
+_CONSTANTS: dict[str, dict[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "glm_moe_dsa": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+    "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "solar_open": {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0},
+}
 """By `model_type`: obsolete keys of which only one value was ever published."""
+
+_READ_THE_NEW_STYLE = frozenset({"laguna"})
+"""Models whose `rope_parameters` mlx-lm reads for each kind of layer."""
+
+_SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 _HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
 _ONE_THETA = frozenset({"olmo3"})
@@ -45,7 +57,8 @@ def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
 def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
     """What the old style cannot express of this config. The model would run without it, with different logits."""
     lost = []
-    for key, value in _object(config.get("rope_parameters")).items():
+    known = config.get("model_type") in _READ_THE_NEW_STYLE
+    for key, value in _object({} if known else config.get("rope_parameters")).items():
         if isinstance(value, dict) and key != FULL and set(value) - {"rope_theta", "rope_type"}:
             lost.append(f"rope_parameters of {key}")
         elif isinstance(value, dict) and key != FULL and value.get("rope_type", "default") != "default":
@@ -67,6 +80,8 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     old = deepcopy(dict(config))
     if isinstance(old.get("text_config"), dict):
         old["text_config"] = _translated(old["text_config"])
+        if "tie_word_embeddings" in old:
+            old["text_config"]["tie_word_embeddings"] = old["tie_word_embeddings"]
     if "dtype" in old:
         old.setdefault("torch_dtype", old["dtype"])
     if "num_local_experts" in old:
@@ -88,6 +103,17 @@ def _add_obsolete_keys(old: dict[str, Any]) -> None:
             old.setdefault(key, old[same])
     for key, value in _CONSTANTS.get(model_type, {}).items():
         old.setdefault(key, value)
+    if model_type == "gpt_bigcode" and old.get("n_embd") and not old.get("n_inner"):
+        old["n_inner"] = 4 * old["n_embd"]
+    if model_type == "exaone_moe" and isinstance(old.get("mlp_layer_types"), list):
+        old.setdefault("is_moe_layer", [kind == "sparse" for kind in old["mlp_layer_types"]])
+    if isinstance(old.get("time_step_limit"), list):
+        old["time_step_limit"] = [_number(limit) for limit in old["time_step_limit"]]
+
+
+def _number(value: Any) -> Any:
+    """A number for what stands for infinity in a JSON file."""
+    return _SPECIAL_FLOATS.get(str(value.get("__float__")), value) if isinstance(value, dict) else value
 
 
 def _spread_rope(old: dict[str, Any], parameters: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 
 from ..cache.base import LayerSpec, OpaqueSpec, Step
 from ..errors import UnsupportedModelError, WeightsError
+from .fallback_checks import note_of, refuse_what_differs
 from .hf_compat import lost_in_old_style, to_old_style
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ Tensors = Mapping[str, mx.array]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _NO_LIMIT = 1 << 20
 _LISTED = 8
+_ROTARY_SHARES = {"recurrent_gemma": 0.5}
+"""By module: the share of a head's channels that its graph always rotates, where that is not all of them."""
+
+_RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "gpt2": (("transformer.", ""),),
+    "muse_glimmer": (("model.vision_", "vision_"),),
+    "olmo_hybrid": ((".attention_layer_norm.", ".input_layernorm."), (".feedforward_layer_norm.", ".post_attention_layernorm.")),
+}
+"""By module: parts of names as transformers 5 writes them, and what mlx-lm expects."""
 
 
 def supports(config: Mapping[str, Any]) -> bool:
@@ -46,13 +56,14 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
         raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
     if config.get("model_file"):
         raise UnsupportedModelError(f"config.json: model_file = {config['model_file']!r} is code of the model's own, which is never run")
+    refuse_what_differs(config)
     lost = lost_in_old_style(config)
     if lost:
         raise UnsupportedModelError(f"mlx-lm cannot represent {', '.join(lost)}, and would give other logits")
     old = to_old_style(config)
     old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
     model, window = _instantiate(old)
-    weights = _sanitized(model, tensors)
+    weights = _with_unread(model, _sanitized(model, _renamed(tensors, old)), old)
     _quantize(model, old, weights)
     _check_names(model, weights)
     model.load_weights(list(_cast(model, weights, dtype).items()))
@@ -88,7 +99,7 @@ class FallbackModel:
         self.max_context = next((int(c[key]) for c in (config, text) for key in _CONTEXT_KEYS if c.get(key)), _NO_LIMIT)
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
         alone = f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache"
-        self.notes: tuple[str, ...] = (alone,)
+        self.notes: tuple[str, ...] = (alone, *note_of(self.model_type))
         self.mtp = None
         if window is not None and window < self.max_context:
             self.max_context = window
@@ -144,6 +155,40 @@ def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
 
 
+def _renamed(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """The tensors under the names, and in the layouts, that mlx-lm's module expects."""
+    renamed = {}
+    module = str(_module_name(config))
+    for name, array in tensors.items():
+        for old, new in _RENAMED.get(module, ()):
+            name = name.replace(old, new, 1)
+        renamed[name] = array
+    if module == "qwen3_vl_moe":
+        _turn_experts(renamed, config.get("text_config") or {})
+    return renamed
+
+
+def _with_unread(model: Any, weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
+    """Gemma 3n's late layers attend to keys and values of earlier ones; transformers 5 leaves out what they do not read."""
+    text = config.get("text_config") or {}
+    shared, layers = text.get("num_kv_shared_layers"), text.get("num_hidden_layers")
+    if config["model_type"] != "gemma3n" or not shared or not layers:
+        return weights
+    unread = [f".layers.{layer}.self_attn.{part}." for layer in range(layers - shared, layers) for part in ("k_proj", "v_proj", "k_norm")]
+    wanted = dict(tree_flatten(model.parameters()))
+    return {name: mx.zeros_like(array) for name, array in wanted.items() if any(part in name for part in unread)} | weights
+
+
+def _turn_experts(tensors: dict[str, mx.array], text: Mapping[str, Any]) -> None:
+    """Experts as transformers 5 writes them, the outputs of a matrix in its rows, to the published layout."""
+    downs = [name for name in tensors if name.endswith(".experts.down_proj")]
+    if any(tensors[name].shape[-1] != text.get("hidden_size") for name in downs):
+        for down in downs:
+            for name in (down, down.replace("down_proj", "gate_up_proj")):
+                if name in tensors:
+                    tensors[name] = tensors[name].swapaxes(-2, -1)
+
+
 def _sanitized(model: Any, tensors: Tensors) -> dict[str, mx.array]:
     """The tensors under the names and in the layouts that the model has."""
     if not hasattr(model, "sanitize"):
@@ -163,7 +208,7 @@ def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[s
     scaling, share = config.get("rope_scaling") or {}, config.get("partial_rotary_factor") or 1
     if scaling.get("rope_type", scaling.get("type", "default")) != "default" and "rope_scaling" not in read:
         raise UnsupportedModelError(f"mlx-lm's {name} does not read rope_scaling, which this config has")
-    if share != 1 and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
+    if share != _ROTARY_SHARES.get(str(name), 1) and not read & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
         raise UnsupportedModelError(f"mlx-lm's {name} does not read partial_rotary_factor, which is {share} in this config")
 
 

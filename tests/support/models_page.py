@@ -87,4 +87,4 @@ def titles(text: str) -> list[str]:
 
 def errors(text: str) -> list[float]:
     """The largest error of each row."""
-    return [float(error) for error in re.findall(r"^\| `\w+` \| ([^|]+) \|", text, re.MULTILINE)]
+    return [float(error) for error in re.findall(r"^\| `\w+` \| ([^|]+) \|", text.split(END)[0], re.MULTILINE)]
