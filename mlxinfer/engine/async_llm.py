@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from ..config import EngineArgs, settings
+from ..config import EngineArgs
 from ..errors import MLXInferError
 from ..loading.load import LoadedModel
 from ..tools import OfferedTool, ToolChoice

@@ -23,9 +23,7 @@ from .open_model import ModelInfo
 from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from typing_extensions import ParamSpec
+    from typing_extensions import ParamSpec, Self
 
     P = ParamSpec("P")
 
