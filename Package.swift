@@ -1,0 +1,12 @@
+// swift-tools-version: 6.0
+// What SwiftPM finds when this repository is added by its URL. The targets are those of swift/MLXInferClient, which has a manifest of
+// its own for work on it, with the tests and the command that tries it.
+import PackageDescription
+
+let package = Package(
+    name: "mlxinfer",
+    platforms: [.macOS(.v14)],
+    products: [.library(name: "MLXInferClient", targets: ["MLXInferClient"])],
+    targets: [.target(name: "MLXInferClient", path: "swift/MLXInferClient/Sources/MLXInferClient")],
+    swiftLanguageModes: [.v6]
+)
