@@ -1,7 +1,8 @@
 """Builds `mlxinfer.kernels_cpu._native` with CMake, where that can be done; everything else is in pyproject.toml.
 
 On Linux they are built where a C++ compiler is present, and left out with a note where not. `MLXINFER_CPU_KERNELS=1` asks for them
-anywhere and makes a failure an error; `MLXINFER_CPU_KERNELS=0` leaves them out.
+anywhere and makes a failure an error; `MLXINFER_CPU_KERNELS=0` leaves them out, and a wheel is then `py3-none-any`, as on a Mac.
+`MLXINFER_EXACT_MLX=1`, for wheels that are handed out, makes the wheel require the version of MLX that its kernels were built for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.egg_info import egg_info
 
 PACKAGE = Path(__file__).parent.resolve() / "mlxinfer" / "kernels_cpu"
 SETTING = os.environ.get("MLXINFER_CPU_KERNELS", "")
@@ -28,6 +30,17 @@ TRIAL = "import mlx.core as mx, _native; mx.eval(_native.silu_multiply(mx.ones((
 
 class CannotBuild(Exception):
     """Why there are no native operations."""
+
+
+class WithExactMLX(egg_info):
+    """With another version of MLX the kernels would not be loaded, and everything would run thirty times slower."""
+
+    def run(self) -> None:
+        if os.environ.get("MLXINFER_EXACT_MLX") == "1":
+            # The attribute of the distribution for setuptools' own files, that of the metadata for Requires-Dist.
+            for holder in (self.distribution, self.distribution.metadata):
+                holder.install_requires = [exact(line) for line in self.distribution.install_requires]
+        super().run()
 
 
 class BuildWithCMake(build_ext):
@@ -97,6 +110,12 @@ def requirement(package: str) -> str:
         raise CannotBuild(f"the package {package} is not there to build against") from error
 
 
+def exact(line: str) -> str:
+    """A requirement as it is, or, if it is MLX for Linux, for the version that is here."""
+    start, marker = line.partition(";")[::2]
+    return f"mlx[cpu]=={requirement('mlx')};{marker}" if start.startswith("mlx[cpu]") else line
+
+
 def fingerprint() -> str:
     """Of everything that the module is made from: a build that would give the same one again is not repeated."""
     digest = hashlib.sha256(f"{requirement('mlx')} {requirement('nanobind')} {os.environ.get('CXX')} {sys.version}".encode())
@@ -119,4 +138,7 @@ def execute(command: list[str], cwd: Path | None = None) -> None:
         raise CannotBuild(f"{' '.join(command[:2])} failed: {errors[0] if errors else 'see the output of pip install -v'}")
 
 
-setup(ext_modules=[Extension("mlxinfer.kernels_cpu._native", [])] if WANTED else [], cmdclass={"build_ext": BuildWithCMake})
+setup(
+    ext_modules=[Extension("mlxinfer.kernels_cpu._native", [])] if WANTED else [],
+    cmdclass={"build_ext": BuildWithCMake, "egg_info": WithExactMLX},
+)
