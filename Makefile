@@ -101,7 +101,7 @@ docs: $(VENV)/.extras-docs  ## the documents as a site in build/docs; a link tha
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict $(ARGS)
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist swift/MLXInferClient/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist .build swift/MLXInferClient/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(environment):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxinfer._version import __version__
+
 ROOT = Path(__file__).parents[1]
 LINKED = ["convert", "kernels_cpu", "kernels_metal"]
 
@@ -67,6 +69,15 @@ def test_wheel_holds_every_module(built: Path) -> None:
     assert _modules_of_the_tree() <= names
     assert "mlxinfer/py.typed" in names
     assert not [name for name in names if name.startswith((*(f"{name}/" for name in LINKED), "tests/"))]
+
+
+@pytest.mark.long
+def test_wheel_without_the_kernels_is_for_any_system(built: Path) -> None:
+    (archive,) = built.glob("*.whl")
+    assert archive.name == f"mlxinfer-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(archive) as wheel:
+        assert not [name for name in wheel.namelist() if name.endswith((".so", ".dylib", "_native.json"))]
+        assert not [name for name in wheel.namelist() if wheel.read(name)[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What a release is made of: the formula against its lock, the workflow, the manifest at the root, the version, and the wheels' requirements."""
+"""What a release is made of: the formula and its lock, the workflow, the manifest at the root, the version, the wheels' requirements."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LOCK, FORMULA = FOLDER / "lock.json", FOLDER / "mlxinfer.rb"
 PYTHON, MACOS = (3, 13), (14, 0)
 FILES = "https://files.pythonhosted.org/"
 
-HEAD = '''\
+HEAD = """\
 # Written by packaging/homebrew/generate.py from lock.json; edit those.
 class Mlxinfer < Formula
   desc "Inference for Apple silicon: chat, Python library and local server"
@@ -39,8 +39,8 @@ class Mlxinfer < Formula
 
   # Wheels come with names relative to @rpath, which stay right where they are.
   preserve_rpath
-'''
-TAIL = '''
+"""
+TAIL = """
   def install
     # Everything is a wheel: nothing is compiled, and nothing is fetched that is not listed above.
     wheels = buildpath/"wheels"
@@ -61,7 +61,7 @@ TAIL = '''
     assert_match "mlxinfer", shell_output("#{bin}/mlxinfer completion zsh")
   end
 end
-'''
+"""
 UNRELEASED = '''\
   # Not released yet: `generate.py release WHEEL` writes this wheel's address and digest here.
   url "{files}packages/py3/m/mlxinfer/mlxinfer-{version}-py3-none-any.whl", using: :nounzip
@@ -71,12 +71,12 @@ RELEASED = '''\
   url "{url}", using: :nounzip
   version "{version}"
   sha256 "{sha256}"'''
-RESOURCE = '''
+RESOURCE = """
   resource "{name}" do
     url "{url}", using: :nounzip
     sha256 "{sha256}"
   end
-'''
+"""
 
 
 def version_of_the_tree() -> str:
