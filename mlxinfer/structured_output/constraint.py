@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -76,9 +76,11 @@ class JSONText:
 class GrammarConstraint:
     """Implements `Constraint` with a matcher of llguidance."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JSONText | None = None) -> None:
-        """`vocab_size`: logits of the model. `json`: what is known of the vocabulary where the answer is JSON."""
+    def __init__(self, matcher: LLMatcher, vocab_size: int, json: JSONText | None = None, ends: Collection[int] = ()) -> None:
+        """`vocab_size`: logits of the model. `json`: what is known of the vocabulary where the answer is JSON. `ends`: the tokens that end
+        an answer, which a matcher takes but cannot take back."""
         self._matcher = matcher
+        self._ends = ends
         self._words = (vocab_size + 31) // 32
         self._json, self._place = json, BEGINNING
         self._last: int | None = None
@@ -112,7 +114,7 @@ class GrammarConstraint:
         """See `Constraint`."""
         matcher, bits, place = self._matcher, np.empty((1 + len(drafts), self._words), np.int32), self._place
         numbers, nbytes = None if self._json is None else self._json.numbers, 4 * self._words
-        taken, address = 0, bits.ctypes.data
+        taken, address, fits = 0, bits.ctypes.data, self.allowed(drafts)
         for row in range(len(bits)):
             matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
             if matcher.is_error():  # then that row says that the answer may end
@@ -120,8 +122,10 @@ class GrammarConstraint:
                 return bits
             if numbers is not None:
                 numbers.apply(place, bits[row])
-            if row == len(drafts) or not matcher.consume_token(drafts[row]):
+            if row == fits:  # a matcher that was given what does not fit is of no use any more
+                bits[row + 1 :] = -1
                 break
+            matcher.consume_token(drafts[row])
             taken += 1
             if numbers is not None:
                 place = numbers.after(place, drafts[row])
@@ -131,7 +135,8 @@ class GrammarConstraint:
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """See `Constraint`."""
-        count = self._matcher.validate_tokens(list(drafts)) if drafts else 0
+        going_on = next((i for i, token in enumerate(drafts) if token in self._ends), len(drafts))
+        count = self._matcher.validate_tokens(list(drafts[:going_on])) if going_on else 0
         if self._json is None:
             return count
         place, numbers = self._place, self._json.numbers
@@ -164,7 +169,7 @@ class GrammarConstraint:
 
     def copy(self) -> GrammarConstraint:
         """See `Constraint`."""
-        other = GrammarConstraint(self._matcher.deep_copy(), 32 * self._words, self._json)
+        other = GrammarConstraint(self._matcher.deep_copy(), 32 * self._words, self._json, self._ends)
         other._place, other._last, other._after_name, other._fault = self._place, self._last, self._after_name, self._fault
         return other
 

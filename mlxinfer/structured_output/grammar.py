@@ -140,7 +140,8 @@ class GrammarCompiler:
 
     def _constraint(self, matcher: LLMatcher, structure: Structure) -> GrammarConstraint:
         table = self._prepared()
-        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, table.json if isinstance(structure, Schema) else None)
+        json, ends = table.json if isinstance(structure, Schema) else None, self.tokenizer.eos_token_ids
+        return GrammarConstraint(matcher.deep_copy(), self._vocab_size, json, ends)
 
     def prepare(self) -> None:
         """Prepare the vocabulary, so that the first structure does not wait for it. Other threads stand still for most of that time."""

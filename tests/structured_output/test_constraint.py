@@ -193,3 +193,18 @@ def test_a_refusal_is_one_short_line(compiler):
     assert "does not fit" in reason
     assert "\n" not in reason
     assert len(reason) < 400
+
+
+@settings(deadline=None)
+@given(st.sampled_from(STRUCTURES), st.randoms(use_true_random=False))
+def test_drafts_that_end_the_answer_or_do_not_fit_change_nothing(compiler, structure, random):
+    compiled, ends = compiler.compile(structure), compiler.tokenizer.eos_token_ids
+    tokens, rows = walk(compiled.copy(), random, 20, ends)
+    constraint = compiled.copy()
+    for i, token in enumerate(tokens):
+        wrong = random.choice([*ends, random.randrange(VOCAB)])
+        drafts = [*tokens[i : i + random.randrange(4)], wrong, random.randrange(VOCAB)]
+        assert np.array_equal(constraint.rows(drafts)[0], rows[i])
+        assert not set(drafts[: constraint.allowed(drafts)]) & ends
+        assert constraint.advance(token) == ""
+    assert np.array_equal(constraint.rows([])[0], rows[-1])
