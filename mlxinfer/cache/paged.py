@@ -11,7 +11,6 @@ import mlx.core as mx
 from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
-from .bidirectional import BidirectionalStep
 from .kv_events import AllBlocksCleared, KVEventSink
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
@@ -255,6 +254,8 @@ class PagedCache:
         """A step over these segments. If it `needs_commit`, commit it before the next step begins."""
         segments = tuple(segments)
         if self._bidirectional:
+            from .bidirectional import BidirectionalStep
+
             return BidirectionalStep(segments, self._bidirectional)
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
         native = True

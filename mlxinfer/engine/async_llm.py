@@ -21,6 +21,7 @@ from ..errors import MLXInferError
 from ..loading.load import LoadedModel
 from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .async_pooled_requests import AsyncPooledRequests, prepared, size
 from .chat_prompt import ChatPrompt
 from .engine_thread import EngineThread, Piece, Progress, Request
 from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
@@ -28,7 +29,6 @@ from .hooked_requests import Tracing
 from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
-from .pooled_requests import AsyncPooledRequests
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
-
-_SHORT = 2000
-"""Characters or token ids that are prepared in the event loop: going through another thread would take longer."""
 
 
 class AsyncLLM(FrontDoor, AsyncPooledRequests):
@@ -191,7 +188,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         """What the model computes for a prompt, as `LLM.trace`. What is computed from a trace later, such as its logit lens, waits for the
         engine's thread."""
         terms, opened = RequestOptions.of("trace", options), await self._opened()
-        ids = await _prepared(_size(prompt), partial(opened.inputs.scored_ids, prompt))
+        ids = await prepared(size(prompt), partial(opened.inputs.scored_ids, prompt))
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
         (logits,) = await self._whole(Request([opened.inputs.scored(ids, 0, terms, tracing.hooks)], streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
@@ -232,9 +229,9 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         opened = await self._opened()
         items = as_prompts(prompts)
         each = opened.inputs.all_params(params, len(items))
-        prepared = await _prepared(sum(map(_size, items)), partial(_all_prepared, opened.inputs, items))
+        found = await prepared(sum(map(size, items)), partial(_all_prepared, opened.inputs, items))
         free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
-        requests = [await _described(opened.inputs, prompt, one, terms) for prompt, one in zip(prepared, each, strict=True)]
+        requests = [await _described(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
             answers = await asyncio.gather(*tasks)
@@ -287,7 +284,7 @@ async def _flat(bursts: AsyncGenerator[list[Chunk], None]) -> AsyncGenerator[Chu
 
 
 async def _prompt(prompt: AnyPrompt, inputs: InputProcessor) -> PreparedPrompt:
-    return await _prepared(_size(prompt), partial(inputs.prepared, prompt))
+    return await prepared(size(prompt), partial(inputs.prepared, prompt))
 
 
 async def _chat(
@@ -316,17 +313,8 @@ async def _described(
 
 
 async def _scored(prompt: Prompt, top: int, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
-    return [inputs.scored(await _prepared(_size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
+    return [inputs.scored(await prepared(size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
 
 
 def _all_prepared(inputs: InputProcessor, prompts: list[AnyPrompt]) -> list[PreparedPrompt]:
     return [inputs.prepared(prompt) for prompt in prompts]
-
-
-def _size(prompt: AnyPrompt) -> int:
-    return len(prompt) if hasattr(prompt, "__len__") else 0
-
-
-async def _prepared(size: int, prepare: Callable[[], Result]) -> Result:
-    """Prepare a short prompt here, and a long one in another thread, so that the event loop goes on."""
-    return prepare() if size <= _SHORT else await asyncio.to_thread(prepare)

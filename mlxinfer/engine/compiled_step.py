@@ -8,7 +8,6 @@ that has come twice. It is used with `MLXINFER_COMPILED_STEPS=1` only, until it 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 from threading import get_ident
@@ -24,7 +23,6 @@ from ..models.decoder import Decoder, Model
 from ..nn.attention import Temperature
 from ..nn.kernel_trial import age, kernels_in_use
 
-SWITCH = "MLXINFER_COMPILED_STEPS"
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
 _Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
@@ -52,15 +50,10 @@ class CompiledSteps:
     def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
         """None where no step could be replayed."""
         # A head that drafts reads the rows of every step, replayed or not.
-        usable = (
-            isinstance(model, Decoder)
-            and model.mtp is None
-            and kernels_in_use()
-            and os.environ.get(SWITCH) == "1"
-            and executors.traceable()
-        )
-        found = cls(model, cache) if usable and isinstance(model, Decoder) else None
-        return found if found is not None and found._cache.possible else None
+        if not isinstance(model, Decoder) or model.mtp is not None or not kernels_in_use() or not executors.traceable():
+            return None
+        found = cls(model, cache)
+        return found if found._cache.possible else None
 
     def logits(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
         """int32 `[T]` to logits `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be built as

@@ -32,7 +32,6 @@ from .scheduler import Schedule, Scheduler
 from .sequence import Sequence, ended_stats
 from .spec_decode.draft_model import Drafter
 from .spec_decode.drafter import TokenDrafter
-from .spec_decode.head_drafter import HeadDrafter
 from .spec_decode.proposer import Proposer
 from .step_times import StepTimes
 
@@ -119,6 +118,8 @@ class Engine:
         max_draft = config.max_draft if self.cache.can_fork and chunks.drafts else 0
         draft: TokenDrafter | None = None
         if self.model.mtp is not None and max_draft:
+            from .spec_decode.head_drafter import HeadDrafter
+
             draft = HeadDrafter(self.model, self.cache)
         elif self.drafter and max_draft:
             draft = self.drafter.start(config, self.model.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import field
 from itertools import groupby
 from time import perf_counter
@@ -16,14 +17,18 @@ from ..cache.step import CacheStep
 from ..models.decoder import Model
 from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
-from .compiled_step import CompiledSteps
 from .events import Token
 from .scheduler import Schedule, Work
 from .sequence import Sequence
 
 if TYPE_CHECKING:
     from ..adapters.adapted import AdaptedModel
+    from .compiled_step import CompiledSteps
     from .sequence import Proposed
+
+
+COMPILED_STEPS = "MLXINFER_COMPILED_STEPS"
+"""The environment's variable that is 1 where steps are to be replayed (`compiled_step`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class ModelRunner:
         self.cache = cache
         self._apart = apart
         self._adapted = adapted
-        self.compiled = None if apart else CompiledSteps.of(model, cache)  # what MLX fuses may round differently
+        self.compiled = None if apart else _compiled(model, cache)  # what MLX fuses may round differently
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
@@ -177,8 +182,8 @@ class ModelRunner:
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
             graph = self.model if self._adapted is None else self._graph(self._adapted, part)
-            plain = self.compiled is not None and hooks is None and graph is self.model and len(part) == len(work)
-            replayed = self._replayed(part, tokens, step) if plain else None
+            plain = hooks is None and graph is self.model and len(part) == len(work)
+            replayed = _replayed(self.compiled, part, tokens, step) if self.compiled is not None and plain else None
             if replayed is not None:
                 sampled_rows.append(replayed)
             else:
@@ -205,12 +210,6 @@ class ModelRunner:
         self.cache.submit()
         pending.submit()
         return pending
-
-    def _replayed(self, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
-        """The logits of all rows, if a compiled step computes them."""
-        if self.compiled is None or not all(w.count == 1 and w.samples and not w.drafts for w in work):
-            return None
-        return self.compiled.logits(tokens, step)
 
     def _parts(self, work: list[Work]) -> list[list[Work]]:
         """What goes through the model together: neighbours with the same hooks."""
@@ -325,6 +324,20 @@ class ModelRunner:
         if pending.schedule.drafts:
             drafts = Drafts([len(row.drafts) for row in rows], _joined([row.drafts for row in rows]))
         return self._batch.sample(logits, [s.num_tokens for s in sequences], drafts, _allowed_tokens(rows, logits.shape[-1]))
+
+
+def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
+    """What replays steps, where that is asked for: its modules are for GPUs, and take a while to import."""
+    if os.environ.get(COMPILED_STEPS) != "1":
+        return None
+    from .compiled_step import CompiledSteps
+
+    return CompiledSteps.of(model, cache)
+
+
+def _replayed(compiled: CompiledSteps, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
+    """The logits of all rows, if a compiled step computes them."""
+    return compiled.logits(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
 
 
 def _segments(work: list[Work]) -> list[Segment]:

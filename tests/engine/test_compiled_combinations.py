@@ -17,8 +17,9 @@ from mlxinfer.adapters.adapted import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.cache.attention import metal, select, trial
 from mlxinfer.engine import compiled_step
-from mlxinfer.engine.compiled_step import SWITCH, CompiledSteps
+from mlxinfer.engine.compiled_step import CompiledSteps
 from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.model_runner import COMPILED_STEPS
 from mlxinfer.engine.scheduler import Schedule
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.kernels_metal.paged_attention import tiles
@@ -30,7 +31,7 @@ PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (20, 9, 33)]
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there."""
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(COMPILED_STEPS, "1")
     monkeypatch.delenv(select.SWITCH, raising=False)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)

@@ -12,8 +12,9 @@ from support.traceable_attention import TraceableAppend
 from mlxinfer.cache.attention import metal, select, trial
 from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.engine import compiled_step
-from mlxinfer.engine.compiled_step import SWITCH, CompiledSteps
+from mlxinfer.engine.compiled_step import CompiledSteps
 from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.model_runner import COMPILED_STEPS
 from mlxinfer.kernels_metal.paged_attention import tiles
 
 RANDOM = np.random.default_rng(3)
@@ -24,7 +25,7 @@ FAMILIES = ("llama", "gemma3_text", "qwen3_moe", "qwen3_next", "falcon_h1", "phi
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there."""
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(COMPILED_STEPS, "1")
     monkeypatch.delenv(select.SWITCH, raising=False)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)
@@ -57,7 +58,7 @@ def steps(made: Engine) -> CompiledSteps:
 def test_the_tokens_are_those_of_steps_that_are_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four sequences of different lengths fill pages and end one after another; some of them sample."""
     with monkeypatch.context() as patch:
-        patch.setenv(SWITCH, "0")
+        patch.setenv(COMPILED_STEPS, "0")
         plain = engine(name)
         assert plain.runner.compiled is None
         expected = [answered(plain), answered(plain, 40, temperature=0.9)]
