@@ -16,9 +16,9 @@ from ..models.vlm_text import TEXT_MODELS, text_config
 from .gguf import gguf_updates
 from .mlx_lm import WEIGHTS as MLX_LM_WEIGHTS
 from .mlx_lm import mlx_lm_updates
-from .peft import CONFIG, peft_updates
 from .peft import WEIGHTS as PEFT_WEIGHTS
-from .update import Adapter, Update
+from .peft import peft_updates
+from .update import CONFIG, Adapter, Update
 
 _PIECE = 1 << 22
 

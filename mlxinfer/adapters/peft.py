@@ -15,10 +15,12 @@ from ..errors import AdapterError
 from ..loading.safetensors import SafetensorsFile
 from ..typed_reader import TypedReader, shown
 from .pattern import is_target, value_for
-from .update import Factors, Update, check_factors, finite_factors, key_of, not_applied
+from .update import CONFIG, Update, updates_in
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?")
+WEIGHTS = "adapter_model.safetensors"
+_TENSOR = re.compile(
+    r"(?!.*modules_to_save)(?:base_model\.model\.)?(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _WITHOUT_EFFECT = (
     *(
@@ -59,41 +61,15 @@ class ConfigReader(TypedReader):
 
 def peft_updates(path: Path, config: Mapping[str, Any], file: SafetensorsFile) -> Iterator[Update]:
     """The updates of an adapter. Raises `AdapterError` for whatever would not be applied."""
-    settings = _Settings(path / CONFIG, config)
-    parts: dict[str, dict[str, str]] = {}
-    for tensor in file.tensors:
-        found = _TENSOR.fullmatch(tensor)
-        if found is None or "modules_to_save" in tensor or (found["part"] == "lora_magnitude_vector" and not settings.dora):
-            raise not_applied(path, tensor)
-        why = settings.left_out(found["module"])
-        if why:
-            raise not_applied(path, tensor, why)
-        parts.setdefault(found["module"], {})[found["part"]] = tensor
-    for module, tensors in parts.items():
-        yield _update(path, module, tensors, settings, file)
-
-
-def _update(path: Path, module: str, tensors: Mapping[str, str], settings: _Settings, file: SafetensorsFile) -> Update:
-    wanted = ["lora_A", "lora_B", *(["lora_magnitude_vector"] if settings.dora else [])]
-    missing = [part for part in wanted if part not in tensors]
-    if missing:
-        raise AdapterError(f"{path}: {module!r} has no {missing[0]}; save or download the adapter again")
-    a, b, *rest = (tensors[part] for part in wanted)
-    magnitude = rest[0] if rest else None
-    of_a, of_b = (file.tensors[tensor].shape for tensor in (a, b))
-    check_factors(path, module, of_a, of_b, file.tensors[magnitude].shape if magnitude else None)
-    rank, expected = of_a[0], settings.rank(module)
-    if rank != expected:
-        raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {expected}")
-
-    def read() -> Factors:
-        return finite_factors(path, a, file.read(a), file.read(b), file.read(magnitude) if magnitude else None)
-
-    return Update(key_of(module), a, rank, (of_b[0], of_a[1]), settings.scale(module), settings.dora, read)
+    return updates_in(path, file, _Settings(path / CONFIG, config))
 
 
 class _Settings:
-    """What adapter_config.json says. Raises `AdapterError` for what changes the model in a way that is not applied here."""
+    """Implements `Settings`. Raises `AdapterError` for what changes the model in a way that is not applied here."""
+
+    tensor = _TENSOR
+    parts = "lora_A", "lora_B", "lora_magnitude_vector"
+    transposed = False
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         reader = ConfigReader(path, config)
@@ -114,16 +90,13 @@ class _Settings:
         _check_rest(reader)
 
     def rank(self, module: str) -> int:
-        """The rank that a module's factors should have."""
         return int(value_for(module, self._ranks, self._rank, self._path.parent))
 
     def scale(self, module: str) -> float:
-        """Factor of a module's update."""
         alpha, rank = value_for(module, self._alphas, self._alpha, self._path.parent), self.rank(module)
         return alpha / (math.sqrt(rank) if self._rslora else rank)
 
     def left_out(self, module: str) -> str:
-        """Why PEFT would not apply an update of this module; empty if it would."""
         layer = _LAYER.search(module)
         if self._layers is not None and (layer is None or int(layer[1]) not in self._layers):
             return f"is for a layer that is not among layers_to_transform of {CONFIG}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import mlx.core as mx
 
 from ..errors import AdapterError
+from ..loading.safetensors import SafetensorsFile
 from ..records import dataclass
 
+CONFIG = "adapter_config.json"
 _IN_LAYER = re.compile(r"(?:(?:model|language_model|text_model|backbone)\.)*(layers\.\d+\..+)")
 _MEANT = "only projections of attention and of feed-forward layers can have adapters"
 _OTHERS = (
@@ -104,3 +107,63 @@ def finite_factors(path: Path, name: str, a: mx.array, b: mx.array, magnitude: m
     if not all(mx.isfinite(part).all().item() for part in parts):
         raise AdapterError(f"{path}: {name!r} holds NaN or infinite values; save or download the adapter again")
     return Factors(parts[0], parts[1], parts[2].reshape(-1) if magnitude is not None else None)
+
+
+class Settings(Protocol):
+    """What the config of an adapter says of its tensors."""
+
+    tensor: re.Pattern[str]
+    """Matches their names, with the groups `module` and `part`."""
+    parts: tuple[str, str, str]
+    """The parts of an update: its factors, and its magnitude."""
+    transposed: bool
+    """Whether factors are stored as `[in, rank]` and `[rank, out]`."""
+    dora: bool
+    """Whether updates have magnitudes."""
+
+    def left_out(self, module: str) -> str:
+        """Why an update of this module would not be applied; empty if it would."""
+        ...
+
+    def rank(self, module: str) -> int:
+        """The rank that a module's factors should have."""
+        ...
+
+    def scale(self, module: str) -> float:
+        """Factor of a module's update."""
+        ...
+
+
+def updates_in(path: Path, file: SafetensorsFile, settings: Settings) -> Iterator[Update]:
+    """The updates in a file. Raises `AdapterError` for whatever would not be applied."""
+    parts: dict[str, dict[str, str]] = {}
+    for tensor in file.tensors:
+        found = settings.tensor.fullmatch(tensor)
+        if found is None or (found["part"] == settings.parts[2] and not settings.dora):
+            raise not_applied(path, tensor)
+        why = settings.left_out(found["module"])
+        if why:
+            raise not_applied(path, tensor, why)
+        parts.setdefault(found["module"], {})[found["part"]] = tensor
+    for module, tensors in parts.items():
+        yield _update(path, module, tensors, settings, file)
+
+
+def _update(path: Path, module: str, tensors: Mapping[str, str], settings: Settings, file: SafetensorsFile) -> Update:
+    wanted = settings.parts if settings.dora else settings.parts[:2]
+    missing = [part for part in wanted if part not in tensors]
+    if missing:
+        raise AdapterError(f"{path}: {module!r} has no {missing[0]}; save or download the adapter again")
+    a, b, *rest = (tensors[part] for part in wanted)
+    magnitude = rest[0] if rest else None
+    of_a, of_b = (file.tensors[tensor].shape[:: -1 if settings.transposed else 1] for tensor in (a, b))
+    check_factors(path, module, of_a, of_b, file.tensors[magnitude].shape if magnitude else None)
+    rank, expected = of_a[0], settings.rank(module)
+    if rank != expected:
+        raise AdapterError(f"{path}: the tensor {a!r} has rank {rank}, and {CONFIG} says {expected}")
+
+    def read() -> Factors:
+        factors = [file.read(tensor).T if settings.transposed else file.read(tensor) for tensor in (a, b)]
+        return finite_factors(path, a, factors[0], factors[1], file.read(magnitude) if magnitude else None)
+
+    return Update(key_of(module), a, rank, (of_b[0], of_a[1]), settings.scale(module), settings.dora, read)
