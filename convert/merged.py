@@ -9,8 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..adapters.files import open_adapter
-from ..adapters.update import Adapter, Factors, Update, key_of, not_applied
-from ..errors import AdapterError
+from ..adapters.update import Adapter, Factors, Update, for_another_model, key_of, not_applied
 from ..loading.directory import SafetensorsCheckpoint
 from ..loading.formats import dtype_name, main_dtype
 from ..loading.gguf import GGUFCheckpoint
@@ -37,10 +36,7 @@ class Merge:
             if name is None:
                 raise not_applied(adapter.path, update.tensor, "is for a matrix that the model does not have")
             if shape(name) != update.shape:
-                raise AdapterError(
-                    f"{adapter.path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and {name} has "
-                    f"{list(shape(name))}: the adapter is for another model"
-                )
+                raise for_another_model(adapter.path, update, name, shape(name))
             self.updates[name] = update
 
     def rows(self, name: str, own: Matrix, first: int, last: int) -> Dense:

@@ -11,12 +11,12 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..device import is_gpu
-from ..errors import AdapterError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from ..models.decoder import Decoder, Model
 from ..nn.linear import Linear
 from ..nn.packing import objects
 from ..records import dataclass
-from .update import Adapter, key_of, not_applied
+from .update import Adapter, for_another_model, key_of, not_applied
 
 _PANEL = 16, 32
 """Packed matrices are padded to a multiple of so many rows and columns."""
@@ -87,10 +87,7 @@ def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
                 raise not_applied(adapter.path, update.tensor, _missing(update.tensor, key, known))
             expected = (place.rows, place.linear.matrix.shape[-1])
             if update.shape != expected:
-                raise AdapterError(
-                    f"{adapter.path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and the model's has "
-                    f"{list(expected)}: the adapter is for another model"
-                )
+                raise for_another_model(adapter.path, update, "the model's", expected)
             of_matrix = found.setdefault(id(place.linear), Changes(place.linear))
             of_matrix.places[key] = place
             of_matrix.ranks[key] = max(of_matrix.ranks.get(key, 0), update.rank)

@@ -92,6 +92,14 @@ def not_applied(path: Path, tensor: str, why: str = "") -> AdapterError:
     return AdapterError(f"{path}: the tensor {tensor!r} {why}, and it would not be applied")
 
 
+def for_another_model(path: Path, update: Update, whose: str, shape: tuple[int, ...]) -> AdapterError:
+    """The error for an update of a matrix that has another shape."""
+    return AdapterError(
+        f"{path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and {whose} has {list(shape)}: the adapter is "
+        "for another model"
+    )
+
+
 def check_factors(path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...], magnitude: tuple[int, ...] | None) -> None:
     """Raise `AdapterError` unless the shapes are those of `Factors`."""
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):

@@ -14,6 +14,7 @@ from . import sse
 from .errors import invalid, of_error
 from .models import ServedModel
 from .routing import RequestContext
+from .serving import begin, options
 
 if TYPE_CHECKING:
     from ..engine.input_processor import RequestKeywords
@@ -92,12 +93,9 @@ async def _counted(
     client_id: str,
     work: Callable[[RequestKeywords], Coroutine[Any, Any, tuple[np.ndarray, int]]],
 ) -> tuple[np.ndarray, int]:
-    context.log["model"] = served.name
-    metrics = context.server.metrics.begin(served.base)
-    finished = False
-    terms: RequestKeywords = {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter}
+    metrics, finished = begin(context, served), False
     try:
-        rows, tokens = await sse.unless_gone(context.receive, work(terms))
+        rows, tokens = await sse.unless_gone(context.receive, work(options(context, served, client_id)))
         finished = True
         context.log["prompt_tokens"] = tokens
         metrics.completion(Completion("", [], "stop", Usage(tokens, 0)))

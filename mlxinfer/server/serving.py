@@ -20,6 +20,7 @@ from .tools import NO_TOOLS, Offer, schema_refused
 
 if TYPE_CHECKING:
     from ..engine.chat_prompt import ChatPrompt
+    from ..engine.input_processor import RequestKeywords
 
 T = TypeVar("T")
 
@@ -98,10 +99,12 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
 
     Closing the generator cancels the request before the engine's next step. Raises `APIError`.
     """
-    metrics = _begin(context, request)
+    metrics = begin(context, request.served)
     unfinished = request.params.n
     try:
-        async with aclosing(request.served.llm.bursts(request.prompt, request.params, **_options(context, request))) as bursts:
+        async with aclosing(
+            request.served.llm.bursts(request.prompt, request.params, **options(context, request.served, request.client_id))
+        ) as bursts:
             async for chunks in bursts:
                 metrics.burst(chunks)
                 for chunk in chunks:
@@ -117,10 +120,12 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
 
 async def complete(context: RequestContext, request: GenerateRequest) -> list[Completion]:
     """All `n` answers, each in one piece. Raises `APIError`."""
-    metrics = _begin(context, request)
+    metrics = begin(context, request.served)
     completions: list[Completion] = []
     try:
-        completions = await request.served.llm.generate([request.prompt], request.params, **_options(context, request))
+        completions = await request.served.llm.generate(
+            [request.prompt], request.params, **options(context, request.served, request.client_id)
+        )
         for completion in completions:
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
@@ -155,18 +160,20 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
     """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
     context.log["model"] = request.served.name
     try:
-        return await request.served.llm.score(request.token_ids, top, **_options(context, request))
+        return await request.served.llm.score(request.token_ids, top, **options(context, request.served, request.client_id))
     except MLXInferError as error:
         raise of_error(error) from error
 
 
-def _options(context: RequestContext, request: GenerateRequest) -> dict[str, Any]:
-    return {"client_id": context.asker(request.client_id), "timeout_s": context.left_s, "adapter": request.served.adapter}
+def options(context: RequestContext, served: ServedModel, client_id: str) -> RequestKeywords:
+    """What the engine is told of a request besides its prompt."""
+    return {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter}
 
 
-def _begin(context: RequestContext, request: GenerateRequest) -> RequestMetrics:
-    context.log["model"] = request.served.name
-    return context.server.metrics.begin(request.served.base)
+def begin(context: RequestContext, served: ServedModel) -> RequestMetrics:
+    """The counters of a request that begins now, with its model in the access log."""
+    context.log["model"] = served.name
+    return context.server.metrics.begin(served.base)
 
 
 def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) -> None:

@@ -39,7 +39,6 @@ class Sheet:
     """The chat template; None for a model without one."""
     thinks: bool
     """Whether it writes what it thinks before its answers."""
-
     embeds: bool
     """Whether it turns texts into vectors."""
 
