@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from ..records import dataclass
 from .checkpoint import Checkpoint
 from .files import read_json, read_json_if_there
 from .gguf import GGUFCheckpoint
+from .safetensors import SafetensorsFile
 
 PoolingKind = Literal["last", "mean", "first"]
 """Which of a text's states are its vector: that of the last token, the mean of all, or that of the first."""
@@ -122,7 +124,7 @@ def _from_modules(path: Path) -> EmbeddingRecipe:
     pooling: PoolingKind | None = None
     dense: list[DenseLayer] = []
     normalized = False
-    for module in _modules(path):
+    for module in modules_in(path):
         kind, folder = str(module.get("type", "")).rpartition(".")[2], path / str(module.get("path", ""))
         if not folder.resolve().is_relative_to(path.resolve()):
             raise CheckpointError(f"{path / 'modules.json'} names a folder outside the model: {module.get('path')!r}")
@@ -150,7 +152,8 @@ def _from_modules(path: Path) -> EmbeddingRecipe:
     )
 
 
-def _modules(path: Path) -> list[dict[str, Any]]:
+def modules_in(path: Path) -> list[dict[str, Any]]:
+    """What modules.json lists. Raises `CheckpointError` for a file that is corrupt."""
     file = path / "modules.json"
     try:
         modules = json.loads(file.read_bytes())
@@ -187,8 +190,8 @@ def _dense(folder: Path) -> DenseLayer:
     file = folder / "model.safetensors"
     if not file.exists():
         raise UnsupportedModelError(f"{folder.name} has no model.safetensors (pickled weights are never read)")
-    tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
-    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    with closing(SafetensorsFile(file)) as stored:
+        weight, bias = (stored.read(name) if name in stored.tensors else None for name in ("linear.weight", "linear.bias"))
     expected = config.get("out_features"), config.get("in_features")
     if weight is None or weight.shape != expected or (bias is not None and bias.shape != expected[:1]):
         raise CheckpointError(f"{file} does not hold a product of the shape {list(expected)} that its config.json says")

@@ -6,13 +6,12 @@ rerankers, so that the name has to; later ones have a `LogitScore` of sentence-t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from ..records import dataclass
 from ..tokenizer.tokenizer import Tokenizer
 from .checkpoint import Checkpoint
+from .embedding_recipe import modules_in
 from .files import read_json_if_there
 
 _SYSTEM = (
@@ -57,15 +56,9 @@ def read_reranking(checkpoint: Checkpoint, name: str, tokenizer: Tokenizer) -> R
 
 def _logit_score(path: Path) -> RerankRecipe | None:
     """What modules.json says, where it names a `LogitScore`."""
-    try:
-        modules: list[Any] = json.loads((path / "modules.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+    if not (path / "modules.json").exists():
         return None
-    names = (
-        [m.get("path") for m in modules if isinstance(m, dict) and str(m.get("type")).endswith(".LogitScore")]
-        if isinstance(modules, list)
-        else []
-    )
+    names = [module.get("path") for module in modules_in(path) if str(module.get("type")).endswith(".LogitScore")]
     folder = path / str(names[0]) if names else None
     if folder is None or not folder.resolve().is_relative_to(path.resolve()):
         return None

@@ -18,6 +18,7 @@ from .frames import frame
 if TYPE_CHECKING:
     from ..cache.paged import PagedCache
     from ..cache.prefix_tree import Node
+    from ..engine.engine import Engine
     from ..engine.llm import LLM
     from ..engine.sequence import Sequence
 
@@ -138,12 +139,18 @@ class CacheMap:
         return f"CacheMap({pages} sealed pages, {len(self.sequences)} running sequences, {self.nbytes / 1e6:.2f} MB)"
 
 
+def engine_of(llm: LLM, asker: str) -> Engine:
+    """The engine of a model, for `asker` to look at. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`."""
+    engine: Engine | None = getattr(llm, "engine", None)
+    if engine is None:
+        raise MLXInferError(f"{asker} needs an LLM: the engine of an AsyncLLM belongs to a thread of its own")
+    return engine
+
+
 def cache_map(llm: LLM) -> CacheMap:
     """What the cache of a model holds now: between two pieces of a stream, or after an answer. No other thread may use the model
     meanwhile. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`, whose engine belongs to another thread."""
-    engine = getattr(llm, "engine", None)
-    if engine is None:
-        raise MLXInferError("cache_map needs an LLM: the engine of an AsyncLLM belongs to a thread of its own")
+    engine = engine_of(llm, "cache_map")
     pool = engine.cache.pool
     nodes = list(pool.index.nodes()) if pool.index else []
     running = sorted((s for s in engine.scheduler.running if s.slot is not None), key=lambda s: s.slot or 0)

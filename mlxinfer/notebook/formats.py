@@ -22,14 +22,22 @@ _CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"
 def register(shell: Any) -> None:
     """Have an IPython shell show mlxinfer's objects as HTML. Plain text stays what it is."""
     html = shell.display_formatter.formatters["text/html"]
-    html.for_type(Completion, completion_html)
-    html.for_type(EngineStats, stats_html)
     html.for_type(list, _list_html)
-    html.for_type_by_name("mlxinfer.engine.llm", "LLM", model_html)
-    html.for_type_by_name("mlxinfer.engine.async_llm", "AsyncLLM", model_html)
-    html.for_type_by_name("mlxinfer.convert.report", "Report", conversion_html)
-    html.for_type_by_name("mlxinfer.evaluation.measure", "Comparison", evaluation_html)
-    html.for_type_by_name("mlxinfer.evaluation.kv", "KVEvaluation", kv_html)
+    for (module, name), made in _by_type().items():
+        html.for_type_by_name(module, name, made)
+
+
+def _by_type() -> dict[tuple[str, str], Callable[[Any], str | None]]:
+    """What makes HTML of an object, by the module and the name of its class, which need not be imported."""
+    return {
+        ("mlxinfer.types", "Completion"): completion_html,
+        ("mlxinfer.types", "EngineStats"): stats_html,
+        ("mlxinfer.engine.llm", "LLM"): model_html,
+        ("mlxinfer.engine.async_llm", "AsyncLLM"): model_html,
+        ("mlxinfer.convert.report", "Report"): conversion_html,
+        ("mlxinfer.evaluation.measure", "Comparison"): evaluation_html,
+        ("mlxinfer.evaluation.kv", "KVEvaluation"): kv_html,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +54,12 @@ class Html:
 def show(value: Any) -> Html:
     """What an answer, a list of answers, a model, its statistics, a conversion or an evaluation looks like. For front ends without
     `%load_ext`, such as marimo. Raises `SettingError` for anything else."""
-    by_type: dict[str, Callable[[Any], str | None]] = {
-        "Completion": completion_html,
-        "EngineStats": stats_html,
-        "LLM": model_html,
-        "AsyncLLM": model_html,
-        "Report": conversion_html,
-        "Comparison": evaluation_html,
-        "KVEvaluation": kv_html,
-        "list": _list_html,
-    }
-    own = getattr(value, "_repr_html_", None)
-    known = type(value).__module__.startswith("mlxinfer.") or isinstance(value, list)
-    found = own() if own else by_type.get(type(value).__name__, _nothing)(value) if known else None
+    own, kind = getattr(value, "_repr_html_", None), type(value)
+    made = _list_html if isinstance(value, list) else _by_type().get((kind.__module__, kind.__name__))
+    found = own() if own else made(value) if made else None
     if found is None:
         raise SettingError(f"there is no picture of a {type(value).__name__}: show takes answers, models, statistics and reports")
     return Html(found)
-
-
-def _nothing(value: Any) -> str | None:
-    return None
 
 
 def evaluation_html(found: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.events import StepReport, Token
 from ..errors import MLXInferError
 from ..records import dataclass
+from .cache_map import engine_of
 from .formats import table
 from .frames import frame
 
@@ -96,10 +97,7 @@ class Timeline:
         """Number the requests by the time at which they were made."""
         ordered = sorted(self._sequences.values(), key=lambda s: s.times.added)
         numbers = {id(sequence): number for number, sequence in enumerate(ordered)}
-        self.rows = [
-            Rows(r.step, numbers[r.request], r.began, r.ended, r.prompt, r.answer, r.tokens) if r.request in numbers else r
-            for r in self.rows
-        ]
+        self.rows = [replace(row, request=numbers[row.request]) for row in self.rows]
         self._sequences = dict(enumerate(ordered))
 
     @property
@@ -154,9 +152,7 @@ def recorded(llm: LLM) -> Iterator[Timeline]:
     """
     from time import perf_counter
 
-    engine = getattr(llm, "engine", None)
-    if engine is None:
-        raise MLXInferError("recorded needs an LLM: the engine of an AsyncLLM belongs to a thread of its own")
+    engine = engine_of(llm, "recorded")
     if engine.watch is not None:
         raise MLXInferError("this model is being recorded already")
     timeline = Timeline(perf_counter())

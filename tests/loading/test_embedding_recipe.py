@@ -12,7 +12,7 @@ import pytest
 
 from mlxinfer import LLM
 from mlxinfer.convert.sidecars import copy_sidecars, sidecars
-from mlxinfer.errors import UnsupportedModelError
+from mlxinfer.errors import CheckpointError, UnsupportedModelError
 from mlxinfer.loading.hub import _UNWANTED, _WANTED
 from mlxinfer.models.decoder import Decoder
 from tests.support.plain_step import PlainCache
@@ -73,3 +73,12 @@ def test_a_conversion_keeps_the_recipe(tmp_path: Path) -> None:
         shutil.copyfile(GOLDEN / "mean" / name, target / name)
     with LLM(GOLDEN / "mean") as original, LLM(target) as copy:
         np.testing.assert_array_equal(copy.embed("cat"), original.embed("cat"))
+
+
+def test_a_product_after_pooling_that_is_cut_says_so(tmp_path: Path) -> None:
+    source = next(path.parent.parent for path in sorted(GOLDEN.glob("*/2_Dense/model.safetensors")))
+    shutil.copytree(source, tmp_path / "cut")
+    weights = tmp_path / "cut/2_Dense/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="2_Dense"):
+        LLM(tmp_path / "cut")
