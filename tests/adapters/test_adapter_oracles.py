@@ -8,9 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.tuner.utils import load_adapters
-from mlx_lm.utils import load_model
 from support.adapters import random_changes, shapes_of, write_mlx_lm
+from support.optional import Later
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
@@ -39,7 +38,7 @@ def test_peft(tmp_path, name):
 def test_mlx_lm(tmp_path, architecture, dora):
     base = tiny_directory(tmp_path / "base", architecture)
     adapter = write_mlx_lm(tmp_path / "adapter", random_changes(shapes_of(base), dora=dora))
-    model = load_adapters(load_model(base)[0], str(adapter))
+    model = Later("mlx_lm.tuner.utils").load_adapters(Later("mlx_lm.utils").load_model(base)[0], str(adapter))
     model.eval()
     expected = np.array(model(mx.array([IDS]))[0].astype(mx.float32))
     assert np.abs(logits(base, adapter) - expected).max() < 1e-4

@@ -10,13 +10,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from support.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.optional import Later
 from support.plain_step import PlainCache
 
 from mlxinfer.convert import convert
 from mlxinfer.loading.load import load
+
+mlx_lm, mlx_lm_cache = Later("mlx_lm.utils"), Later("mlx_lm.models.cache")
 
 IDS = np.random.default_rng(3).integers(3, 96, 40)
 
@@ -43,8 +44,8 @@ def ours(directory: Path) -> np.ndarray:
 
 
 def theirs(directory: Path) -> np.ndarray:
-    model, _ = load_model(directory)
-    return np.array(model(mx.array(IDS[None].astype(np.int32)), cache=make_prompt_cache(model))[0].astype(mx.float32))
+    model, _ = mlx_lm.load_model(directory)
+    return np.array(model(mx.array(IDS[None].astype(np.int32)), cache=mlx_lm_cache.make_prompt_cache(model))[0].astype(mx.float32))
 
 
 # Before 0.32, the newest for Python 3.10, mlx-lm computes gated delta nets less exactly; its other architectures agree to 1e-4 there too.
@@ -118,10 +119,10 @@ def test_where_mlx_lm_is_known_to_differ_the_report_says_so(tmp_path: Path, name
 
 
 def written_by_mlx_lm(source: Path, target: Path, predicate: Any = None, **form: Any) -> Path:
-    model, config = load_model(source)
-    model, config = quantize_model(model, config, form.get("group_size", 64), form.get("bits", 4), quant_predicate=predicate)
-    save_model(target, model)
-    save_config(config, target / "config.json")
+    model, config = mlx_lm.load_model(source)
+    model, config = mlx_lm.quantize_model(model, config, form.get("group_size", 64), form.get("bits", 4), quant_predicate=predicate)
+    mlx_lm.save_model(target, model)
+    mlx_lm.save_config(config, target / "config.json")
     return target
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 from support.checkpoints import config_of, random_checkpoint
 from support.foreign import CASES, Case, Part, write_safetensors
+from support.optional import Later
 from support.plain_step import PlainCache
 
 from mlxinfer.convert import Report, convert
@@ -22,6 +21,8 @@ from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import load
 from mlxinfer.loading.safetensors import SafetensorsFile
 from mlxinfer.nn.weights import Format, numbers
+
+mlx_lm, mlx_lm_cache = Later("mlx_lm.utils"), Later("mlx_lm.models.cache")
 
 IDS = np.random.default_rng(3).integers(3, 96, 24)
 CONFIG = {
@@ -72,9 +73,9 @@ def ours(directory: Path) -> np.ndarray:
 
 
 def theirs(directory: Path) -> np.ndarray:
-    model, _ = load_model(directory)
+    model, _ = mlx_lm.load_model(directory)
     model.set_dtype(mx.float32)
-    return np.array(model(mx.array(IDS[None].astype(np.int32)), cache=make_prompt_cache(model))[0].astype(mx.float32))
+    return np.array(model(mx.array(IDS[None].astype(np.int32)), cache=mlx_lm_cache.make_prompt_cache(model))[0].astype(mx.float32))
 
 
 def projections(report: Report) -> list[Any]:
@@ -172,4 +173,4 @@ def test_towers_are_kept_byte_for_byte(tmp_path: Path) -> None:
         assert (file.tensors[name].dtype, file.tensors[name].shape) == (dtype, array.shape)
         assert file.read_codes(name, 0, (array.shape or (1,))[0]).tobytes() == array.tobytes()
     assert ours(tmp_path / "out").shape == (len(IDS), 96)
-    load_model(tmp_path / "out")
+    mlx_lm.load_model(tmp_path / "out")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm.models
 import numpy as np
 import pytest
-from mlx_lm import utils
 from support.fallback_cases import CASES, RENAMED, WHOLE, WRAPPED
 from support.fallback_golden import KINDS, golden
 from support.fallback_page import PAGE, table
+from support.optional import Later
 from support.plain_step import PlainCache
 
 from mlxinfer.errors import UnsupportedModelError
@@ -40,10 +39,10 @@ def test_stored_logits(kind: str) -> None:
 
 
 def test_every_architecture_that_is_offered_is_known() -> None:
-    folder = Path(next(iter(mlx_lm.models.__path__)))
+    folder = Path(next(iter(Later("mlx_lm.models").__path__)))
     modules = {module.name for module in pkgutil.iter_modules([str(folder)])}
     graphs = {name for name in modules if "ModelArgs" in (folder / f"{name}.py").read_text(encoding="utf-8")}
-    offered = {name for name in graphs | set(utils.MODEL_REMAPPING) if not supports(name)}
+    offered = {name for name in graphs | set(Later("mlx_lm.utils").MODEL_REMAPPING) if not supports(name)}
     assert set(CHECKS) <= offered
     assert all(check_of(name).error is not None or check_of(name).reason for name in offered)
     compared = {name for name in CHECKS if check_of(name).error is not None}

@@ -7,9 +7,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import starcoder2
+from support.optional import Later
 
 from mlxinfer.models import mlx_lm_fallback as zoo
+
+starcoder2 = Later("mlx_lm.models.starcoder2")
 
 STARCODER2: dict[str, Any] = {
     "model_type": "starcoder2",
