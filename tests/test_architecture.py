@@ -54,6 +54,12 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def _nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Walked through once: each rule looks at all of them."""
+    return tuple(ast.walk(tree))
+
+
 def _sources() -> list[tuple[str, Path]]:
     """(dotted module name, file) of everything that is packaged."""
     found = []
@@ -70,7 +76,7 @@ TESTS = [(f"tests/{path.relative_to(ROOT / 'tests')}", path) for path in sorted(
 
 def _imports(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, absolute dotted name) of every import, at the top or in a function; for `from x import y`, `x.y`."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -175,7 +181,7 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
 
 def _written_fields(tree: ast.Module, fields: set[str], lists: set[str]) -> Iterator[tuple[int, str]]:
     """(line, field) wherever a field of some object other than `self` is assigned, deleted, or changed in place."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         for target in _targets(node):
             if isinstance(target, ast.Attribute) and target.attr in fields and not _is_own(target.value):
                 yield target.lineno, target.attr
@@ -241,7 +247,7 @@ def test_linked_folders_are_imported_through_mlxinfer_only() -> None:
 def test_imports_inside_the_package_are_relative() -> None:
     problems = []
     for _, path in SOURCES:
-        for node in ast.walk(_tree(path)):
+        for node in _nodes(_tree(path)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
@@ -250,7 +256,7 @@ def test_imports_inside_the_package_are_relative() -> None:
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return (node for node in _nodes(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -299,7 +305,7 @@ def test_nothing_from_a_model_is_ever_executed() -> None:
     for module, path in SOURCES:
         tree, where = _tree(path), path.relative_to(ROOT)
         problems += [f"{where}:{line}: {name}" for line, name in _imports(module, tree) if name.split(".")[0] in FORBIDDEN_MODULES]
-        for node in ast.walk(tree):
+        for node in _nodes(tree):
             if not isinstance(node, ast.Call):
                 continue
             if isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
@@ -319,7 +325,7 @@ def _names(handler: ast.ExceptHandler) -> set[str]:
 def test_no_broad_except_unless_it_raises_again() -> None:
     problems = []
     for _, path in SOURCES:
-        for node in ast.walk(_tree(path)):
+        for node in _nodes(_tree(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             broad = _names(node) & {"Exception", "BaseException", "(bare)"}

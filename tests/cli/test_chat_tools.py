@@ -47,7 +47,7 @@ def test_the_typed_public_functions_of_a_file_are_offered(tools_file, tmp_path):
     tools = tools_of_file(tools_file)
     assert list(tools) == ["add", "fail"]
     assert tools["add"].parameters.schema["required"] == ["a"]
-    for content, words in (("def f(x): ...", "no function with annotated"), ("1 / 0", "ZeroDivisionError"), ("def (", "SyntaxError")):
+    for content, words in (("def f(x): ...", "no function with annotated"), ("1 / 0", "ZeroDivisionError"), ("def (:", "SyntaxError")):
         (tmp_path / "bad.py").write_text(content)
         with pytest.raises(PromptError, match=words):
             tools_of_file(tmp_path / "bad.py")
