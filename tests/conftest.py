@@ -43,9 +43,12 @@ os.environ["MLXINFER_PACKED_GB"] = "0"
 if not mx.metal.is_available():
     mx.disable_compile()
 
-# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+# A shell's background jobs ignore Ctrl-C, and those of nohup a hang-up: so would every process that a test starts and sends one to. With
+# a handler, the tests themselves outlive a hang-up, and what they start has the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.hookimpl(wrapper=True)

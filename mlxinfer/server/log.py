@@ -23,9 +23,20 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class _StandardError(logging.Handler):
+    """Writes to what `sys.stderr` is at the time of each line: where a server runs inside another program, that may change and close it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError, TypeError):
+            self.handleError(record)
+
+
 def start_logging(level: int = logging.INFO) -> None:
     """Send mlxinfer's lines from `level` on, and uvicorn's warnings, to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     handler.setFormatter(_JsonLines())
     for name, least in (("mlxinfer", level), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)

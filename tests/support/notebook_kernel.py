@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jupyter_client.blocking.client import BlockingKernelClient
     from jupyter_client.manager import KernelManager
+
+
+PATIENCE_S = 5.0
 
 
 class Cell:
@@ -20,8 +24,12 @@ class Cell:
         self.printed = ""
 
     def run(self, code: str, interrupt_after: int | None = None) -> str:
-        """Execute, interrupting once a display has so many characters. Returns what was printed; a traceback fails."""
-        self.printed, sent = "", False
+        """Execute, interrupting once a display has so many characters. Returns what was printed; a traceback fails.
+
+        An exception that Python raises inside a finalizer is lost, and so is an interrupt: answers that go on are interrupted again, as
+        somebody would who presses the button.
+        """
+        self.printed, sent = "", float("-inf")
         request = self.client.execute(code)
         while True:
             message = self.client.get_iopub_msg(timeout=60)
@@ -33,9 +41,10 @@ class Cell:
                 self.printed += content["text"]
             if kind in ("display_data", "update_display_data"):
                 self.displays[content["transient"]["display_id"]] = content["data"]
-                if interrupt_after is not None and not sent and len(content["data"]["text/plain"]) >= interrupt_after:
+                enough = interrupt_after is not None and len(content["data"]["text/plain"]) >= interrupt_after
+                if enough and "stopped" not in str(content["data"]) and time.monotonic() - sent > PATIENCE_S:
                     self.manager.interrupt_kernel()
-                    sent = True
+                    sent = time.monotonic()
             if kind == "status" and content["execution_state"] == "idle":
                 return self.printed.strip()
 
