@@ -19,7 +19,7 @@ def test_each_row_speaks_of_its_own_range_only(kv):
     engine = Engine(parrot(), config, dtype=mx.float32, kv=KVFormat.parse(kv))
     rng = np.random.default_rng(0)
     sequences = []
-    for i in range(60):
+    for i in range(40):
         row = i % ROWS
         # The first come together, and each grows to more than its share of the pages.
         length, limit, gap = (10, 250, 0) if i < ROWS else (int(rng.integers(1, 200)), int(rng.integers(1, 250)), int(rng.integers(0, 12)))

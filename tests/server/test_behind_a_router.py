@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("smg")
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))
 wait_for, worker, router = EXAMPLE["wait_for"], EXAMPLE["worker"], EXAMPLE["router"]
-CONVERSATIONS, TURNS = 20, 15
+CONVERSATIONS, TURNS = 12, 9
 pytestmark = pytest.mark.long
 
 
@@ -155,16 +155,16 @@ def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
 def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
     """One is killed and comes back, then the other is drained; some clients leave. Whose answer is killed gets an error."""
     with routed(tiny_path, "cache_aware") as (port, ports, running):
-        waiting, one_at_a_time = [60, 120, 200], Lock()
+        waiting, one_at_a_time = [20, 40, 70], Lock()
 
         def accident(done):
             with one_at_a_time:
                 while waiting and done >= waiting[0]:
                     stage = waiting.pop(0)
-                    if stage == 60:
+                    if stage == 20:
                         running[0].kill()
                         running[0].wait()
-                    elif stage == 120:
+                    elif stage == 40:
                         running.append(worker(f"tiny={tiny_path}", ports[0]))
                         wait_for(running[-1], ports[0])
                         until_all_are_ready(port)

@@ -138,9 +138,15 @@ def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
     assert "plain MLX" in attention_lines([odd], KVFormat(), mx.float32)[0]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # a trial for 32 heads of 128; that of smaller ones is above
+@pytest.mark.emulator
+def test_the_trial_of_usual_heads_is_passed(on_a_mac):
+    assert "passed their trial" in gpu_status()
+
+
 @pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
+    monkeypatch.setattr(trial, "obstacle", lambda kind: None)
     assert "passed their trial" in gpu_status()
     monkeypatch.setenv(backends.SWITCH, "0")
     assert backends.SWITCH in gpu_status()

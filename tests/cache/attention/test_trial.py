@@ -40,10 +40,16 @@ def layers() -> Iterator[AttentionSpec]:
 
 SPECS = tuple({trial.kind_of(spec, mx.bfloat16, KVFormat()): spec for spec in layers()}.values())
 CASES = [
-    pytest.param(spec, kv, id=f"{spec.query_heads}x{spec.kv_heads}x{spec.key_dim}w{spec.window}-{kv.name}")
-    for spec in SPECS
-    for kv in FORMATS
+    pytest.param(
+        spec,
+        kv,
+        id=f"{spec.query_heads}x{spec.kv_heads}x{spec.key_dim}w{spec.window}-{kv.name}",
+        marks=pytest.mark.long if place % len(FORMATS) == index else pytest.mark.slow,
+    )
+    for place, spec in enumerate(SPECS)
+    for index, kv in enumerate(FORMATS)
 ]
+"""All of them, of which each shape is tried with one format in turn; the others are slow."""
 
 
 @cache
@@ -91,7 +97,6 @@ def conversation(spec: AttentionSpec, kv: KVFormat, seed: int = 0) -> Recorder:
     return recorder
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("spec", "kv"), CASES)
 def test_the_trial_runs_all_that_a_model_can_reach(spec: AttentionSpec, kv: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     in_trial = tried(trial.kind_of(spec, mx.bfloat16, kv))

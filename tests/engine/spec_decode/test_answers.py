@@ -23,8 +23,8 @@ SETTINGS = [
 LIMITS = [90, 70, 80, 66, 40, 100]
 
 
-def requests():
-    return [request(p, n, **v) for p, n, v in zip(PROMPTS, LIMITS, SETTINGS, strict=True)]
+def requests(most=100):
+    return [request(p, min(n, most), **v) for p, n, v in zip(PROMPTS, LIMITS, SETTINGS, strict=True)]
 
 
 @cache
@@ -117,7 +117,7 @@ def test_a_stop_token_inside_drafts_ends_the_answer(name):
 def test_cancelling_between_drafts_harms_nobody(after, model):
     expected = plain()
     engine = eager_engine(draft=noisy_model(0.05) if model else None)
-    sequences = requests()
+    sequences = requests(most=24)
     for s in sequences:
         engine.add(s)
     for _ in range(after):
@@ -125,7 +125,7 @@ def test_cancelling_between_drafts_harms_nobody(after, model):
     engine.abort(sequences[0])
     while not engine.idle:
         engine.step()
-    assert [s.answer for s in sequences[1:]] == expected[1:]
+    assert [s.answer for s in sequences[1:]] == [answer[:24] for answer in expected[1:]]
     assert engine.cache.usage().used == 0
 
 
