@@ -29,14 +29,14 @@ quick_tests := not model and not torch and not long
 quickest    := $(quick_tests) and not emulator
 # A Mac has no CPU kernels.
 mac_tests   := $(filter-out tests/kernels_cpu/ tests/support/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-# As many processes as there are processors, four at most: each may load a model. ARGS="-n 0" runs tests in one, for a debugger.
+# One process more than there are processors, as tests also wait, but four at most: each may load a model. ARGS="-n 0" runs tests in one,
+# for a debugger.
 processors  := len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-parallel     = -n $(shell $(PYTHON) -c 'import os; print(min($(processors), 4))') --dist worksteal
+parallel     = -n $(shell $(PYTHON) -c 'import os; print(min(1 + $(processors), 4))') --dist worksteal
 
-define check
+define style
 $(bin)/ruff check .
 $(bin)/ruff format --check .
-$(bin)/mypy
 endef
 
 .PHONY: help demo chat smoke quick test test-swift plain mac-like bench lint fix sanitize torch notebooks docs clean
@@ -56,9 +56,11 @@ smoke: $(small)  ## one test of each layer (seconds)
 quick: $(small)  ## the tests that need no real model and no emulator of Metal, without the long ones (three minutes)
 	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quickest)" $(ARGS)
 
-test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
-	$(check)
-	$(bin)/python -m pytest $(parallel) $(ARGS)
+# Types are checked meanwhile; what is wrong with them is said last, and otherwise nothing.
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (ten minutes)
+	$(style)
+	@$(bin)/mypy >$(VENV)/.types 2>&1 & types=$$!; $(bin)/python -m pytest $(parallel) $(ARGS); tests=$$?; \
+	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
 test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
 ifeq ($(swift),)
@@ -79,7 +81,8 @@ bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, wh
 	$(bin)/python -m benchmarks compare $(ARGS)
 
 lint: $(linters)  ## ruff and mypy
-	$(check)
+	$(style)
+	$(bin)/mypy
 
 fix: $(linters)  ## let ruff mend what it can
 	$(bin)/ruff check --fix .

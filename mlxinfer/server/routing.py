@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from threading import Event
 from typing import Any
 
@@ -220,11 +221,11 @@ Schemas = Mapping[Any, dict[str, Any]]
 
 
 def document_routes(server: Server, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """`GET /openapi.json`, the document of these endpoints."""
-    written = document(endpoints)
+    """`GET /openapi.json`, the document of these endpoints. It takes a quarter of a second, so it is written when somebody first asks."""
+    written = cache(lambda: document(endpoints))
 
     async def openapi(context: RequestContext, body: Any) -> ASGIApp:
-        return JSONResponse(written)
+        return JSONResponse(await asyncio.to_thread(written))
 
     return [Endpoint("GET", "/openapi.json", openapi, None, Doc("This document", dict[str, Any]), server=server)]
 

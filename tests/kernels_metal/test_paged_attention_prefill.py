@@ -145,7 +145,7 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
 @needs_emulator
 @pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
 def test_clean_under_sanitizers(mode: str) -> None:
-    scene = PrefillScene(((70, 61), (0, 65), (3, 9)), 5, 3, 80, 96, 3, 2, F16, window=90, softcap=3.0, sinks=True, first16=True)
+    scene = PrefillScene(((70, 21), (0, 65), (3, 9)), 5, 3, 80, 96, 3, 2, F16, window=90, softcap=3.0, sinks=True, first16=True)
     with emulated(mode):
         scene.run()
 
