@@ -57,10 +57,10 @@ def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
 @pytest.mark.parametrize("kv", FORMATS)
 @pytest.mark.parametrize("family", ["full", *(pytest.param(name, marks=pytest.mark.long) for name in ("sliding", "experts", "hybrid"))])
 def test_who_gives_pages_back_gets_the_same_later(family, kv):
-    """Three that grow together to more pages than there are: nine."""
+    """Four that grow together to more pages than there are."""
     name = FAMILIES[family]
     engine = tiny_engine(name, KVFormat.parse(kv), **{**CROWDED, "kv_cache_tokens": 320})
-    growing = [Kind(tuple(range(5 + i, 15 + i)), 125, 2 * i) for i in range(3)]
+    growing = [Kind(tuple(range(5 + i, 15 + i)), 125, i) for i in range(4)]
     assert run(engine, [kind.sequence() for kind in growing]) == [alone(name, kv, kind) for kind in growing]
     assert engine.stats().preemptions > 0
 

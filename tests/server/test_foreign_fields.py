@@ -144,7 +144,7 @@ def test_programs_get_the_answer_that_they_would_get_without(live: LiveServer, n
 )
 def test_minus_one_is_no_limit(live: LiveServer, path: str, least: dict[str, Any], field: str) -> None:
     body = least or {"prompt": "Hello", "temperature": 0}
-    status, answer = ask(live, path, {**body, "temperature": 1, field: -1, "seed": 1, "stop": ["\n"]})
+    status, answer = ask(live, path, {**body, "temperature": 1, field: -1, "seed": 3, "stop": ["\n"]})
     assert status == 200
     usage = answer["usage"]
     assert usage.get("completion_tokens", usage.get("output_tokens")) > 16
