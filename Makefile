@@ -57,7 +57,7 @@ quick: $(small)  ## the tests that need no real model and no emulator of Metal, 
 	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quickest)" $(ARGS)
 
 # Types are checked meanwhile; what is wrong with them is said last, and otherwise nothing.
-test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (ten minutes)
+test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
 	$(style)
 	@$(bin)/mypy >$(VENV)/.types 2>&1 & types=$$!; $(bin)/python -m pytest $(parallel) $(ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
@@ -76,7 +76,7 @@ mac-like: $(linters)  ## what differs on a Mac, as far as Linux can have it: typ
 	$(bin)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	PYTHONPATH=tests HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -p support.mac_like $(parallel) -m "$(quick_tests)" $(mac_tests) $(ARGS)
 
-bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (ten minutes)
+bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (minutes)
 	@$(pip) install --editable ".[bench]"
 	$(bin)/python -m benchmarks compare $(ARGS)
 

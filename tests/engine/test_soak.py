@@ -27,7 +27,9 @@ def graph_edges(engine: Engine) -> int:
 
 
 def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
-    """Sequences come and go at random for so many decode steps; now and then, what is there."""
+    """Sequences come and go at random for so many decode steps; now and then, what is there that was not there before."""
+    gc.collect()
+    gc.freeze()
     rng = np.random.default_rng(5)
     engine = tiny_engine(max_num_seqs=6, kv_cache_tokens=1024, prefix_cache_tokens=512)
     pool = kinds(5, 20, 60)
