@@ -54,6 +54,7 @@ def logits(model: AdaptedModel, parts: list[Named]) -> list[np.ndarray]:
     return np.split(y, np.cumsum([len(tokens) for _, tokens in parts])[:-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_every_family(name: str, tmp_path: Path):
     """Prompts of different lengths, single tokens, and rows without an adapter between them."""
@@ -85,6 +86,7 @@ def engine(model: Model, adapted: AdaptedModel, kv: str = "16", **settings: obje
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kv"), [("llama", "16"), ("llama", "4"), ("qwen3_5_text", "16")])
 def test_a_head_changes_no_adapters_answer(name: str, kv: str, tmp_path: Path):
     """Found prefixes and pages that run out included."""

@@ -34,6 +34,7 @@ def counted():
     return count(["--ceilings"])
 
 
+@pytest.mark.long
 def test_no_layer_costs_more_launches_than_before(counted) -> None:
     """`python -m benchmarks.launches.count --lower` lowers the ceilings when launches are saved; raise one only with a reason."""
     for name, pasts in counted["limits"]["layer"].items():
@@ -43,11 +44,13 @@ def test_no_layer_costs_more_launches_than_before(counted) -> None:
             assert now["stages"] <= limit["stages"], f"{name} after {past} tokens: {now}, at most {limit}"
 
 
+@pytest.mark.long
 def test_no_prompt_drains_the_gpu_more_often_than_before(counted) -> None:
     for tokens, limit in counted["limits"]["prompt"].items():
         assert counted["now"]["prompt"][tokens]["drains"] <= limit["drains"], tokens
 
 
+@pytest.mark.long
 def test_the_ceilings_are_near_what_there_is(counted) -> None:
     """A ceiling far above would let launches come back unseen."""
     for name, pasts in counted["limits"]["layer"].items():

@@ -68,5 +68,6 @@ def test_every_public_field_is_explained() -> None:
     assert list(undocumented_fields(here())) == []
 
 
+@pytest.mark.long
 def test_no_docstring_begins_with_a_dangling_of() -> None:
     assert [place for place, text in docstrings(here()) if text.lstrip().startswith("Of ")] == []

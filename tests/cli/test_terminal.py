@@ -63,6 +63,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
     assert re.findall(r"^\+(.*)", history.read_text(), re.MULTILINE) == ["hello", "/set max_tokens 5", "again"]
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_at_the_prompt_leaves(chat):
     child = chat()
     child.send(CTRL_C)
@@ -108,6 +109,7 @@ def colours_in(text: str) -> list[str]:
     return re.findall(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d)(?:;\d+)*m", text)
 
 
+@pytest.mark.long
 def test_no_color_keeps_the_layout_and_drops_the_colours(chat):
     child = chat("--max-tokens", "12", NO_COLOR="1")
     child.send("hello\r")

@@ -50,6 +50,7 @@ def test_plain(tmp_path, architecture, write, dora):
     assert np.abs(logits(base) - expected).max() > 0.1
 
 
+@pytest.mark.long
 def test_quantized_afterwards(tmp_path):
     """As the merged model quantized by itself, whatever reads it on the way."""
     base = write_tiny_gguf(tmp_path / "base.gguf")

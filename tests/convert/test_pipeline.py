@@ -128,6 +128,7 @@ def same_weights(first: Path, second: Path) -> bool:
     return all(mx.array_equal(a, b).item() for a, b in pairs)
 
 
+@pytest.mark.long
 def test_blocks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("qwen3_moe"))
     convert(source, tmp_path / "whole", bits=4)

@@ -48,7 +48,9 @@ def killed(source: Path, target: Path, place: str, count: int, **options: Any) -
     return done.returncode != 0
 
 
-@pytest.mark.parametrize(("place", "count"), [("data", 30), ("line", 9), pytest.param("clean", 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("place", "count"), [("data", 30), *(pytest.param(*more, marks=pytest.mark.long) for more in (("line", 9), ("clean", 2)))]
+)
 def test_killed_it_ends_in_the_same_bytes(source: Path, expected: dict[str, bytes], tmp_path: Path, place: str, count: int) -> None:
     assert killed(source, tmp_path / "out", place, count)
     if place == "clean":  # it was published already

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.families import column, loaded_model, reference
 from support.heads import HEAD, OWN_HEADS, Prompter, config_of, engine_with, model_with_head
 from support.tiny_engine import request, run
@@ -17,6 +18,7 @@ def requests(name: str) -> list[Sequence]:
     return [request(tokens[:58], LIMIT), request(tokens[5:20], LIMIT, temperature=1.0, seed=4)]
 
 
+@pytest.mark.long
 @column("a head")
 def test_a_head_changes_nothing(name: str, record_property: object) -> None:
     config = config_of(name)

@@ -34,6 +34,7 @@ def asked(port, path, body=None):
         connection.close()
 
 
+@pytest.mark.long
 def test_health_turns_while_everything_is_still_answered(tiny_path, tmp_path):
     process, port = started(tiny_path, tmp_path, "--drain", "600")
     try:

@@ -49,6 +49,7 @@ def answers(paths: dict[str, Path]) -> dict[tuple[str, str], str]:
 PROMPTS = ("Hello", "One two three", "x" * 70)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("memory", "seed"), [(ROOM_FOR_ONE, 1), pytest.param(ROOM_FOR_TWO, 2, marks=pytest.mark.slow)])
 def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str], str], memory: int, seed: int) -> None:
     """200 requests, every fifth abandoned: all others are answered by their own model, or told to try again."""

@@ -32,7 +32,18 @@ def plain(name, kv="16"):
     return run(tiny_engine(name, KVFormat.parse(kv), max_draft=0), requests())
 
 
-@pytest.mark.parametrize(("name", "kv"), [("llama", "16"), ("llama", "4"), ("qwen3_next", "16"), ("gemma3_text", "16")])
+LONG = {"marks": pytest.mark.long}
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        ("llama", "16"),
+        pytest.param("llama", "4", **LONG),
+        pytest.param("qwen3_next", "16", **LONG),
+        pytest.param("gemma3_text", "16", **LONG),
+    ],
+)
 def test_a_head_changes_no_answer(name, kv):
     expected, sequences = plain(name, kv), requests()
     engine = engine_with(model_with_head(name, HEAD)[0], kv)
@@ -43,7 +54,7 @@ def test_a_head_changes_no_answer(name, kv):
     assert 0.3 * drafted < accepted < 0.9 * drafted
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "glm4_moe_lite", "nemotron_h"])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("glm4_moe_lite", **LONG), pytest.param("nemotron_h", **LONG)])
 def test_the_head_of_a_checkpoint_changes_no_answer(name):
     few = [2, 1]
     expected = run(tiny_engine(name, max_draft=0), [requests()[i] for i in few])
@@ -54,7 +65,7 @@ def test_the_head_of_a_checkpoint_changes_no_answer(name):
     assert 0 < sum(s.accepted_tokens for s in sequences) < sum(s.drafted_tokens for s in sequences)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3_5_text", **LONG)])
 def test_batches_prefix_hits_quantized_pages_and_preemptions_at_once(name, tmp_path):
     """The head's pages are found again like all others', also from disk, and what it says after that is what it says without all this."""
     shared = rng.integers(3, 96, 140).tolist()
