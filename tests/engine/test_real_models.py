@@ -74,8 +74,8 @@ def test_smollm2_answers_each_stream_as_if_it_were_alone(kv):
     ]
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
     ways = [
-        SamplingParams(temperature=0, max_tokens=24),
-        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7, max_tokens=24),
+        SamplingParams(temperature=0, max_tokens=16),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7, max_tokens=16),
     ]
     with LLM("smollm2", kv=kv, prefix_cache=False, speculate=False) as llm:
         alone = [llm.chat(chat, ways[i % 2]).token_ids for i, chat in enumerate(chats)]

@@ -21,6 +21,15 @@ httpx2 = needs("httpx2")
 openai = needs("openai")
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
+END = "---end---\n"
+LLM_COMMANDS = f"""
+import json, sys
+from llm.cli import cli
+for command in json.loads(sys.argv[1]):
+    cli.main(command, standalone_mode=False)
+    print({END!r}, end="")
+"""
+"""Commands of `llm` in one process, as it takes seconds to start."""
 
 
 @pytest.fixture
@@ -103,24 +112,12 @@ def test_litellm(live: LiveServer, expected: str, monkeypatch: pytest.MonkeyPatc
 def test_llm(live: LiveServer, tmp_path: Path, expected: str) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(f"- model_id: here\n  model_name: tiny\n  api_base: {live.url}/v1\n")
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "OPENAI_API_KEY": "unused"}
-    for stream in ([], ["--no-stream"]):
-        command = [
-            sys.executable,
-            "-m",
-            "llm",
-            "prompt",
-            "-m",
-            "here",
-            "-o",
-            "temperature",
-            "0",
-            "-o",
-            "max_tokens",
-            "12",
-            *stream,
-            "Hello",
-        ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
-    logs = subprocess.run([sys.executable, "-m", "llm", "logs", "--json"], env=environment, capture_output=True, text=True, check=True)
-    assert [entry["output_tokens"] for entry in json.loads(logs.stdout)] == [12, 12]
+    prompt = ["prompt", "-m", "here", "-o", "temperature", "0", "-o", "max_tokens", "12"]
+    commands = [[*prompt, "Hello"], [*prompt, "--no-stream", "Hello"], ["logs", "--json"]]
+    done = subprocess.run(
+        [sys.executable, "-c", LLM_COMMANDS, json.dumps(commands)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, logs = done.stdout.split(END)[:-1]
+    assert answers == [f"{expected}\n"] * 2
+    assert [entry["output_tokens"] for entry in json.loads(logs)] == [12, 12]

@@ -183,7 +183,7 @@ def test_a_successor_starts_while_the_old_server_drains(tiny_path: Path, short_p
     try:
         assert processes[0].stdout
         assert processes[0].stdout.readline().startswith("ready")
-        with connected(4000) as long:
+        with connected(2500) as long:
             received = long.recv(4096)
             processes[0].send_signal(signal.SIGTERM)
             while (short_path / "run" / "s").exists():
