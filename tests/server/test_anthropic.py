@@ -29,7 +29,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
 
 def connected(live: LiveServer, *, unix: bool, key: str = "unused") -> Anthropic:
-    transport = httpx2.HTTPTransport(uds=str(live.path)) if unix else httpx2.HTTPTransport()
+    transport = httpx2.HTTPTransport(uds=str(live.path), verify=False) if unix else httpx2.HTTPTransport(verify=False)
     return anthropic.Anthropic(base_url=live.url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60))
 
 
@@ -292,7 +292,7 @@ def test_the_key_is_asked_for_on_tcp(tiny_path: Path) -> None:
         with connected(strict, unix=False, key=key) as client:
             assert create(client).content
         body = {"model": "tiny", "max_tokens": 3, "messages": MESSAGES}
-        with httpx2.Client(base_url=strict.url) as client:
+        with httpx2.Client(base_url=strict.url, verify=False) as client:
             assert client.post("/v1/messages", json=body, headers={"x-api-key": key}).status_code == 200
             assert client.post("/api/chat", json={"model": "tiny"}).json() == {
                 "error": "An API key is needed: send it as Authorization: Bearer."
@@ -302,7 +302,7 @@ def test_the_key_is_asked_for_on_tcp(tiny_path: Path) -> None:
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", None])
 def test_both_versions_and_none(live: LiveServer, version: str | None) -> None:
     body = {"model": "tiny", "max_tokens": 3, "temperature": 0.5, "messages": MESSAGES}
-    with httpx2.Client(base_url=live.url) as client:
+    with httpx2.Client(base_url=live.url, verify=False) as client:
         answer = client.post("/v1/messages", json=body, headers={} if version is None else {"anthropic-version": version})
     assert answer.json()["usage"]["output_tokens"] == 3
 

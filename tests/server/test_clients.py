@@ -40,7 +40,7 @@ def expected(unix_client: OpenAI) -> str:
 
 
 async def _many(live: LiveServer, count: int) -> list[str]:
-    transport = httpx2.AsyncHTTPTransport(uds=str(live.path))
+    transport = httpx2.AsyncHTTPTransport(uds=str(live.path), verify=False)
     async with openai.AsyncOpenAI(
         base_url=f"{live.url}/v1", api_key="unused", http_client=httpx2.AsyncClient(transport=transport)
     ) as client:
@@ -69,7 +69,7 @@ def test_langchain(live: LiveServer, expected: str) -> None:
     from langchain_core.messages import HumanMessage
     from langchain_openai import ChatOpenAI
 
-    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path))) as http:
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path), verify=False)) as http:
         settings: Any = {"model": "tiny", "base_url": f"{live.url}/v1", "api_key": "unused", "temperature": 0, "max_tokens": 12}
         chat = ChatOpenAI(**settings, http_client=http, max_retries=0)
         answer = chat.invoke([HumanMessage("Hello")])

@@ -66,7 +66,7 @@ def test_the_bytes_of_base64_and_the_shape_of_the_answer(served: LiveServer) -> 
 
 def test_ollamas_client(served: LiveServer) -> None:
     ollama = needs("ollama")
-    client = ollama.Client(served.url)
+    client = ollama.Client(served.url, verify=False)
     found = client.embed("tiny:latest", LAST["texts"])
     close(found.embeddings, LAST["vectors"]["none"])
     assert found.prompt_eval_count == sum(map(len, LAST["ids"]))

@@ -26,7 +26,7 @@ GREEDY = {"temperature": 0, "num_predict": 12}
 
 
 def connected(live: LiveServer, *, unix: bool, timeout: float = 60) -> Client:
-    transport = httpx.HTTPTransport(uds=str(live.path)) if unix else httpx.HTTPTransport()
+    transport = httpx.HTTPTransport(uds=str(live.path), verify=False) if unix else httpx.HTTPTransport(verify=False)
     return ollama.Client(live.url, transport=transport, timeout=timeout)
 
 
@@ -279,7 +279,7 @@ def test_a_prompt_beyond_the_context(unix_llama: Client) -> None:
 
 
 def test_is_it_there(live: LiveServer) -> None:
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, verify=False) as client:
         assert client.get("/").text == "Ollama is running"
         assert (client.head("/").status_code, client.head("/").content) == (200, b"")
         version = client.get("/api/version").json()
@@ -298,7 +298,7 @@ def test_is_it_there(live: LiveServer) -> None:
     ],
 )
 def test_as_curl_and_litellm_send_it(live: LiveServer, headers: dict[str, str], status: int) -> None:
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, verify=False) as client:
         for path in ("/api/chat", "/api/generate", "/api/show"):
             assert client.post(path, content=b'{"model": "tiny"}', headers=headers).status_code == status
 
@@ -313,7 +313,7 @@ def test_answers_are_as_the_document_says(live: LiveServer) -> None:
         ("/api/ps", None, Running),
         ("/api/version", None, Version),
     ]
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, verify=False) as client:
         for path, fields, kind in asked:
             settings = {} if path == "/api/show" else {"stream": False, "options": {"num_predict": 2}}
             response = client.get(path) if fields is None else client.post(path, json={"model": "tiny", **settings, **fields})
@@ -336,7 +336,7 @@ def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_there_is_told_in_the_same_shape(live: LiveServer) -> None:
-    with httpx.Client(base_url=live.url) as client:
+    with httpx.Client(base_url=live.url, verify=False) as client:
         missing = client.post("/api/pull", json={"model": "x"})
         assert (missing.status_code, set(missing.json())) == (404, {"error"})
         assert client.get("/api/chat").status_code == 405

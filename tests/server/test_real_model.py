@@ -81,13 +81,13 @@ def test_a_message_cannot_end_its_turn(real: OpenAI, smollm2: LiveServer) -> Non
 
 
 def test_anthropics_and_ollamas_clients(smollm2: LiveServer) -> None:
-    transport = httpx2.HTTPTransport(uds=str(smollm2.path))
+    transport = httpx2.HTTPTransport(uds=str(smollm2.path), verify=False)
     with anthropic.Anthropic(base_url=smollm2.url, api_key="unused", http_client=httpx2.Client(transport=transport, timeout=60)) as claude:
         message = claude.messages.create(model="smollm2", messages=QUESTION, max_tokens=30, extra_body={"temperature": 0})
     assert message.content[0].type == "text"
     assert "Paris" in message.content[0].text
     assert message.stop_reason == "end_turn"
-    with ollama.Client(smollm2.url, timeout=60) as llama:
+    with ollama.Client(smollm2.url, timeout=60, verify=False) as llama:
         answer = llama.chat(model="smollm2", messages=QUESTION, options={"temperature": 0, "num_predict": 30})
         details = llama.show("smollm2").details
     assert (answer.message.content, answer.done_reason) == (message.content[0].text, "stop")

@@ -109,7 +109,7 @@ def test_responses(unix_client: OpenAI) -> None:
 
 
 def test_anthropic(live: LiveServer) -> None:
-    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path)), timeout=60)
+    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path), verify=False), timeout=60)
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     with anthropic.Anthropic(base_url=live.url, api_key="unused", max_retries=0, http_client=http) as client:
         message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=200, extra_body={"output_config": form})
@@ -118,7 +118,7 @@ def test_anthropic(live: LiveServer) -> None:
 
 @pytest.mark.parametrize("form", [SCHEMA, "json"])
 def test_ollama(live: LiveServer, form: Any) -> None:
-    client = ollama.Client(live.url, transport=httpx.HTTPTransport(uds=str(live.path)), timeout=60)
+    client = ollama.Client(live.url, transport=httpx.HTTPTransport(uds=str(live.path), verify=False), timeout=60)
     options = {"num_predict": 400, "temperature": 1, "seed": 3}
     for text in (
         client.chat(model="tiny", messages=MESSAGES, format=form, options=options).message.content,

@@ -39,7 +39,7 @@ def test_langchain(live: LiveServer) -> None:
 
 def test_claude_codes_pattern(live: LiveServer) -> None:
     anthropic, httpx2 = needs("anthropic"), needs("httpx2")
-    client = anthropic.Anthropic(base_url=live.url, api_key="unused", max_retries=0, http_client=httpx2.Client(timeout=60))
+    client = anthropic.Anthropic(base_url=live.url, api_key="unused", max_retries=0, http_client=httpx2.Client(timeout=60, verify=False))
     with client, pytest.raises(anthropic.BadRequestError) as found:
         client.messages.create(model="tiny", messages=LONG, max_tokens=10)
     tokens, most = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", found.value.body["error"]["message"]).groups()  # type: ignore[index, union-attr]

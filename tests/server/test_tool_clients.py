@@ -68,7 +68,7 @@ def client(live: LiveServer) -> Iterator[OpenAI]:
 
 @pytest.fixture
 def claude(live: LiveServer) -> Iterator[Any]:
-    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path)), timeout=60)
+    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path), verify=False), timeout=60)
     with anthropic.Anthropic(base_url=live.url, api_key="unused", max_retries=0, http_client=http) as client:
         yield client
 
@@ -272,7 +272,7 @@ def test_a_streamed_message_that_thinks_and_calls(claude: Any) -> None:
 
 def test_ollama_thinks(live: LiveServer) -> None:
     options = {"num_predict": 200, "seed": 3, "temperature": 1}
-    with ollama.Client(live.url, timeout=60) as client:
+    with ollama.Client(live.url, timeout=60, verify=False) as client:
         assert client.show("thinker").capabilities == ["completion", "tools", "thinking"]
         assert client.show("tiny").capabilities == ["completion", "tools"]
         whole = client.chat(model="thinker", messages=HELLO, think="low", options=options).message
@@ -293,7 +293,7 @@ def test_ollama_takes_calls_and_results(live: LiveServer) -> None:
     call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_name": "weather", "content": "21"}]
     options = {"num_predict": 2}
-    with ollama.Client(live.url, timeout=60) as client:
+    with ollama.Client(live.url, timeout=60, verify=False) as client:
         plain = client.chat(model="tiny", messages=HELLO, options=options).prompt_eval_count
         told = client.chat(model="tiny", messages=HELLO, tools=TOOLS, options=options).prompt_eval_count
         more = client.chat(model="tiny", messages=messages, tools=TOOLS, options=options).prompt_eval_count
@@ -303,7 +303,7 @@ def test_ollama_takes_calls_and_results(live: LiveServer) -> None:
 
 
 def test_ollama_calls_and_goes_on_with_the_result(live: LiveServer) -> None:
-    with ollama.Client(live.url, timeout=60) as client:
+    with ollama.Client(live.url, timeout=60, verify=False) as client:
         answer = client.chat(model="scripted", messages=HELLO, tools=TOOLS).message
         parts = list(client.chat(model="scripted", messages=HELLO, tools=TOOLS, stream=True))
         (call,) = answer.tool_calls or ()
@@ -326,7 +326,7 @@ def test_langchain(live: LiveServer) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
-    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path))) as http:
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(live.path), verify=False)) as http:
         model = ChatOpenAI(model="tiny", base_url=f"{live.url}/v1", api_key="unused", max_tokens=400, http_client=http, max_retries=0)  # type: ignore[arg-type, call-arg]
         tooled = model.bind_tools(TOOLS, tool_choice="required", parallel_tool_calls=False)
         answer: Any = tooled.invoke("Hello")
@@ -386,7 +386,7 @@ def test_a_real_model_calls_what_it_is_asked_for(real: LiveServer) -> None:
     assert valid(call.function.name, call.function.arguments)
     assert "".join(piece.function.arguments or "" for piece in pieces) == call.function.arguments
     assert (item.name, item.arguments) == (call.function.name, call.function.arguments)
-    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(real.path)), timeout=60)
+    http = httpx2.Client(transport=httpx2.HTTPTransport(uds=str(real.path), verify=False), timeout=60)
     with anthropic.Anthropic(base_url=real.url, api_key="unused", max_retries=0, http_client=http) as claude:
         settings = claude_settings(model="smollm2", messages=question, extra_body={"temperature": 0})
         (block,) = claude.messages.create(**settings).content
