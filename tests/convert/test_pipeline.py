@@ -373,7 +373,7 @@ def test_a_gguf_keeps_its_exact_formats(tmp_path: Path) -> None:
     assert converted.tokenizer.encode(text) == original.tokenizer.encode(text)
     assert converted.tokenizer.chat_template == original.tokenizer.chat_template
     source = open_checkpoint(original.path)
-    for name in sorted(source.names())[::7]:  # of a layer's nine each in turn
+    for name in sorted(source.names())[::16]:  # of a layer's nine each in turn
         assert mx.allclose(numbers(stored.read(name)), numbers(source.read(name)), rtol=1e-3, atol=1e-6).item()
 
 
