@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,17 @@ from mlxinfer.engine.async_llm import AsyncLLM
 
 if TYPE_CHECKING:
     from openai import OpenAI
+
+
+@pytest.fixture(autouse=True)
+def _logs_go_where_they_went() -> Iterator[None]:
+    """A test that starts a whole server in this process also starts its log."""
+    loggers = [logging.getLogger(name) for name in ("mlxinfer", "uvicorn")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
