@@ -70,17 +70,6 @@ final class LiveServer: @unchecked Sendable {
     }
 }
 
-extension Process {
-    /// Starts it so that signals reach it: on Linux it would inherit that the threads of Swift's tasks block them.
-    func runWithSignals() throws {
-        var (none, before) = (sigset_t(), sigset_t())
-        sigemptyset(&none)
-        pthread_sigmask(SIG_SETMASK, &none, &before)
-        defer { pthread_sigmask(SIG_SETMASK, &before, nil) }
-        try run()
-    }
-}
-
 extension LiveServer {
     /// Ends the server at once, without a word to anybody.
     func kill() throws {

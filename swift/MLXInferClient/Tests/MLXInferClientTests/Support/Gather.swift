@@ -9,7 +9,7 @@ func gather(_ events: AsyncThrowingStream<ChatEvent, any Error>) async -> (event
         for try await event in events { gathered.append(event) }
         return (gathered, nil)
     } catch {
-        return (gathered, error as? MLXInferError)
+        return (gathered, MLXInferError(error))
     }
 }
 
