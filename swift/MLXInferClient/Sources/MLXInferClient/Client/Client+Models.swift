@@ -18,14 +18,19 @@ extension Client {
     ///
     /// Tools are not counted.
     public func countTokens(_ messages: [Message], model: String? = nil) async throws -> Int {
-        struct Count: Decodable { var input_tokens: Int }
+        struct Count: Decodable {
+            var tokens: Int
+            enum CodingKeys: String, CodingKey { case tokens = "input_tokens" }
+        }
         let system = messages.filter { $0.role == .system }.map(\.content).joined(separator: "\n")
-        let others = messages.filter { $0.role != .system }.map { ["role": .string($0.role.rawValue), "content": .string($0.content)] as JSONValue }
+        let others = messages.filter { $0.role != .system }.map { message -> JSONValue in
+            ["role": .string(message.role.rawValue), "content": .string(message.content)]
+        }
         return try await IOThread.result { waker in
             let exchange = exchange(waker)
             var body: JSONObject = ["model": .string(try name(model, exchange)), "messages": .array(others)]
             body["system"] = system.isEmpty ? nil : .string(system)
-            return try Self.post("/v1/messages/count_tokens", .object(body), exchange, as: Count.self).input_tokens
+            return try Self.post("/v1/messages/count_tokens", .object(body), exchange, as: Count.self).tokens
         }
     }
 }

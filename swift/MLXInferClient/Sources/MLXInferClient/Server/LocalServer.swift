@@ -13,7 +13,7 @@ import Foundation
 /// replaced by one of the app's own when it goes away.
 public actor LocalServer {
     /// How a server is.
-    public enum State: Sendable, Hashable {
+    public enum State: Sendable, Equatable {
         case stopped
         /// It was started, and loads its models.
         case starting
@@ -88,7 +88,11 @@ public actor LocalServer {
     public func start() async throws {
         let task = starting ?? Task { try await begin() }
         starting = task
-        try await withTaskCancellationHandler { try await task.value } onCancel: { task.cancel() }
+        try await withTaskCancellationHandler {
+            try await task.value
+        } onCancel: {
+            task.cancel()
+        }
     }
 
     /// Stops the server if this app started it, and returns once it has ended. Running answers have `grace` seconds to finish.
@@ -191,7 +195,11 @@ public actor LocalServer {
             _ = await child.end.value
             readiness.cancel()
         }
-        try await withTaskCancellationHandler { try await readiness.value } onCancel: { readiness.cancel() }
+        try await withTaskCancellationHandler {
+            try await readiness.value
+        } onCancel: {
+            readiness.cancel()
+        }
     }
 
     private static func ended(_ status: Int32, _ child: ChildProcess) -> MLXInferError {

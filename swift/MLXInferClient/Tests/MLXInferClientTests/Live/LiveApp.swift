@@ -92,7 +92,9 @@ extension LiveServer {
     static func endChild(withSocket path: String) throws {
         let killer = Process()
         killer.executableURL = URL(fileURLWithPath: "/bin/sh")
-        killer.arguments = ["-c", "for n in $(pgrep -f -- '--socket \(path)'); do test \"$(ps -o comm= -p $n)\" = sh || kill -KILL $n; done"]
+        killer.arguments = [
+            "-c", "for n in $(pgrep -f -- '--socket \(path)'); do test \"$(ps -o comm= -p $n)\" = sh || kill -KILL $n; done",
+        ]
         try killer.run()
         killer.waitUntilExit()
     }

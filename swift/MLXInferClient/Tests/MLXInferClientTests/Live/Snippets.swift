@@ -64,7 +64,8 @@ extension LiveTests {
         }
 
         @Test func serverOfTheApp() async throws {
-            let command = ServerCommand(["smollm2"], options: ["--keep-alive", "5m"], socket: FaultServer.freshPath(), program: LiveServer.command)
+            let command = ServerCommand(
+                ["smollm2"], options: ["--keep-alive", "5m"], socket: FaultServer.freshPath(), program: LiveServer.command)
             let server = LocalServer(command)
             try await server.start()
             let answer = try await server.client.respond(to: "Hello")
