@@ -37,7 +37,8 @@ extension Model: Decodable {
 
         var state: State? {
             if failed == true { return .failed(reason: reason ?? "no reason given") }
-            return ["unloaded": .unloaded, "loading": .loading, "loaded": .loaded][value]
+            let known: [String: State] = ["unloaded": .unloaded, "loading": .loading, "loaded": .loaded]
+            return known[value]
         }
     }
 

@@ -26,7 +26,8 @@
 
         /// - Parameter request: What stands before the first message, such as instructions, and how answers are to be made.
         public init(_ client: Client = Client(), request: ChatRequest = ChatRequest([])) {
-            (self.client, self.request) = (client, request)
+            self.client = client
+            self.request = request
         }
 
         deinit { task?.cancel() }

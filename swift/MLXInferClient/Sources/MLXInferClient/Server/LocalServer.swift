@@ -170,8 +170,11 @@ public actor LocalServer {
             child.stop()
             let status = await child.end.value
             try Task.checkCancellation()
-            if case .timedOut = error as? MLXInferError { throw error }
-            throw Self.ended(status, child)
+            switch error {
+            case MLXInferError.serverNotRunning, MLXInferError.timedOut:
+                throw MLXInferError.serverEnded(reason: "the server did not answer within \(readyWithin)", lastWords: child.lastWords)
+            default: throw Self.ended(status, child)
+            }
         }
         state = .ready(ours: true)
         return child

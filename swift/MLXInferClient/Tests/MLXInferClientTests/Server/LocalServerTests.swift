@@ -52,7 +52,7 @@ struct LocalServerTests {
         let mark = FaultServer.freshPath()
         let command = ServerCommand([], socket: FaultServer.freshPath(), program: ["/bin/sh", "-c", "echo $$ > \(mark); exec sleep 60"])
         let server = LocalServer(command, readyWithin: .milliseconds(300), grace: 1) { _ in }
-        #expect(await Self.failure(of: server) == .serverNotRunning(command.endpoint.description))
+        #expect(await Self.failure(of: server) == .serverEnded(reason: "the server did not answer within 0.3 seconds", lastWords: ""))
         let number = try #require(Int32(String(contentsOfFile: mark, encoding: .utf8).trimmingCharacters(in: .whitespacesAndNewlines)))
         #expect(await eventually { kill(number, 0) != 0 })
     }
@@ -84,7 +84,7 @@ struct LocalServerTests {
         let launchctl = folder.appendingPathComponent("launchctl").path
         try Data("#!/bin/sh\necho \"$1 ${3##*/}\" >> \(calls)\n".utf8).write(to: URL(fileURLWithPath: launchctl))
         try FileManager.default.setAttributes([.posixPermissions: 0o755], ofItemAtPath: launchctl)
-        let list = "<plist version='1.0'><dict><key>Label</key><string>a.b</string></dict></plist>"
+        let list = "<?xml version='1.0' encoding='UTF-8'?><plist version='1.0'><dict><key>Label</key><string>a.b</string></dict></plist>"
         var agent = LaunchAgent(ServerCommand(["m"], socket: "/tmp/x", program: ["/bin/sh", "-c", "echo \"\(list)\""]))
         (agent.launchctl, agent.folder) = (launchctl, folder.appendingPathComponent("Agents").path)
         try await agent.install()
