@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.resume import Turn, measure, table
-from mlxinfer.loading.resolve import resolve
 
 
 def test_the_table_has_medians_of_pairs():
@@ -22,7 +19,7 @@ def test_the_table_has_medians_of_pairs():
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_conversation_comes_from_disk() -> None:
-    found = measure(resolve("smollm2"), 300, 1)
+    found = measure("smollm2", 300, 1)
     (resumed,), (anew,) = found["resumed"], found["anew"]
     assert anew.cached == 0
     assert resumed.tokens == anew.tokens > 200
@@ -31,6 +28,7 @@ def test_a_conversation_comes_from_disk() -> None:
     assert 0 < resumed.first_s < resumed.whole_s
 
 
-def test_what_a_process_says_is_the_error(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_a_process_says_is_the_error() -> None:
     with pytest.raises(RuntimeError, match="no-such-model"):
         measure("no-such-model", 300, 1)

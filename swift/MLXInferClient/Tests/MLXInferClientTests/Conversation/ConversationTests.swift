@@ -4,13 +4,12 @@
 
     @testable import MLXInferClient
 
-    @MainActor
     struct ConversationTests {
         private static let begun: [FaultServer.Step] = [
             .read, .send(Transcript.stream(Array(Transcript.chatEvents.prefix(3)), end: false)), .hold,
         ]
 
-        @Test func aTurn() async throws {
+        @Test @MainActor func aTurn() async throws {
             let server = try FaultServer([.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client, request: ChatRequest([.system("Be brief.")]))
             conversation.send("Hi")
@@ -20,7 +19,7 @@
             #expect(!conversation.isAnswering && conversation.failure == nil && conversation.usage?.completionTokens == 2)
         }
 
-        @Test func viewsAreTold() async throws {
+        @Test @MainActor func viewsAreTold() async throws {
             let server = try FaultServer([.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)
             var seen: [String] = []
@@ -38,7 +37,7 @@
             #expect(seen.first == "" && conversation.messages.count == 2)
         }
 
-        @Test func stoppingKeepsWhatHadCome() async throws {
+        @Test @MainActor func stoppingKeepsWhatHadCome() async throws {
             let server = try FaultServer(Self.begun)
             let conversation = Conversation(server.client)
             conversation.send("Hi")
@@ -49,7 +48,7 @@
             #expect(conversation.failure == nil)
         }
 
-        @Test func aFailureAndAnotherAttempt() async throws {
+        @Test @MainActor func aFailureAndAnotherAttempt() async throws {
             let busy = Transcript.json(#"{"error":{"message":"busy"}}"#, status: "503 Service Unavailable")
             let server = try FaultServer([.read, .send(busy)], [.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)
@@ -66,7 +65,7 @@
             #expect(conversation.messages.count == 2 && server.requests.count == 3)
         }
 
-        @Test func editingAndAskingWhileAnAnswerIsWritten() async throws {
+        @Test @MainActor func editingAndAskingWhileAnAnswerIsWritten() async throws {
             let server = try FaultServer(Self.begun, [.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)
             conversation.send("one")
@@ -82,7 +81,7 @@
             #expect(conversation.messages.count == 2 && !conversation.isAnswering)
         }
 
-        @Test func aConversationThatNobodyHoldsIsOver() async throws {
+        @Test @MainActor func aConversationThatNobodyHoldsIsOver() async throws {
             let server = try FaultServer(Self.begun)
             var conversation: Conversation? = Conversation(server.client)
             conversation?.send("Hi")

@@ -5,13 +5,13 @@ import Testing
 
 /// What an app does that has a server of its own.
 extension LiveTests.App {
-    private func command(_ options: [String] = []) throws -> ServerCommand {
-        ServerCommand([LiveServer.model], options: options, socket: FaultServer.freshPath(), program: try #require(LiveServer.command))
+    private func command() -> ServerCommand {
+        ServerCommand([LiveServer.model], socket: FaultServer.freshPath(), program: LiveServer.command)
     }
 
     @Test func aServerThatIsStartedWatchedAndStopped() async throws {
         let log = Log()
-        let server = LocalServer(try command(), restart: .init(firstPause: .milliseconds(300))) { log.add($0) }
+        let server = LocalServer(command(), restart: .init(firstPause: .milliseconds(300))) { log.add($0) }
         let states = Task {
             var seen: [LocalServer.State] = []
             for await state in await server.states() {
@@ -40,7 +40,7 @@ extension LiveTests.App {
     }
 
     @Test func aMistakeComesWithTheServersWords() async throws {
-        var command = try command()
+        var command = command()
         command.models = ["no-such-model"]
         let error = await #expect(throws: MLXInferError.self) { try await LocalServer(command) { _ in }.start() }
         guard case .serverEnded(_, let words) = error else {
@@ -68,7 +68,7 @@ extension LiveTests.App {
     #endif
 
     @Test func modelsComeAndGo() async throws {
-        let server = LocalServer(try command()) { _ in }
+        let server = LocalServer(command()) { _ in }
         try await server.start()
         let client = server.client
         #expect(try await client.models().map(\.state) == [.loaded])
