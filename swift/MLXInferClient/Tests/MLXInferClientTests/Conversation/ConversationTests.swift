@@ -22,18 +22,17 @@
         @Test @MainActor func viewsAreTold() async throws {
             let server = try FaultServer([.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)
+            conversation.send("Hi")
             var seen: [String] = []
-            while seen.last != "Grüße 🙂" {
-                await withCheckedContinuation { changed in
-                    withObservationTracking {
-                        seen.append(conversation.answer?.text ?? conversation.messages.last?.content ?? "")
-                    } onChange: {
-                        changed.resume()
-                    }
-                    if seen == [""] { conversation.send("Hi") }
+            repeat {
+                let (changes, changed) = AsyncStream.makeStream(of: Void.self)
+                withObservationTracking {
+                    seen.append(conversation.answer?.text ?? conversation.messages.last?.content ?? "")
+                } onChange: {
+                    changed.yield()
                 }
-                await Task.yield()
-            }
+                if seen.last != "Grüße 🙂" || conversation.isAnswering { for await _ in changes { break } }
+            } while seen.last != "Grüße 🙂" || conversation.isAnswering
             #expect(seen.first == "" && conversation.messages.count == 2)
         }
 

@@ -6,7 +6,7 @@ import Testing
 /// What an app does that has a server of its own.
 extension LiveTests.App {
     private func command() -> ServerCommand {
-        ServerCommand([LiveServer.model], socket: FaultServer.freshPath(), program: LiveServer.command)
+        ServerCommand([LiveServer.model], socket: LiveServer.freshSocket(), program: LiveServer.command)
     }
 
     @Test func aServerThatIsStartedWatchedAndStopped() async throws {

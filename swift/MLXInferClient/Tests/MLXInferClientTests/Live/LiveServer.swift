@@ -57,6 +57,13 @@ final class LiveServer: @unchecked Sendable {
         try? process.runWithSignals()
     }
 
+    /// A path for the socket of another server, in a folder that only this user may enter, as servers want it.
+    static func freshSocket() -> String {
+        let folder = FileManager.default.temporaryDirectory.appendingPathComponent("mlx-\(UUID().uuidString.prefix(13))")
+        try? FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true, attributes: [.posixPermissions: 0o700])
+        return folder.appendingPathComponent("s").path
+    }
+
     /// Tells the server to end, and waits until it has.
     func stop() {
         try? leash.fileHandleForWriting.close()

@@ -65,7 +65,7 @@ extension LiveTests {
 
         @Test func serverOfTheApp() async throws {
             let command = ServerCommand(
-                ["smollm2"], options: ["--keep-alive", "5m"], socket: FaultServer.freshPath(), program: LiveServer.command)
+                ["smollm2"], options: ["--keep-alive", "5m"], socket: LiveServer.freshSocket(), program: LiveServer.command)
             let server = LocalServer(command)
             try await server.start()
             let answer = try await server.client.respond(to: "Hello")

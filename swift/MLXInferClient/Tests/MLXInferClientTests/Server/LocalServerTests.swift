@@ -52,7 +52,8 @@ struct LocalServerTests {
         let mark = FaultServer.freshPath()
         let command = ServerCommand([], socket: FaultServer.freshPath(), program: ["/bin/sh", "-c", "echo $$ > \(mark); exec sleep 60"])
         let server = LocalServer(command, readyWithin: .milliseconds(300), grace: 1) { _ in }
-        #expect(await Self.failure(of: server) == .serverEnded(reason: "the server did not answer within 0.3 seconds", lastWords: ""))
+        let failure = await Self.failure(of: server)
+        #expect(failure == .serverEnded(reason: "the server did not answer within 0.3 seconds", lastWords: ""))
         let number = try #require(Int32(String(contentsOfFile: mark, encoding: .utf8).trimmingCharacters(in: .whitespacesAndNewlines)))
         #expect(await eventually { kill(number, 0) != 0 })
     }
