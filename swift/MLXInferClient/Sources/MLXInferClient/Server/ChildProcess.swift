@@ -5,9 +5,10 @@ final class ChildProcess: Sendable {
     /// Runs the program until it ends by itself, or until its own standard input ends, because it is to stop or this process is gone;
     /// then it has so many seconds to finish.
     private static let guardian = #"""
-        grace=$1; shift; exec 3<&0
-        "$@" 3<&- </dev/null & child=$!
-        { read -r line; kill "$child"; sleep "$grace"; kill -9 "$child"; } <&3 >/dev/null 2>&1 & guard=$!
+        grace=$1; shift; exec 3<&0 4>&2 2>/dev/null
+        "$@" 2>&4 3<&- 4>&- </dev/null & child=$!
+        exec 4>&-
+        { read -r line; kill "$child"; sleep "$grace"; kill -9 "$child"; } <&3 >/dev/null & guard=$!
         exec 3<&-; wait "$child"; status=$?
         kill -9 "$guard" 2>/dev/null; exit "$status"
         """#
