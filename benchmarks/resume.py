@@ -75,7 +75,12 @@ def table(found: dict[str, list[Turn]]) -> str:
         "| until the first token, s | resumed | read anew | share |",
         "| --- | ---: | ---: | ---: |",
     ]
-    names = {"first_s": "of the turn", "first_cpu_s": "processor time of it", "whole_s": "of the process", "whole_cpu_s": "its processor time"}
+    names = {
+        "first_s": "of the turn",
+        "first_cpu_s": "processor time of it",
+        "whole_s": "of the process",
+        "whole_cpu_s": "its processor time",
+    }
     for field, name in names.items():
         resumed, anew = ([getattr(turn, field) for turn in found[kind]] for kind in KINDS)
         shares = [a / b for a, b in zip(resumed, anew)]
