@@ -165,7 +165,23 @@ def memory_cap(models: dict[str, Path], limit: tuple[str, ...], megabytes: int) 
         raise click.ClickException("this is not how it should end")
 
 
+@click.command()
+@models_option("smollm2")
+@click.option("--tokens", type=click.IntRange(100), default=3000, show_default=True, help="Of the conversation, about.")
+@click.option("--pairs", type=click.IntRange(1, 100), default=5, show_default=True)
+def resume(models: dict[str, Path], tokens: int, pairs: int) -> None:
+    """A conversation that goes on in a new process, from disk and read anew. Writes results/resume.md."""
+    from .resume import measure, table
+
+    try:
+        text = "\n".join(f"{name}: {table(measure(path, tokens, pairs))}" for name, path in models.items())
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    (RESULTS / "resume.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 COMMANDS = (
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
-    *(batch, serving, memory_cap, structure, structured, types, conversion),
+    *(batch, serving, memory_cap, resume, structure, structured, types, conversion),
 )

@@ -120,6 +120,9 @@ class FrontDoor(HookedRequests):
     def _info(self) -> ModelInfo:
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
     @property
     def name(self) -> str:
         """The alias, hub id or file name that the model was asked for by."""

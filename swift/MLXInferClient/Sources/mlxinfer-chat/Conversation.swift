@@ -39,7 +39,7 @@ struct Conversation: Sendable {
             if let usage = answer.usage { Terminal.note("[\(speed.summary(usage))]") }
             return (answer, nil)
         } catch {
-            let error = error as? MLXInferError ?? .connectionFailed("\(error)")
+            let error = MLXInferError(error)
             Terminal.answer(answer.text.isEmpty ? "" : "\n")
             Terminal.note(error == .cancelled ? "[stopped]" : "mlxinfer-chat: \(error)")
             return (answer, error)

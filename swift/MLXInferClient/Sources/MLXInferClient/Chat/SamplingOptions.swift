@@ -21,8 +21,15 @@ public struct SamplingOptions: Sendable, Hashable {
     /// Who asks, for the server's fairness between users.
     public var user: String?
 
-    public init(maxTokens: Int? = nil, temperature: Double? = nil, seed: Int? = nil, stop: [String] = []) {
-        (self.maxTokens, self.temperature, self.seed, self.stop) = (maxTokens, temperature, seed, stop)
+    public init(
+        maxTokens: Int? = nil, temperature: Double? = nil, topP: Double? = nil, topK: Int? = nil, minP: Double? = nil, seed: Int? = nil,
+        stop: [String] = [], presencePenalty: Double? = nil, frequencyPenalty: Double? = nil, repetitionPenalty: Double? = nil,
+        logitBias: [Int: Double] = [:], topLogprobs: Int? = nil, user: String? = nil
+    ) {
+        (self.maxTokens, self.temperature, self.topP, self.topK, self.minP) = (maxTokens, temperature, topP, topK, minP)
+        (self.seed, self.stop, self.logitBias, self.topLogprobs, self.user) = (seed, stop, logitBias, topLogprobs, user)
+        (self.presencePenalty, self.frequencyPenalty) = (presencePenalty, frequencyPenalty)
+        self.repetitionPenalty = repetitionPenalty
     }
 
     /// Adds the fields that chats and completions share.

@@ -2,7 +2,7 @@ extension Client {
     /// The answer to a conversation, while it is written.
     ///
     /// - Returns: Events in the order of ``ChatEvent``. The stream throws ``MLXInferError``; cancelling the task that reads it throws
-    ///   ``MLXInferError/cancelled``. Events that nobody has read yet are kept, as many as there are.
+    ///   `CancellationError`. `typed` has the same events with errors of one type. Events that nobody has read yet are kept, as many as there are.
     public func chat(_ request: ChatRequest) -> AsyncThrowingStream<ChatEvent, any Error> {
         stream("/v1/chat/completions", model: request.model, reader: ChatStream()) { request.json(model: $0) }
     }
@@ -55,10 +55,10 @@ extension Client {
 extension ChatResponse {
     /// The answer that a stream's events make.
     ///
-    /// - Throws: What the stream throws, and ``MLXInferError/cancelled`` where the task was cancelled.
+    /// - Throws: What the stream throws, and `CancellationError` where the task was cancelled.
     public init(collecting events: AsyncThrowingStream<ChatEvent, any Error>) async throws {
         self.init()
         for try await event in events { add(event) }
-        if finishReason == nil, Task.isCancelled { throw MLXInferError.cancelled }
+        if finishReason == nil { try Task.checkCancellation() }
     }
 }

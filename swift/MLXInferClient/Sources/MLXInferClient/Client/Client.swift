@@ -38,28 +38,40 @@ extension Client {
         let client = self
         return IOThread.stream { waker, emit in
             let exchange = client.exchange(waker)
-            let name = try model ?? client.model ?? Self.firstModel(exchange)
+            let name = try client.name(model, exchange)
             let request = Request(method: "POST", path: path, accept: "text/event-stream", body: try body(name).encoded())
             try exchange.run(request, with: StreamedAnswer(reader), emit: emit)
         }
     }
 
-    static func firstModel(_ exchange: Exchange) throws -> String {
-        guard let model = try modelList(exchange).first else { throw MLXInferError.protocolViolation("the server has no model") }
+    /// The model that a request is for.
+    func name(_ model: String?, _ exchange: Exchange) throws -> String {
+        if let name = model ?? self.model { return name }
+        guard let model = try Self.modelList(exchange).first else { throw MLXInferError.protocolViolation("the server has no model") }
         return model.id
     }
 
     static func modelList(_ exchange: Exchange) throws -> [Model] { try get("/v1/models", exchange, as: ModelList.self).data }
 
-    static func get(_ path: String, _ exchange: Exchange) throws -> [UInt8] {
+    static func get(_ path: String, _ exchange: Exchange) throws -> [UInt8] { try whole(Request(path: path), exchange) }
+
+    static func get<Value: Decodable>(_ path: String, _ exchange: Exchange, as type: Value.Type) throws -> Value {
+        try decoded(whole(Request(path: path), exchange), of: path)
+    }
+
+    static func post<Value: Decodable>(_ path: String, _ body: JSONValue, _ exchange: Exchange, as type: Value.Type) throws -> Value {
+        try decoded(whole(Request(method: "POST", path: path, body: body.encoded()), exchange), of: path)
+    }
+
+    private static func whole(_ request: Request, _ exchange: Exchange) throws -> [UInt8] {
         var body: [UInt8] = []
-        try exchange.run(Request(path: path), with: WholeAnswer()) { body = $0 }
+        try exchange.run(request, with: WholeAnswer()) { body = $0 }
         return body
     }
 
-    static func get<Value: Decodable>(_ path: String, _ exchange: Exchange, as type: Value.Type) throws -> Value {
+    private static func decoded<Value: Decodable>(_ body: [UInt8], of path: String) throws -> Value {
         do {
-            return try JSONDecoder().decode(type, from: Data(get(path, exchange)))
+            return try JSONDecoder().decode(Value.self, from: Data(body))
         } catch let error as DecodingError {
             throw MLXInferError.protocolViolation("the answer to \(path) cannot be read: \(error.reason)")
         }

@@ -1,15 +1,54 @@
 /// A model that the server has.
-public struct Model: Sendable, Hashable, Identifiable, Decodable {
-    /// The name that requests use.
+public struct Model: Sendable, Hashable, Identifiable {
+    /// Whether it can answer at once.
+    public enum State: Sendable, Hashable {
+        /// It is loaded when a request asks for it.
+        case unloaded
+        case loading
+        case loaded
+        /// It could not be loaded, and why; a later request tries again.
+        case failed(reason: String)
+    }
+
+    /// The name that requests use; that of an adapter is `base:adapter`.
     public var id: String
     /// The most tokens of a prompt and its answer together, where the server says it.
     public var maxTokens: Int?
+    /// Nil where the server does not tell.
+    public var state: State?
+    /// Of an adapter: the model that it is for.
+    public var base: String?
 
-    public init(id: String, maxTokens: Int? = nil) { (self.id, self.maxTokens) = (id, maxTokens) }
+    public init(id: String, maxTokens: Int? = nil, state: State? = nil, base: String? = nil) {
+        (self.id, self.maxTokens, self.state, self.base) = (id, maxTokens, state, base)
+    }
+}
 
-    private enum CodingKeys: String, CodingKey {
-        case id
+extension Model: Decodable {
+    private enum Fields: String, CodingKey {
+        case id, parent, status
         case maxTokens = "max_model_len"
+    }
+
+    private struct Status: Decodable {
+        var value: String
+        var failed: Bool?
+        var reason: String?
+
+        var state: State? {
+            if failed == true { return .failed(reason: reason ?? "no reason given") }
+            let known: [String: State] = ["unloaded": .unloaded, "loading": .loading, "loaded": .loaded]
+            return known[value]
+        }
+    }
+
+    public init(from decoder: any Decoder) throws {
+        let fields = try decoder.container(keyedBy: Fields.self)
+        id = try fields.decode(String.self, forKey: .id)
+        base = try fields.decodeIfPresent(String.self, forKey: .parent)
+        state = (try? fields.decode(Status.self, forKey: .status))?.state
+        // A model that has never been loaded says 0.
+        maxTokens = try fields.decodeIfPresent(Int.self, forKey: .maxTokens).flatMap { $0 > 0 ? $0 : nil }
     }
 }
 

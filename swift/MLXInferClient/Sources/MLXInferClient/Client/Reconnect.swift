@@ -5,7 +5,7 @@
 public struct Reconnect: Sendable, Hashable {
     /// From the first attempt on, until when to begin another.
     public var upTo: Duration
-    /// The pause behind the first attempt; it doubles each time.
+    /// The pause after the first attempt; it doubles each time.
     public var firstPause: Duration
     /// The longest pause.
     public var longestPause: Duration

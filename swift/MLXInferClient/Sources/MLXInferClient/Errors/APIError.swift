@@ -25,6 +25,9 @@ public struct APIError: Error, Sendable, Equatable, CustomStringConvertible {
         (self.message, self.requestID, self.retryAfter) = (message, requestID, retryAfter)
     }
 
+    /// Whether the prompt and its answer are longer than the model's context, or than the server has room for.
+    public var isTooLong: Bool { code == "context_length_exceeded" }
+
     public var description: String {
         let place = param.map { " (\($0))" } ?? ""
         return "\(message)\(place) [\(status)\(type.map { " \($0)" } ?? "")]"

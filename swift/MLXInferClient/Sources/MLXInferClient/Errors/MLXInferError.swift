@@ -22,8 +22,13 @@ public enum MLXInferError: Error, Sendable, Equatable {
     case timedOut(Waiting, partial: String)
     /// The answer is complete, and is not what it was asked to be, for instance not JSON of the type expected.
     case undecodableAnswer(text: String, reason: String)
-    /// The task was cancelled; the server has been told by closing the connection.
+    /// A program that was to run or to install a server could not be started, or has ended; `lastWords` is the end of what it wrote.
+    case serverEnded(reason: String, lastWords: String)
+    /// The task was cancelled; the server has been told by closing the connection. Only where errors have one type: elsewhere it is
+    /// `CancellationError`.
     case cancelled
+    /// An error that is not of this package, in its own words: where work of the app's failed in ``Client/typed(isolation:_:)``.
+    case other(String)
 
     /// What was being waited for when the time was up.
     public enum Waiting: String, Sendable, Equatable {
@@ -49,9 +54,29 @@ extension MLXInferError: LocalizedError, CustomStringConvertible {
         case .streamInterrupted(_, let reason): "the answer broke off: \(reason)"
         case .timedOut(let waiting, _): "the time for the \(waiting.rawValue) is up"
         case .undecodableAnswer(_, let reason): "the answer is not what was asked for: \(reason)"
+        case .serverEnded(let reason, let lastWords): lastWords.isEmpty ? reason : "\(reason): \(lastWords)"
         case .cancelled: "cancelled"
+        case .other(let reason): reason
         }
     }
 
-    public var errorDescription: String? { description }
+    /// The same, of the server's errors only the sentence for people.
+    public var errorDescription: String? { if case .api(let error) = self { error.message } else { description } }
+}
+
+extension MLXInferError {
+    /// Any error as one of this type: `CancellationError` as ``cancelled``, one that is not of this package as ``other(_:)``.
+    public init(_ error: any Error) {
+        switch error {
+        case let error as MLXInferError: self = error
+        case is CancellationError: self = .cancelled
+        default: self = .other("\(error)")
+        }
+    }
+
+    /// Whether the conversation and its answer are longer than the model's context, or than the server has room for.
+    public var isTooLong: Bool { if case .api(let error) = self { error.isTooLong } else { false } }
+
+    /// What a call whose errors are of any type throws: ``cancelled`` as Swift's own `CancellationError`.
+    static func untyped(_ error: any Error) -> any Error { error as? MLXInferError == .cancelled ? CancellationError() : error }
 }

@@ -10,12 +10,12 @@ enum IOThread {
         thread.start()
     }
 
-    /// The result of blocking work; cancelling the task wakes it.
+    /// The result of blocking work; cancelling the task wakes it, which then throws `CancellationError`.
     static func result<Output: Sendable>(of work: @escaping @Sendable (Waker) throws -> Output) async throws -> Output {
         let waker = try Waker()
         return try await withTaskCancellationHandler {
             try await withCheckedThrowingContinuation { continuation in
-                start { continuation.resume(with: Result { try work(waker) }) }
+                start { continuation.resume(with: Result { try work(waker) }.mapError(MLXInferError.untyped)) }
             }
         } onCancel: {
             waker.wake()
@@ -23,7 +23,7 @@ enum IOThread {
     }
 
     /// A stream of what blocking work hands out. The work is woken when the task that reads the stream is cancelled, which then throws
-    /// ``MLXInferError/cancelled``, and when nobody can read the stream any more.
+    /// `CancellationError`, and when nobody can read the stream any more.
     static func stream<Element: Sendable>(
         of work: @escaping @Sendable (Waker, (Element) -> Void) throws -> Void
     ) -> AsyncThrowingStream<Element, any Error> {
@@ -33,14 +33,14 @@ enum IOThread {
                 continuation.onTermination = { termination in
                     guard case .cancelled = termination else { return }
                     waker.wake()
-                    continuation.finish(throwing: MLXInferError.cancelled)
+                    continuation.finish(throwing: CancellationError())
                 }
                 start {
                     do {
                         try work(waker) { continuation.yield($0) }
                         continuation.finish()
                     } catch {
-                        continuation.finish(throwing: error)
+                        continuation.finish(throwing: MLXInferError.untyped(error))
                     }
                 }
             } catch {

@@ -63,7 +63,7 @@ struct CancellationTests {
             let task = Task { try await work(server.client) }
             #expect(await eventually { server.requests.count == before + 1 })
             task.cancel()
-            await #expect(throws: MLXInferError.cancelled) { try await task.value }
+            await #expect(throws: CancellationError.self) { try await task.value }
         }
         #expect(await eventually { server.departures.count == 2 })
     }
@@ -74,7 +74,7 @@ struct CancellationTests {
             withUnsafeCurrentTask { $0?.cancel() }
             return try await server.client.models()
         }
-        await #expect(throws: MLXInferError.cancelled) { try await task.value }
+        await #expect(throws: CancellationError.self) { try await task.value }
         #expect(server.requests.isEmpty)
     }
 
@@ -83,7 +83,7 @@ struct CancellationTests {
         let task = Task { try await client.models() }
         try await Task.sleep(for: .milliseconds(20))
         task.cancel()
-        await #expect(throws: MLXInferError.cancelled) { try await task.value }
+        await #expect(throws: CancellationError.self) { try await task.value }
     }
 
     @Test func cancellingManyTimesLeavesNothingOpen() async throws {

@@ -54,7 +54,7 @@ struct ClientTests {
         #expect(await eventually { server.requests.count == 24 })
         for task in waiting { task.cancel() }
         for task in waiting {
-            await #expect(throws: MLXInferError.cancelled) { try await task.value }
+            await #expect(throws: CancellationError.self) { try await task.value }
         }
         #expect(await eventually { server.departures.count == 24 })
     }

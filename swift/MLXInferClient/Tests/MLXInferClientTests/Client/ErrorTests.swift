@@ -80,7 +80,7 @@ struct ErrorTests {
 
     @Test func errorsAreWordedForPeople() {
         let api = APIError(status: 400, type: "invalid_request_error", param: "top_p", message: "too large")
-        #expect(MLXInferError.api(api).localizedDescription == "too large (top_p) [400 invalid_request_error]")
+        #expect(MLXInferError.api(api).localizedDescription == "too large")
         #expect(MLXInferError.serverNotRunning("/a.sock").localizedDescription.contains("mlxinfer serve"))
     }
 }

@@ -43,7 +43,7 @@ extension LiveTests.Cancelling {
                 }
                 return nil
             } catch {
-                return error as? MLXInferError == .cancelled ? start : nil
+                return error is CancellationError ? start : nil
             }
         }.value
     }
@@ -55,7 +55,7 @@ extension LiveTests.Cancelling {
         let task = Task { try await client.respond(to: request) }
         #expect(try await eventually { try await server.metric("mlxinfer_num_requests_running") == 1 })
         task.cancel()
-        await #expect(throws: MLXInferError.cancelled) { try await task.value }
+        await #expect(throws: CancellationError.self) { try await task.value }
         #expect(try await eventually { try await server.metric("mlxinfer_requests_cancelled_total") == cancelled + 1 })
         #expect(try await eventually { try await server.metric("mlxinfer_num_requests_running") == 0 })
     }

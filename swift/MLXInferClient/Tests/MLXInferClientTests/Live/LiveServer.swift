@@ -57,6 +57,13 @@ final class LiveServer: @unchecked Sendable {
         try? process.runWithSignals()
     }
 
+    /// A path for the socket of another server, in a folder that only this user may enter, as servers want it.
+    static func freshSocket() -> String {
+        let folder = FileManager.default.temporaryDirectory.appendingPathComponent("mlx-\(UUID().uuidString.prefix(13))")
+        try? FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true, attributes: [.posixPermissions: 0o700])
+        return folder.appendingPathComponent("s").path
+    }
+
     /// Tells the server to end, and waits until it has.
     func stop() {
         try? leash.fileHandleForWriting.close()
@@ -67,17 +74,6 @@ final class LiveServer: @unchecked Sendable {
     func metric(_ name: String) async throws -> Double {
         try await client.metrics().split(separator: "\n").filter { $0.hasPrefix(name + "{") || $0.hasPrefix(name + " ") }
             .compactMap { Double($0.split(separator: " ").last ?? "") }.reduce(0, +)
-    }
-}
-
-extension Process {
-    /// Starts it so that signals reach it: on Linux it would inherit that the threads of Swift's tasks block them.
-    func runWithSignals() throws {
-        var (none, before) = (sigset_t(), sigset_t())
-        sigemptyset(&none)
-        pthread_sigmask(SIG_SETMASK, &none, &before)
-        defer { pthread_sigmask(SIG_SETMASK, &before, nil) }
-        try run()
     }
 }
 

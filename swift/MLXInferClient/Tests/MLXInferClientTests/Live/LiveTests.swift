@@ -13,4 +13,5 @@ struct LiveTests {
     @Suite struct Cancelling {}
     @Suite struct Restarting {}
     @Suite struct Program {}
+    @Suite struct App {}
 }

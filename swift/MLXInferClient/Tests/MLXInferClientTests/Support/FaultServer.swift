@@ -62,7 +62,7 @@ final class FaultServer: @unchecked Sendable {
     }
 
     var client: Client {
-        Client(.unix(path: path), model: "tiny", timeouts: Timeouts(silence: .seconds(10)), reconnect: Reconnect(upTo: .zero))
+        Client(.unix(path: path), model: "tiny", timeouts: Timeouts(silence: .seconds(60)), reconnect: Reconnect(upTo: .zero))
     }
 
     /// The requests so far, heads and bodies as text.

@@ -9,12 +9,12 @@ func gather(_ events: AsyncThrowingStream<ChatEvent, any Error>) async -> (event
         for try await event in events { gathered.append(event) }
         return (gathered, nil)
     } catch {
-        return (gathered, error as? MLXInferError)
+        return (gathered, MLXInferError(error))
     }
 }
 
 /// Waits for something that is about to become true; false where it does not within ten seconds.
-func eventually(_ isTrue: () async throws -> Bool) async rethrows -> Bool {
+func eventually(isolation: isolated (any Actor)? = #isolation, _ isTrue: () async throws -> Bool) async rethrows -> Bool {
     for _ in 0..<2000 {
         if try await isTrue() { return true }
         try? await Task.sleep(for: .milliseconds(5))

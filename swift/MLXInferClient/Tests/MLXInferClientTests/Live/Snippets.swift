@@ -1,0 +1,90 @@
+import Foundation
+import MLXInferClient
+import Testing
+
+// The snippets of docs/swift.md and of the package's README, as they stand there: a test of the repository compares them with this file.
+
+#if canImport(SwiftUI)
+    import SwiftUI
+
+    struct ChatView: View {
+        @State private var conversation = Conversation()
+        @State private var prompt = ""
+
+        var body: some View {
+            VStack(alignment: .leading) {
+                ScrollView {
+                    ForEach(conversation.messages.indices, id: \.self) { Text(conversation.messages[$0].content) }
+                    if let answer = conversation.answer { Text(answer.text) }
+                }
+                if let failure = conversation.failure {
+                    Text(failure.localizedDescription).foregroundStyle(.red)
+                    Button("Try again") { conversation.retry() }
+                }
+                TextField("Ask", text: $prompt).onSubmit { conversation.send(prompt) }
+                Button("Stop") { conversation.stop() }.disabled(!conversation.isAnswering)
+            }
+        }
+    }
+#endif
+
+extension LiveTests {
+    @Suite struct Snippets {
+        private let client = LiveServer.shared.client
+
+        @Test func asking() async throws {
+            for try await event in client.chat([.user("What is the capital of France?")]) {
+                if case .text(let piece) = event { print(piece, terminator: "") }
+            }
+        }
+
+        @Test func errors() async throws {
+            let question = "What is the capital of France?"
+            do {
+                let answer = try await client.respond(to: question)
+                print(answer.text)
+            } catch is CancellationError {
+                // the task was cancelled: nothing to tell anybody
+            } catch let error as MLXInferError where error.isTooLong {
+                print("Begin a new conversation.")
+            } catch {
+                print(error.localizedDescription)
+            }
+
+            do throws(MLXInferError) {
+                let answer = try await client.typed { try await $0.respond(to: question) }
+                print(answer.text)
+            } catch {
+                switch error {
+                case .serverNotRunning(let place): print("nothing listens at \(place)")
+                case .streamInterrupted(let partial, _): print("only this came: \(partial)")
+                default: print(error.localizedDescription)
+                }
+            }
+        }
+
+        @Test func serverOfTheApp() async throws {
+            let command = ServerCommand(
+                ["smollm2"], options: ["--keep-alive", "5m"], socket: LiveServer.freshSocket(), program: LiveServer.command)
+            let server = LocalServer(command)
+            try await server.start()
+            let answer = try await server.client.respond(to: "Hello")
+            print(answer.text)
+            await server.stop()
+        }
+
+        @Test func models() async throws {
+            for model in try await client.models() { print(model.id, model.state ?? .unloaded, model.base ?? "") }
+            let tokens = try await client.countTokens([.user("Hello")])
+            #expect(tokens > 0)
+        }
+
+        // What needs models that are not here is compiled, and not run.
+        func compiled() async throws {
+            let vectors = try await client.embed(["a text", "another text"], model: "qwen3-embedding")
+            let answer = try await client.respond(to: ChatRequest([.user("Ahoy!")], model: "smollm2:pirate"))
+            try await client.unload("smollm2")
+            print(vectors.count, answer.text)
+        }
+    }
+}
