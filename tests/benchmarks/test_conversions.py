@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,13 +12,12 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from benchmarks import ggml_quantizers
-from benchmarks.conversions import study as module
+from benchmarks.conversions import step, study
+from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _unpack
-from benchmarks.conversions.study import Study
-from benchmarks.conversions.ways import Way, ways
+from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
-from mlxinfer.errors import ConversionError
 
 
 def _result(way: str, bpw: float, windows: list[float]) -> dict:
@@ -42,30 +41,64 @@ def test_ways_have_names_of_their_own() -> None:
     assert {"mlxinfer fit: 4 bits", "mx.quantize: 4 bits", "llama.cpp, imatrix: Q4_K", "mlx-lm recipes: mixed_4_6"} <= set(names)
 
 
-def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(source: Path, target: Path) -> None:
         made.append(target)
         convert(source, target, bits=4, group_size=32, measure=False)
 
-    def refused(source: Path, target: Path) -> None:
-        raise ConversionError("no such encoder")
+    model = tiny_directory(tmp_path / "model", "mistral")
+    way = Way("mlxinfer fit", "4 bits", make)
+    found = study.measure("m", model, way, tmp_path, positions=512)
+    assert found["kl_mean"] == pytest.approx(np.mean(found["kl_of_windows"]), rel=0.05)
+    assert study.merged([{"model": "m", "way": way.key, "kl_mean": -1.0}], tmp_path) == [found]
+    assert not made[0].exists()
+    left = [job.name for job in step.jobs({"m": model}, tmp_path, ("mlxinfer fit: 4", "mx.quantize: 4 bits"))]
+    points = ["mx.quantize: 4 bits", "mx.quantize: 4 bits, layers only", "mlxinfer fit: 4 bits, layers only"]
+    assert left == [f"m {name}" for name in ("source", "teacher", *points)]
 
-    monkeypatch.setattr(module, "ways", lambda: [Way("a", "8 bits", make), Way("b", "none", refused)])
-    monkeypatch.setattr(module, "source", lambda name, path, room: path)
-    monkeypatch.setattr(module, "POSITIONS", 512)
-    model, told = tiny_directory(tmp_path / "model", "mistral"), []
-    for _ in range(2):
-        study = Study(tmp_path / "results.json", tmp_path / "room", told.append)
-        study.run({"m": model}, (), 1e9)
+
+def test_what_was_made_before_an_interruption_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    model, made = tiny_directory(tmp_path / "model", "mistral"), []
+    way = Way("a", "b", lambda source, target: made.append(convert(source, target, bits=4, group_size=32, measure=False)))
+    with monkeypatch.context() as patched:
+        patched.setattr(study, "compare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study.measure("m", model, way, tmp_path, positions=512)
+    study.measure("m", model, way, tmp_path, positions=512)
     assert len(made) == 1
-    assert len(study.results) == 1
-    assert study.results == json.loads((tmp_path / "results.json").read_text())
-    assert any("left out, no such encoder" in line for line in told)
-    assert study.results[0]["kl_mean"] == pytest.approx(np.mean(study.results[0]["kl_of_windows"]), rel=0.05)
-    study.run({"other": model}, (), -1.0)
-    assert len(made) == 1
+
+
+def test_only_the_layers_are_quantized(tmp_path: Path) -> None:
+    model = tiny_directory(tmp_path / "model", "mistral")
+    way = _layers("a", 4, "fit", group=32)
+    assert way.make(model, tmp_path / "made") == 5
+    quantized = {name.rpartition(".")[0] for name in mx.load(str(tmp_path / "made" / "model.safetensors")) if name.endswith(".scales")}
+    assert quantized
+    assert all(".layers." in name for name in quantized)
+
+
+def test_jobs_that_fail_end_only_those_that_need_them(tmp_path: Path) -> None:
+    def job(name: str, code: str, needs: tuple[str, ...] = ()) -> Job:
+        return Job(name, (sys.executable, "-c", code), needs)
+
+    write = f"open({str(tmp_path / 'order')!r}, 'a').write"
+    listed = [
+        job("a", f"{write}('a')"),
+        job("b", "raise SystemExit(1)"),
+        job("c", f"{write}('c')", ("b",)),
+        job("d", f"{write}('d')", ("a",)),
+    ]
+    slow = job("e", "import time; time.sleep(60)", ("d",))
+    told: list[str] = []
+    left = run([slow, *listed], side_by_side=2, threads=1, seconds=3, logs=tmp_path / "logs", tell=told.append)
+    assert left == ["b", "c", "e"]
+    assert (tmp_path / "order").read_text() == "ad"
+    assert sum("FAILED" in line for line in told) == 1
 
 
 def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:
