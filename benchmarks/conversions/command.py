@@ -27,7 +27,6 @@ def conversion(
     """What conversions lose, ours and others'. Measures what the folder has no point of, each in a process of its own; interrupted, it goes
     on there. Writes results/conversion.json, its table and picture."""
     from .jobs import run
-    from .picture import draw
     from .report import table
     from .step import jobs
     from .study import merged, write
@@ -37,9 +36,14 @@ def conversion(
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
+    def picture(file: Path) -> None:
+        from .picture import draw
+
+        draw(results, file)
+
     left = run(jobs(models, room, only), side_by_side=side_by_side, threads=threads, seconds=seconds, logs=room / "logs", tell=tell)
     results = merged([] if afresh else json.loads(stored.read_text(encoding="utf-8")), room)
     write(results, stored)
-    publish(RESULTS / "conversion", table(results), lambda file: draw(results, file))
+    publish(RESULTS / "conversion", table(results), picture)
     if left:
         tell(f"not measured: {', '.join(left)}")
