@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from .beyond import keep_hessians
 from .jobs import Job
 from .source import PIECES, source, write_samples
 from .study import measure, points_in, read_teacher, slug
@@ -21,20 +22,22 @@ def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[J
     ]
     found: list[Job] = []
     for name in dict.fromkeys(name for name, _ in missing):
-        found += _preparations(room, name, models[name], calibrated=any(way.calibrated for each, way in missing if each == name))
+        here = [way for each, way in missing if each == name]
+        found += _preparations(room, name, models[name], any(way.calibrated for way in here), any(way.hessians for way in here))
     for name, way in missing:
-        needs = ("importance",) if way.calibrated else ("teacher",)
-        found.append(_job(room, name, models[name], way.key, ("teacher", *needs)))
+        needs = ("teacher", *(["importance"] if way.calibrated else []), *(["hessians"] if way.hessians else []))
+        found.append(_job(room, name, models[name], way.key, needs))
     return found
 
 
-def _preparations(room: Path, name: str, path: Path, *, calibrated: bool) -> list[Job]:
+def _preparations(room: Path, name: str, path: Path, calibrated: bool, hessians: bool) -> list[Job]:
     pieces = tuple(f"samples {piece}" for piece in range(PIECES))
     first = [_job(room, name, path, "source"), _job(room, name, path, "teacher", ("source",))]
     if not calibrated:
         return first
     texts = [_job(room, name, path, piece, ("source",)) for piece in pieces]
-    return [*first, *texts, _job(room, name, path, "importance", pieces)]
+    found = [*first, *texts, _job(room, name, path, "importance", pieces)]
+    return [*found, _job(room, name, path, "hessians", pieces)] if hessians else found
 
 
 def _job(room: Path, name: str, path: Path, step: str, needs: tuple[str, ...] = ()) -> Job:
@@ -52,6 +55,8 @@ def main(room: Path, name: str, path: Path, step: str) -> None:
         write_samples(model, int(step.split()[1]))
     elif step == "importance":
         keep_importance(model)
+    elif step == "hessians":
+        keep_hessians(model)
     elif step != "source":
         found = measure(name, model, next(way for way in ways() if way.key == step), room)
         print(f"{found['bpw']:.2f} bpw, KL {found['kl_mean']:.4f} +- {found['kl_stderr'] or 0.0:.4f}, {found['seconds']} s")

@@ -25,6 +25,7 @@ from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import numbers
 
 from ..ggml_quantizers import quantize
+from .beyond import emulated_trellis, q4_k_by_feedback
 from .source import samples
 
 Make = Callable[[Path, Path], "float | None"]
@@ -47,6 +48,8 @@ class Way:
     """Writes the model."""
     calibrated: bool = False
     """Whether it reads the source's samples."""
+    hessians: bool = False
+    """Whether it reads what `beyond` keeps of them."""
 
     @property
     def key(self) -> str:
@@ -63,6 +66,8 @@ def ways() -> list[Way]:
     found += [_k_quants("Q4_K"), _k_quants("Q4_K", head="Q6_K")]
     found += [_layers("mx.quantize", 4, "minmax"), _layers("mlxinfer fit", 4, "fit"), _layers("mlxinfer gptq", 4, "gptq")]
     found += [_layers("mlxinfer gptq", 3, "gptq"), _k_quants("Q4_K", layers_only=True)]
+    found += [_studied("GPTQ into Q4_K", "layers only", q4_k_by_feedback)]
+    found += [_studied("trellis, emulated", f"{bits} bits, layers only", emulated_trellis(bits)) for bits in (4, 3, 5)]
     for bits, kind, recipe in ((3, "Q3_K", "mixed_3_6"), (5, "Q5_K", "mixed_4_6"), (6, "Q6_K", "mixed_3_4"), (2, "Q2_K", "mixed_2_6")):
         found += [_ours("mx.quantize", f"{bits} bits", bits=bits, encoder="minmax"), _ours("mlxinfer fit", f"{bits} bits", bits=bits)]
         found += [_calibrated("mlxinfer gptq", f"{bits} bits", bits=bits), _k_quants(kind), _mlx_lm_recipe(recipe)]
@@ -106,6 +111,10 @@ def _layers(engine: str, bits: int, encoder: Encoder, group: int = 64) -> Way:
         return bits + 32 / group
 
     return Way(engine, f"{bits} bits, layers only", make, calibrated=encoder == "gptq")
+
+
+def _studied(engine: str, name: str, make: Make) -> Way:
+    return Way(engine, name, make, calibrated=True, hessians=True)
 
 
 def _k_quants(kind: str, *, head: str | None = None, layers_only: bool = False) -> Way:
