@@ -9,15 +9,18 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.checkpoints import config_of, random_checkpoint
 from support.tiny_directory import tiny_directory
 
 from benchmarks import ggml_quantizers
-from benchmarks.conversions import step, study
+from benchmarks.conversions import beyond, step, study
+from benchmarks.conversions.beyond import _scales_of_q4_k
 from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _unpack
 from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
+from mlxinfer.convert.gptq import factorize
 
 
 def _result(way: str, bpw: float, windows: list[float]) -> dict:
@@ -74,7 +77,7 @@ def test_what_was_made_before_an_interruption_is_not_made_again(tmp_path: Path, 
 
 
 def test_only_the_layers_are_quantized(tmp_path: Path) -> None:
-    model = tiny_directory(tmp_path / "model", "mistral")
+    model = random_checkpoint(tmp_path / "model", config_of("llama"))
     way = _layers("a", 4, "fit", group=32)
     assert way.make(model, tmp_path / "made") == 5
     quantized = {name.rpartition(".")[0] for name in mx.load(str(tmp_path / "made" / "model.safetensors")) if name.endswith(".scales")}
@@ -84,21 +87,51 @@ def test_only_the_layers_are_quantized(tmp_path: Path) -> None:
 
 def test_jobs_that_fail_end_only_those_that_need_them(tmp_path: Path) -> None:
     def job(name: str, code: str, needs: tuple[str, ...] = ()) -> Job:
-        return Job(name, (sys.executable, "-c", code), needs)
+        return Job(name, (sys.executable, "-I", "-S", "-c", code), needs)
 
     write = f"open({str(tmp_path / 'order')!r}, 'a').write"
     listed = [
+        job("d", f"{write}('d')", ("a",)),
         job("a", f"{write}('a')"),
         job("b", "raise SystemExit(1)"),
         job("c", f"{write}('c')", ("b",)),
-        job("d", f"{write}('d')", ("a",)),
     ]
-    slow = job("e", "import time; time.sleep(60)", ("d",))
     told: list[str] = []
-    left = run([slow, *listed], side_by_side=2, threads=1, seconds=3, logs=tmp_path / "logs", tell=told.append)
-    assert left == ["b", "c", "e"]
+    left = run(listed, side_by_side=2, threads=1, seconds=1e9, logs=tmp_path / "logs", tell=told.append)
+    assert left == ["b", "c"]
     assert (tmp_path / "order").read_text() == "ad"
     assert sum("FAILED" in line for line in told) == 1
+    assert run(listed, side_by_side=2, threads=1, seconds=0, logs=tmp_path / "logs", tell=told.append) == ["d", "a", "b", "c"]
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+def test_scales_of_q4_k_are_those_of_its_decoder() -> None:
+    """Where codes by error feedback are added to them: with the file's own codes, they give its numbers."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    weight = np.random.default_rng(0).normal(size=(8, 96)).astype(np.float32)
+    blocks = ggml_quantizers.quantize(weight, "Q4_K", 768)
+    scales, biases = (np.repeat(part, 32, -1) for part in _scales_of_q4_k(blocks, weight.shape))
+    codes = (dequantize(blocks, GGMLQuantizationType.Q4_K).reshape(weight.shape) - biases) / np.where(scales == 0, 1, scales)
+    assert np.abs(codes - codes.round()).max() < 1e-3
+    assert codes.max() < 15.5
+
+
+def test_an_emulated_code_loses_what_its_bits_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit less is twice the error, and fed back it is less than its own size says."""
+    taken: list = []
+    monkeypatch.setattr(beyond, "_written", lambda source, target, rounded, bits: taken.append(rounded) or bits)
+    rng = np.random.default_rng(0)
+    weight, x = rng.normal(size=(64, 96)).astype(np.float32), rng.normal(size=(900, 96)) @ rng.normal(size=(96, 96))
+    hessian = (x.T @ x / len(x)).astype(np.float32)
+    losses = []
+    for bits in (3, 4):
+        beyond.emulated_trellis(bits)(tmp_path, tmp_path)
+        error = taken[-1](weight, hessian, factorize(hessian, "w")) - weight
+        losses.append(float(((error @ hessian) * error).sum() / ((weight @ hessian) * weight).sum()))
+    assert losses[0] == pytest.approx(4 * losses[1], rel=1e-3)
+    assert losses[1] < 1.12 / 4**4
 
 
 def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:
