@@ -13,9 +13,10 @@ from ..loading.checkpoint import Checkpoint
 from ..nn.norms import RMSNorm
 from ..nn.weights import Format, numbers
 from .encoders import fit
+from .places import Names
 from .products import to_numpy
 from .reader import blocks
-from .stream import Names, load_part, plan_of
+from .stream import load_part, plan_of
 
 _ROWS = 512
 """States that are multiplied with the head at once."""

@@ -27,10 +27,11 @@ from ..nn.packing import objects
 from ..nn.weights import Matrix, RawBlocks, numbers
 from .batches import Batch, batches
 from .head import FinalStates
+from .places import Names, names_of_inputs, places_of
 from .plain_step import PlainStep, linear
 from .products import add_gram, to_numpy
 from .stand_in import StandIn
-from .stream import Names, Place, load_part, names_of_inputs, places_of, plan_of, read_through
+from .stream import Place, load_part, plan_of, read_through
 
 
 @dataclass(slots=True)
