@@ -89,13 +89,16 @@ def _gain(item: Item, at: int) -> float:
 def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitivities) -> list[Item]:
     """What is to be decided, with the cost of every choice."""
     outputs = {output.request.name: output for output in planned.outputs if is_planned(output)}
-    items = []
-    for place in found.places:
-        members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
-        if members:
-            forms = _forms(members)
-            together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
-            items.append(_item(members, forms, together.tolist()))
+    blocks_of_items: list[list[Item]] = []
+    for places in found.places():  # the last block comes first
+        blocks_of_items.append([])
+        for place in places:
+            members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
+            if members:
+                forms = _forms(members)
+                together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
+                blocks_of_items[-1].append(_item(members, forms, together.tolist()))
+    items = [item for block in reversed(blocks_of_items) for item in block]
     if found.final.name in outputs:
         head = outputs.pop(found.final.name)
         forms = _forms([head])
