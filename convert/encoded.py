@@ -219,6 +219,8 @@ class _Encoder:
             left = [output for output in wanted if self._journal.done(_unit(output)) is None]
             if not left:
                 continue
+            if any(name.endswith(("embed_tokens.weight", "embeddings.weight")) for name in names):
+                inputs.cross = None  # what it is as an embedding counts as well
             rounders = _Rounders(inputs, names[0])
             inputs.sums = inputs.cross = None
             for output in left:

@@ -17,7 +17,7 @@ from mlxinfer.convert.calibration import Calibration
 from mlxinfer.convert.encoded import _correction, _Encoder
 from mlxinfer.loading.load import open_checkpoint
 
-SMALL: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3}
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32}
 
 
 @pytest.fixture(autouse=True)
@@ -98,4 +98,7 @@ def test_an_interrupted_run_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: 
 def test_families_with_experts_and_other_norms_are_followed(tmp_path: Path, name: str) -> None:
     source = random_checkpoint(tmp_path / "source", config_of(name))
     report = convert(source, tmp_path / "out", bits=4, group_size=32, encoder="gptq", calibration=texts(8), measure=False)
-    assert all(tensor.error < 0.2 for tensor in report.tensors)
+    quantized = [tensor for tensor in report.tensors if tensor.error]
+    assert quantized
+    assert all(tensor.error < 0.5 for tensor in quantized)
+    assert all(tensor.error < 0.15 for tensor in quantized if "embed" in tensor.name)
