@@ -38,6 +38,13 @@ def test_the_table_pairs_results_of_one_size() -> None:
     assert text.index("3.50") < text.index("4.50") < text.index("4.52")
 
 
+def test_layers_alone_are_not_compared_with_whole_models() -> None:
+    ours = _result("mlxinfer gptq: 4 bits, layers only", 4.5, [0.1, 0.3])
+    whole, part = (_result(f"llama.cpp, imatrix: Q4_K{name}", 4.5, [0.2, 0.5]) for name in ("", ", layers only"))
+    assert "± " not in table([ours, whole]).splitlines()[-2].rpartition("x1.100")[2]
+    assert "(Q4_K, layers only)" in table([ours, whole, part])
+
+
 def test_ways_have_names_of_their_own() -> None:
     names = [way.key for way in ways()]
     assert len(set(names)) == len(names)
