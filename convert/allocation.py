@@ -78,7 +78,8 @@ class Budget:
         `ConversionError` where that cannot be had, `MLXInferError`."""
         if self.replayed:
             return planned
-        items = self._items(checkpoint, planned, texts_to_read(checkpoint, texts, journal, None if gptq else TOKENS), journal, progress)
+        read = texts_to_read(checkpoint, texts, journal, None if gptq else TOKENS)
+        items = self._items(checkpoint, planned, read, journal, progress, gptq=gptq)
         self.plan = make_plan(planned, items, bpw=self.bpw, target_kl=self.target_kl)
         return self.plan.apply(planned)
 
@@ -93,13 +94,20 @@ class Budget:
         notes = [f"formats (bits/group): {self.plan.summary()}, in {NAME}"]
         if not math.isnan(self.plan.kl):
             measured = f"; measured {report.quality.kl:.4f}" if report.quality else ""
-            notes.append(f"expected KL {self.plan.kl:.4f} with the weighted fit, on the model's own samples{measured}")
+            notes.append(f"expected KL {self.plan.kl:.4f}, on the model's own samples{measured}")
             if self.target_kl is not None and report.quality and report.quality.kl > self.target_kl:
                 notes.append(f"the measured KL is above the target of {self.target_kl:g}: ask for less, or for --encoder gptq")
         return notes
 
     def _items(
-        self, checkpoint: Checkpoint, planned: ConversionPlan, texts: Sequence[Sequence[int]], journal: Journal, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        planned: ConversionPlan,
+        texts: Sequence[Sequence[int]],
+        journal: Journal,
+        progress: Progress | None,
+        *,
+        gptq: bool,
     ) -> list[Item]:
         outputs = {output.name: output for output in planned.outputs}
         kept = journal.done("costs")
@@ -115,7 +123,7 @@ class Budget:
                 found = sensitivities(checkpoint, forward, read, progress)
             finally:
                 forward.close()
-            kept = {"items": [_entry(item) for item in items_of(checkpoint, planned, found)]}
+            kept = {"items": [_entry(item) for item in items_of(checkpoint, planned, found, feedback=gptq)]}
             journal.record("costs", json.loads(json.dumps(kept)))
         return [Item(tuple(outputs[name] for name in names), tuple(map(_choice, choices))) for names, choices in kept["items"]]
 

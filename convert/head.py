@@ -13,9 +13,11 @@ from ..loading.checkpoint import Checkpoint
 from ..nn.norms import RMSNorm
 from ..nn.weights import Format, numbers
 from .encoders import fit
+from .gptq import Factor, encode, factorize
+from .places import Names
 from .products import to_numpy
 from .reader import blocks
-from .stream import Names, load_part, plan_of
+from .stream import load_part, plan_of
 
 _ROWS = 512
 """States that are multiplied with the head at once."""
@@ -63,21 +65,32 @@ class FinalStates:
             at += state.shape[0]
         return found
 
-    def costs(self, forms: Sequence[Format], dtype: mx.Dtype) -> list[float]:
-        """The mean KL divergence, in nats, that rounding the head to each format by the weighted fit causes. After `gradients`."""
-        step = max(len(self._rows) // _JUDGED, 1)
-        rows, before = self._rows[::step], self._totals[::step, None]
-        importance = mx.array(np.square(self._rows).mean(0))
+    @property
+    def importance(self) -> mx.array:
+        """The mean square of each input of the head, float32 `[hidden]`."""
+        return mx.array(np.square(self._rows).mean(0))
+
+    def factor(self) -> Factor:
+        """For error feedback in the head, of the states by which it is not judged."""
+        others = np.delete(self._rows, np.s_[:: self._step()], axis=0)
+        return factorize(others.T @ others / max(len(others), 1), self.name)
+
+    def costs(self, forms: Sequence[Format], dtype: mx.Dtype, factor: Factor | None = None) -> list[float]:
+        """The mean KL divergence, in nats, that rounding the head to each format causes, by the weighted fit or with `factor` by error
+        feedback. After `gradients`."""
+        rows, before, importance = self._rows[:: self._step()], self._totals[:: self._step(), None], self.importance
         shifts, totals = np.zeros((len(forms), len(rows))), [_Total(len(rows)) for _ in forms]
         for _, block in self._blocks():
             logits, _ = self._logits(rows, block)
             shares = np.exp(logits - before)
             for number, form in enumerate(forms):
-                rounded = to_numpy(fit(mx.array(block).astype(dtype), form, importance).dequantize(mx.float32))
-                after, _ = self._logits(rows, rounded)
+                after, _ = self._logits(rows, rounded(mx.array(block).astype(dtype), form, importance, factor))
                 shifts[number] += (shares * (logits - after)).sum(-1)
                 totals[number].add(after)
         return [float((shift + total.value() - before[:, 0]).mean()) for shift, total in zip(shifts, totals, strict=True)]
+
+    def _step(self) -> int:
+        return max(len(self._rows) // _JUDGED, 1)
 
     def _draw(self) -> np.ndarray:
         """A token for each state, drawn from its probabilities; notes the logarithms of their sums."""
@@ -116,6 +129,15 @@ class FinalStates:
             return found, self._scale
         turned = np.tanh(found / self._cap)
         return turned * self._cap, (1 - np.square(turned)) * self._scale
+
+
+def rounded(plain: mx.array, form: Format, importance: mx.array, factor: Factor | None) -> np.ndarray:
+    """The numbers, float32 `[rows, in]`, that the weighted fit makes of rows, or with `factor` error feedback."""
+    if factor is None:
+        return to_numpy(fit(plain, form, importance).dequantize(mx.float32))
+    codes, scales, biases = (to_numpy(part) for part in encode(plain, form, factor))
+    decoded: np.ndarray = codes * np.repeat(scales, form.group_size, -1) + np.repeat(biases, form.group_size, -1)
+    return decoded
 
 
 class _Total:

@@ -180,7 +180,8 @@ def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, t
     batch = BATCH if gptq else WEIGHED_AT_ONCE
     sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
     if told.estimated:
-        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak))
+        own = options.calibration in (None, "samples")
+        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own))
     return sizes
 
 

@@ -23,3 +23,13 @@ def add_gram(sums: np.ndarray, rows: mx.array) -> None:
         plain = np.array(x, copy=False)
         with np.errstate(invalid="ignore", over="ignore"):  # whoever uses the sums says where NaN comes from
             sums += plain.T @ plain
+
+
+def add_product(sums: np.ndarray, left: mx.array, right: mx.array) -> None:
+    """Add `left^T right` of rows `[tokens, in]` to `sums` float32 `[in, in]`, computed in float32."""
+    left, right = left.astype(mx.float32), right.astype(mx.float32)
+    if is_gpu():
+        sums += np.array(left.T @ right)
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums += np.array(left, copy=False).T @ np.array(right, copy=False)

@@ -29,7 +29,7 @@ class QuantizationPlan:
     bpw: float = math.nan
     """Bits per weight of all that is written; NaN where that was not computed."""
     kl: float = math.nan
-    """The KL divergence that is expected of it with the weighted fit, in nats; NaN where nothing is."""
+    """The KL divergence that is expected of it with the encoder it was made for, in nats; NaN where nothing is."""
 
     def to_json(self) -> str:
         """As the file holds it; `read_plan` reads it."""

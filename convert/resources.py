@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,11 +12,11 @@ from .. import kernels_cpu
 from ..device import default_dtype
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
-from ..nn.weights import Dense, Format
 from . import reader
 from .encoders import Encoder
 from .mapper import ConversionPlan, Output
-from .quantizer import Quantizer
+from .preparation import seconds_to_sample
+from .rates import seconds_per_cube, seconds_per_product, seconds_per_sum, seconds_per_weight
 from .reader import can_read_rows
 
 _BASE = 160_000_000
@@ -31,8 +30,6 @@ _LEAST_BATCH = 512
 _FACTOR = 20
 """Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_SAMPLE = 1 << 20
-_MATRIX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +94,28 @@ def needs_importance(planned: ConversionPlan) -> bool:
     return any(output.is_rounded for output in planned.outputs)
 
 
-def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int) -> Estimate:
-    """How long it will take: the encoder and a product are timed on a small piece first, for about a tenth of a second each."""
+def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int, *, own_samples: bool = False) -> Estimate:
+    """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself."""
     parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
     seconds = 0.0
     if encoded:
-        seconds += sum(math.prod(output.request.shape) for output in encoded) * _seconds_per_weight(encoded[0], encoder)
+        seconds += sum(math.prod(output.request.shape) for output in encoded) * seconds_per_weight(encoded[0], encoder)
     if tokens and encoder != "minmax":
-        inside = sum(math.prod(o.request.shape) for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name))
-        seconds += inside * tokens * _seconds_per_product() * (2 if encoder == "gptq" else 1)  # as many products again for `x x^T`
+        layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
+        chosen = planned.config.get("num_experts_per_tok") or math.inf
+        read = sum(math.prod(o.request.shape[-2:]) * min(math.prod(o.request.shape[:-2]), chosen) for o in layers)
+        seconds += read * tokens * seconds_per_product()
+        if encoder == "gptq":
+            inputs = _inputs(layers)
+            seconds += sum(size**2 for size in inputs) * tokens * seconds_per_sum() + sum(size**3 for size in inputs) * seconds_per_cube()
+            seconds += seconds_to_sample(parameters, tokens) if own_samples else 0
     return Estimate(seconds, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1))
 
 
-def _seconds_per_weight(output: Output, encoder: Encoder) -> float:
-    assert isinstance(output.target, Format)
-    columns = 1024
-    sample = mx.random.normal((_SAMPLE // columns, columns), key=mx.random.key(0)).astype(output.dtype)
-    mx.eval(sample)
-    quantizer = Quantizer(output, None if encoder == "minmax" else mx.ones((columns,)))
-    begun = time.perf_counter()
-    quantizer(Dense(sample))
-    return (time.perf_counter() - begun) / _SAMPLE
-
-
-def _seconds_per_product() -> float:
-    """Seconds to multiply one weight with one number."""
-    x = mx.random.normal((_MATRIX, _MATRIX), key=mx.random.key(0)).astype(default_dtype())
-    mx.eval(x)
-    begun = time.perf_counter()
-    mx.eval(x @ x)
-    return (time.perf_counter() - begun) / _MATRIX**3
+def _inputs(layers: list[Output]) -> list[int]:
+    """The widths of what is read: once for matrices of one module and width, such as queries, keys and values. Experts count as one."""
+    return [size for _, size in {(o.request.name.rpartition(".weight")[0].rpartition(".")[0], o.request.shape[-1]) for o in layers}]
 
 
 def _largest_layer(outputs: tuple[Output, ...]) -> int:

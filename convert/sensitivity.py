@@ -8,7 +8,7 @@ apart into what the inputs and what the outputs contribute, that is `sum over ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -27,10 +27,11 @@ from ..nn.packing import objects
 from ..nn.weights import Matrix, RawBlocks, numbers
 from .batches import Batch, batches
 from .head import FinalStates
+from .places import Names, names_of_inputs, places_of
 from .plain_step import PlainStep, linear
 from .products import add_gram, to_numpy
 from .stand_in import StandIn
-from .stream import Names, Place, load_part, names_of_inputs, places_of, plan_of, read_through
+from .stream import Place, load_part, plan_of, read_through
 
 
 @dataclass(slots=True)
@@ -47,18 +48,29 @@ class Sensitivity:
     """The mean square of each input, float32 `[in]`, as the weighted fit takes it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sensitivities:
-    """The sensitivities of a whole model."""
+    """The sensitivities of a whole model on some texts."""
 
-    places: list[list[Sensitivity]]
-    """Those that read one input together."""
-    final: FinalStates
-    """What the head reads, from which its cost is measured rather than estimated."""
-    embedding: np.ndarray
-    """Mean square of the gradient with respect to each channel of the embeddings, float32 `[hidden]`."""
-    tokens: list[int]
-    """The tokens that were read."""
+    def __init__(self, checkpoint: Checkpoint, states: list[list[mx.array]], texts: list[Batch], names: list[Names]) -> None:
+        """`states` are those of the texts after every part of the model."""
+        self.final = FinalStates(checkpoint, states.pop(), len(names) - 1, names)
+        """What the head reads, from which its cost is measured rather than estimated."""
+        self.tokens = [token for batch in texts for token in batch.tokens]
+        """The tokens that were read."""
+        self.embedding = np.zeros(0)
+        """Mean square of the gradient with respect to each channel of the embeddings, float32 `[hidden]`; once all places are known."""
+        self._checkpoint, self._states, self._texts, self._names = checkpoint, states, texts, names
+
+    def places(self) -> Iterator[list[list[Sensitivity]]]:
+        """Block by block, from the last to the first: those that read one input together. Once only, as what a block needed is dropped."""
+        back, gradients = _Back(self._checkpoint, self._texts, self._names), self.final.gradients()
+        self._states.pop()  # those after the last block, which `final` has too
+        for number in range(len(self._names) - 2, 0, -1):
+            gradients, found = back.through(number, self._states.pop(), gradients)
+            yield found
+            mx.clear_cache()
+        scale = plan_of(self._checkpoint.config).embedding_scale
+        self.embedding = np.concatenate([np.square(to_numpy(each) * scale) for each in gradients]).mean(0)
 
 
 def sensitivities(
@@ -70,18 +82,7 @@ def sensitivities(
     read = batches(texts)
     kept = _States()
     read_through(forward, read, _Nothing(), progress, kept)
-    names = names_of_inputs(forward)
-    final = FinalStates(checkpoint, kept.states.pop(), len(names) - 1, names)
-    back = _Back(checkpoint, read, names)
-    gradients, places = final.gradients(), list[list[Sensitivity]]()
-    kept.states.pop()  # those after the last block, which `final` has too
-    for number in range(len(names) - 2, 0, -1):
-        gradients, found = back.through(number, kept.states.pop(), gradients)
-        places = found + places
-        mx.clear_cache()
-    scale = plan_of(checkpoint.config).embedding_scale
-    squares = np.concatenate([np.square(to_numpy(each) * scale) for each in gradients]).mean(0)
-    return Sensitivities(places, final, squares, [token for batch in read for token in batch.tokens])
+    return Sensitivities(checkpoint, kept.states, read, names_of_inputs(forward))
 
 
 def _check_family(checkpoint: Checkpoint) -> None:

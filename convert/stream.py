@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -15,17 +15,18 @@ from ..cache.step import CacheStep
 from ..device import default_dtype
 from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
-from ..loading.weights import CheckpointWeights, MetaWeights, Progress, TensorRequest
+from ..loading.weights import CheckpointWeights, Progress, TensorRequest
 from ..models import architecture, build
 from ..models.block import AnyBlock
 from ..models.decoder import Architecture, LayerInputs
 from ..models.vlm_text import TEXT_MODELS, text_config
-from ..nn.linear import Embedding, JoinedLinear, Linear
+from ..nn.linear import Embedding, Linear
 from ..nn.moe import ExpertLinear
 from ..nn.norms import RMSNorm
-from ..nn.packing import objects, settle
+from ..nn.packing import settle
 from ..nn.weights import Dense, Matrix, map_rows, numbers
 from .batches import Batch
+from .places import Names, names_of_inputs, places_of
 from .reader import blocks
 from .stand_in import StandIn
 
@@ -37,6 +38,18 @@ class Place(Protocol):
         """Take note of the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the experts chosen for them `[tokens, k]`.
         `held_out`: from texts that are kept aside."""
         ...
+
+
+class FollowedPlace(Place, Protocol):
+    """One that is also shown what comes to it through a model that is rounded as far as it has been read."""
+
+    def follow(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
+        """As `add`, for the same batch, right after it."""
+        ...
+
+
+Rounded = Callable[[str], "mx.array | None"]
+"""The numbers `[out, in]`, or of all experts, that a tensor has in the rounded model, once its part is done; None where it stays."""
 
 
 class Watcher(Protocol):
@@ -67,19 +80,27 @@ def read_through(
     watcher: Watcher,
     progress: Progress | None = None,
     bookmarks: Bookmarks | None = None,
+    rounded: Rounded | None = None,
 ) -> None:
     """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix.
 
     One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
-    all). Raises `MLXInferError` for a checkpoint that cannot be loaded.
+    all). With `rounded`, the texts pass through the rounded model as well, block after block, and places are `FollowedPlace`s; families
+    whose blocks get more than the stream are read without it (`can_follow`). Raises `MLXInferError` for a checkpoint that cannot be loaded.
     """
     names = names_of_inputs(checkpoint)
     config = checkpoint.config
     weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
     weights.keeps_halves = kernels_cpu.in_use()
-    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
+    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks, rounded)
     build(config, weights, ready=reader.read)
     weights.finish()
+
+
+def can_follow(config: dict[str, Any]) -> bool:
+    """Whether texts can be read through the rounded model at the same time: its blocks get nothing but the stream."""
+    plan = plan_of(config)
+    return plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
 
 
 def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
@@ -147,67 +168,24 @@ class StreamedWeights(CheckpointWeights):
         return mx.concatenate(found)[mx.array(np.searchsorted(wanted, ids))]
 
 
-class _Named(MetaWeights):
-    """Instead of its numbers, a matrix is filled with the position of its name in `names`: joined or split, it tells where its rows come
-    from."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self.names: list[str] = []
-
-    def _answer(self, request: TensorRequest) -> Matrix:
-        super()._answer(request)
-        if request.kind == "vector":
-            return Dense(mx.zeros(request.shape, request.dtype or self.dtype))
-        self.names.append(request.name)
-        return Dense(mx.broadcast_to(mx.array(len(self.names) - 1, mx.uint8), request.shape))
-
-
-Names = list[list[list[str]]]
-"""By place of a part and by product that reads its input: the tensors whose rows that product has, in their order."""
-
-
-def names_of_inputs(checkpoint: Checkpoint) -> list[Names]:
-    """For each part of a model, which tensors are multiplied with what."""
-    weights, parts = _Named(checkpoint), []
-
-    def name(part: object) -> None:
-        parts.append([[[weights.names[n] for n in _numbers_in(linear)] for linear in linears] for linears in places_of(part)])
-        weights.names.clear()
-
-    build(checkpoint.config, weights, ready=name)
-    return parts
-
-
-def _numbers_in(linear: Linear | Embedding) -> list[int]:
-    assert isinstance(linear.matrix, Dense)
-    rows = linear.matrix.weight[..., 0]
-    return list(dict.fromkeys(cast("list[int]", rows[0 if rows.ndim > 1 else slice(None)].flatten().tolist())))
-
-
-def places_of(part: object) -> Iterator[list[Linear | Embedding]]:
-    """The products of a part that read the same input, together: each place once, in an order that depends on the graph alone."""
-    seen: set[int] = set()
-    for node in objects(part):
-        if isinstance(node, JoinedLinear):
-            seen.update(map(id, node.linears))
-            yield list(node.linears)
-        elif isinstance(node, (Linear, Embedding)) and id(node) not in seen:
-            yield [node]
-
-
 class _Watched(StandIn):
     """A matrix that shows what it is multiplied with."""
 
-    __slots__ = ("held_out", "matrix", "place")
+    __slots__ = ("follows", "held_out", "matrix", "place")
     matrix: Matrix | Packed
     place: Place
     held_out: bool
+    follows: bool
 
     def __init__(self, matrix: Matrix | Packed, place: Place) -> None:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "place", place)
-        object.__setattr__(self, "held_out", False)
+        self.tell(held_out=False, follows=False)
+
+    def tell(self, *, held_out: bool, follows: bool) -> None:
+        """Whose inputs come next."""
+        object.__setattr__(self, "held_out", held_out)
+        object.__setattr__(self, "follows", follows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -217,7 +195,8 @@ class _Watched(StandIn):
         return RMSNorm(norm, eps)(x)
 
     def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
-        self.place.add(x, experts, self.shape[0], self.held_out)
+        take = cast(FollowedPlace, self.place).follow if self.follows else self.place.add
+        take(x, experts, self.shape[0], self.held_out)
         if isinstance(self.matrix, Packed):
             return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
         if experts is None:
@@ -236,8 +215,9 @@ class _Reader:
         weights: StreamedWeights,
         watcher: Watcher,
         bookmarks: Bookmarks | None,
+        rounded: Rounded | None,
     ) -> None:
-        self._plan, self._names, self._texts = plan, names, texts
+        self._plan, self._names, self._texts, self._rounded = plan, names, texts, rounded
         self._weights, self._watcher, self._bookmarks = weights, watcher, bookmarks
         self._parts = 0
         self._embedding: list[str] = []
@@ -251,6 +231,9 @@ class _Reader:
             self._bookmarks = None  # more than the states would have to be kept
         kept = self._bookmarks.load() if self._bookmarks else None
         self._done, self._states = kept or (0, [])
+        self._followers = self._states[len(texts) :]
+        """With `rounded`, the states of the rounded model, batch by batch."""
+        del self._states[len(texts) :]
 
     def read(self, part: object) -> None:
         """Takes the next part."""
@@ -268,7 +251,7 @@ class _Reader:
             else:
                 self._read_block(cast(AnyBlock, part), names)
             if self._bookmarks:
-                self._bookmarks.save(self._parts, self._states)
+                self._bookmarks.save(self._parts, [*self._states, *self._followers])
         self._weights.skipping = self._parts < self._done
         mx.clear_cache()
 
@@ -278,6 +261,7 @@ class _Reader:
             rows = rows * mx.array(self._plan.embedding_scale, rows.dtype)
         ends = np.cumsum([len(batch.tokens) for batch in self._texts])[:-1]
         self._states = [*mx.split(rows, ends.tolist())]
+        self._followers = [*self._states] if self._rounded else []
         mx.eval(self._states)
 
     def _read_inputs(self, part: LayerInputs, names: Names) -> None:
@@ -298,7 +282,7 @@ class _Reader:
 
     def _read_block(self, block: AnyBlock, names: Names) -> None:
         settle(block)
-        watched: list[_Watched] = []
+        watched, seen = list[_Watched](), list[list[Linear | Embedding]]()
         places: list[tuple[list[str], Place]] = []
         joined = list(places_of(block))
         for parts, linears in zip(names, joined, strict=True):
@@ -308,23 +292,49 @@ class _Reader:
                 places.append((tensors, place))
                 watched.append(_Watched(linears[0].matrix, place))
                 linears[0].matrix = watched[-1]  # the others read the same
+                seen.append(linears)
         for number, batch in enumerate(self._texts):
             for matrix in watched:
-                object.__setattr__(matrix, "held_out", batch.held_out)
+                matrix.tell(held_out=batch.held_out, follows=False)
             step = (self._steps or {}).get(number) or self._step(batch)
             if self._steps is not None:
                 self._steps[number] = step
-            rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
-            self._states[number] = block(self._states[number], step, rotations, self._inputs[number][0] if self._inputs else None)
-            mx.eval(self._states[number])
-            step.full.clear()  # nobody reads the pages of a layer that is done
-        for own in self._inputs or ():
-            own.pop(0)
-        for linears in joined:
-            for linear in linears:
-                linear.matrix = Dense(mx.zeros((1, 1)))
-        mx.clear_cache()
+            own = self._inputs[number][0] if self._inputs else None
+            self._states[number] = self._passed(block, self._states[number], step, own)
+            if self._rounded:
+                for matrix in watched:
+                    matrix.tell(held_out=batch.held_out, follows=True)
+                self._passed(block, self._followers[number], self._step(batch))
+        for others in self._inputs or ():
+            others.pop(0)
+        for matrix, linears in zip(watched, seen, strict=True):
+            linears[0].matrix = matrix.matrix
+        plain = [[linear.matrix for linear in linears] for linears in joined] if self._rounded else []
+        _drop(joined)
         self._watcher.done(places)
+        if self._rounded:
+            self._follow(block, names, joined, plain)
+
+    def _passed(self, block: AnyBlock, states: mx.array, step: CacheStep, own: mx.array | None = None) -> mx.array:
+        """The states after a block."""
+        rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
+        found = block(states, step, rotations, own)
+        mx.eval(found)
+        step.full.clear()  # nobody reads the pages of a layer that is done
+        return found
+
+    def _follow(self, block: AnyBlock, names: Names, joined: list[list[Linear | Embedding]], plain: list[list[Matrix | Packed]]) -> None:
+        """Take the other states through the block as it is rounded; what is not rounded has its `plain` numbers."""
+        assert self._rounded
+        for parts, linears, matrices in zip(names, joined, plain, strict=True):
+            for tensors, linear, matrix in zip(parts, linears, matrices, strict=True):
+                found = [self._rounded(name) for name in tensors]
+                whole = [each for each in found if each is not None]
+                linear.matrix = matrix if len(whole) < len(found) else Dense(mx.concatenate(whole, axis=-2).astype(self._weights.dtype))
+        settle(block)
+        for number, batch in enumerate(self._texts):
+            self._followers[number] = self._passed(block, self._followers[number], self._step(batch))
+        _drop(joined)
 
     def _step(self, batch: Batch) -> CacheStep:
         """An empty cache, as a step over these texts sees it."""
@@ -340,6 +350,16 @@ class _Reader:
         place = self._watcher.place(tensors)
         if place is None:
             return
-        for batch, states in zip(self._texts, self._states, strict=True):
-            place.add(norm(states), None, 0, batch.held_out)
+        for number, batch in enumerate(self._texts):
+            place.add(norm(self._states[number]), None, 0, batch.held_out)
+            if self._rounded:
+                cast(FollowedPlace, place).follow(norm(self._followers[number]), None, 0, batch.held_out)
         self._watcher.done([(tensors, place)])
+
+
+def _drop(joined: list[list[Linear | Embedding]]) -> None:
+    """Forget the matrices of a block."""
+    for linears in joined:
+        for linear in linears:
+            linear.matrix = Dense(mx.zeros((1, 1)))
+    mx.clear_cache()

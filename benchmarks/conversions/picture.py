@@ -1,4 +1,4 @@
-"""KL divergence over bits per weight: a line for each program, a panel for each model."""
+"""KL divergence over bits per weight: a line for each program, a panel for each model, and one more for its layers alone."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ _COLOURS = {
     "mlxinfer fit": "#93c5fd",
     "mlxinfer gptq": "#3b82f6",
     "mlxinfer plan": "#1e3a8a",
+    "GPTQ into Q4_K": "#16a34a",
+    "trellis, emulated": "#a855f7",
 }
+_LAYERS = "layers only"
 _INCHES = 4.2
 
 
 def draw(results: list[Result], path: Path) -> None:
-    models = list(dict.fromkeys(each["model"] for each in results))
-    figure = Figure(figsize=(_INCHES * len(models), _INCHES), layout="constrained", facecolor="white")
-    panels = figure.subplots(1, len(models), squeeze=False)[0]
-    for axes, model in zip(panels, models, strict=True):
-        _panel(axes, [each for each in results if each["model"] == model])
-        axes.set_title(model, fontsize=9, loc="left", fontweight="bold")
+    parts: dict[str, list[Result]] = {}
+    for each in results:
+        parts.setdefault(f"{each['model']}, {_LAYERS}" if _LAYERS in each["way"] else each["model"], []).append(each)
+    figure = Figure(figsize=(_INCHES * len(parts), _INCHES), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, (title, points) in zip(panels, sorted(parts.items()), strict=True):
+        _panel(axes, points)
+        axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
     panels[0].set_ylabel("KL divergence from the source, nats", fontsize=8)
     found = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside upper left", ncols=4, frameon=False, fontsize=8)
@@ -41,7 +46,7 @@ def _panel(axes: Axes, results: list[Result]) -> None:
             continue
         x, y = [each["bpw"] for each in points], [each["kl_mean"] for each in points]
         errors = [each["kl_stderr"] for each in points]
-        line = "none" if engine == "mlx-lm recipes" else "-"
+        line = "none" if engine == "mlx-lm recipes" else "--" if engine.endswith("emulated") else "-"
         axes.errorbar(x, y, errors, marker="o", markersize=3.5, linewidth=1.2, linestyle=line, color=colour, label=engine, capsize=2)
         for each in points:
             name = each["way"].partition(": ")[2]

@@ -33,8 +33,14 @@ def paired(row: Result, other: Result) -> tuple[float, float]:
 
 def _against_llama_cpp(row: Result, rows: list[Result]) -> str:
     """The difference from llama.cpp's result of about the same size."""
-    near = [each for each in rows if each["engine"].startswith("llama.cpp") and abs(each["bpw"] - row["bpw"]) < 0.07 and each is not row]
+    theirs = [each for each in rows if each["engine"].startswith("llama.cpp") and each is not row and _part(each) == _part(row)]
+    near = [each for each in theirs if abs(each["bpw"] - row["bpw"]) < 0.07]
     if not near:
         return ""
     mean, stderr = paired(row, near[0])
-    return f"{mean:+.4f} ± {stderr:.4f} ({near[0]['way'].rpartition(' ')[2]})"
+    return f"{mean:+.4f} ± {stderr:.4f} ({near[0]['way'].partition(': ')[2]})"
+
+
+def _part(row: Result) -> bool:
+    """Whether only the layers were quantized."""
+    return "layers only" in row["way"]

@@ -13,8 +13,8 @@ from mlxinfer.convert.calibration import own_samples
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import Quantized, numbers
 
-SAMPLES, LENGTH = 8192, 256
-"""Tokens of the model's own samples, and of each."""
+PIECES, PIECE, LENGTH = 6, 8192, 256
+"""Pieces of the model's own samples, tokens of each, and of a text."""
 _SEED = 0
 
 
@@ -34,13 +34,27 @@ def source(name: str, path: Path, folder: Path) -> Path:
     return found
 
 
-def samples(model: Path) -> list[list[int]]:
-    """Texts that the source writes itself, the same for every method that calibrates."""
-    kept = model.with_name(f"{model.name}.samples.json")
+def write_samples(model: Path, piece: int) -> None:
+    """A piece of the texts that the source writes itself; kept next to it."""
+    kept = _piece(model, piece)
     if not kept.exists():
-        kept.write_text(json.dumps(own_samples(model, SAMPLES, length=LENGTH).texts), encoding="utf-8")
-    found: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
+        texts = own_samples(model, PIECE, length=LENGTH, seed=piece).texts
+        made = kept.with_suffix(".making")
+        made.write_text(json.dumps(texts), encoding="utf-8")
+        made.rename(kept)
+
+
+def samples(model: Path, pieces: int = PIECES) -> list[list[int]]:
+    """Texts that the source writes itself, the same for every method that calibrates."""
+    found: list[list[int]] = []
+    for piece in range(pieces):
+        write_samples(model, piece)
+        found += json.loads(_piece(model, piece).read_text(encoding="utf-8"))
     return found
+
+
+def _piece(model: Path, piece: int) -> Path:
+    return model.with_name(f"{model.name}.samples.{piece}.json")
 
 
 def _unpack(directory: Path, *, noise: bool) -> None:

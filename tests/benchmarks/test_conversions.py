@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.checkpoints import config_of, random_checkpoint
 from support.tiny_directory import tiny_directory
 
 from benchmarks import ggml_quantizers
-from benchmarks.conversions import study as module
+from benchmarks.conversions import beyond, step, study
+from benchmarks.conversions.beyond import _scales_of_q4_k
+from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _unpack
-from benchmarks.conversions.study import Study
-from benchmarks.conversions.ways import Way, ways
+from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
-from mlxinfer.errors import ConversionError
+from mlxinfer.convert.gptq import factorize
 
 
 def _result(way: str, bpw: float, windows: list[float]) -> dict:
@@ -36,36 +38,107 @@ def test_the_table_pairs_results_of_one_size() -> None:
     assert text.index("3.50") < text.index("4.50") < text.index("4.52")
 
 
+def test_layers_alone_are_not_compared_with_whole_models() -> None:
+    ours = _result("mlxinfer gptq: 4 bits, layers only", 4.5, [0.1, 0.3])
+    whole, part = (_result(f"llama.cpp, imatrix: Q4_K{name}", 4.5, [0.2, 0.5]) for name in ("", ", layers only"))
+    assert "± " not in table([ours, whole]).splitlines()[-2].rpartition("x1.100")[2]
+    assert "(Q4_K, layers only)" in table([ours, whole, part])
+
+
 def test_ways_have_names_of_their_own() -> None:
     names = [way.key for way in ways()]
     assert len(set(names)) == len(names)
     assert {"mlxinfer fit: 4 bits", "mx.quantize: 4 bits", "llama.cpp, imatrix: Q4_K", "mlx-lm recipes: mixed_4_6"} <= set(names)
 
 
-def test_what_is_known_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(source: Path, target: Path) -> None:
         made.append(target)
         convert(source, target, bits=4, group_size=32, measure=False)
 
-    def refused(source: Path, target: Path) -> None:
-        raise ConversionError("no such encoder")
+    model = tiny_directory(tmp_path / "model", "mistral")
+    way = Way("mlxinfer fit", "4 bits", make)
+    found = study.measure("m", model, way, tmp_path, positions=512)
+    assert found["kl_mean"] == pytest.approx(np.mean(found["kl_of_windows"]), rel=0.05)
+    assert study.merged([{"model": "m", "way": way.key, "kl_mean": -1.0}], tmp_path) == [found]
+    assert not made[0].exists()
+    left = [job.name for job in step.jobs({"m": model}, tmp_path, ("mlxinfer fit: 4", "mx.quantize: 4 bits"))]
+    points = ["mx.quantize: 4 bits", "mx.quantize: 4 bits, layers only", "mlxinfer fit: 4 bits, layers only"]
+    assert left == [f"m {name}" for name in ("source", "teacher", *points)]
 
-    monkeypatch.setattr(module, "ways", lambda: [Way("a", "8 bits", make), Way("b", "none", refused)])
-    monkeypatch.setattr(module, "source", lambda name, path, room: path)
-    monkeypatch.setattr(module, "POSITIONS", 512)
-    model, told = tiny_directory(tmp_path / "model", "mistral"), []
-    for _ in range(2):
-        study = Study(tmp_path / "results.json", tmp_path / "room", told.append)
-        study.run({"m": model}, (), 1e9)
+
+def test_what_was_made_before_an_interruption_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    model, made = tiny_directory(tmp_path / "model", "mistral"), []
+    way = Way("a", "b", lambda source, target: made.append(convert(source, target, bits=4, group_size=32, measure=False)))
+    with monkeypatch.context() as patched:
+        patched.setattr(study, "compare", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            study.measure("m", model, way, tmp_path, positions=512)
+    study.measure("m", model, way, tmp_path, positions=512)
     assert len(made) == 1
-    assert len(study.results) == 1
-    assert study.results == json.loads((tmp_path / "results.json").read_text())
-    assert any("left out, no such encoder" in line for line in told)
-    assert study.results[0]["kl_mean"] == pytest.approx(np.mean(study.results[0]["kl_of_windows"]), rel=0.05)
-    study.run({"other": model}, (), -1.0)
-    assert len(made) == 1
+
+
+def test_only_the_layers_are_quantized(tmp_path: Path) -> None:
+    model = random_checkpoint(tmp_path / "model", config_of("llama", hidden_size=64, num_attention_heads=2, head_dim=32))
+    way = _layers("a", 4, "fit", group=32)
+    assert way.make(model, tmp_path / "made") == 5
+    quantized = {name.rpartition(".")[0] for name in mx.load(str(tmp_path / "made" / "model.safetensors")) if name.endswith(".scales")}
+    assert quantized
+    assert all(".layers." in name for name in quantized)
+
+
+def test_jobs_that_fail_end_only_those_that_need_them(tmp_path: Path) -> None:
+    def job(name: str, code: str, needs: tuple[str, ...] = ()) -> Job:
+        return Job(name, (sys.executable, "-I", "-S", "-c", code), needs)
+
+    write = f"open({str(tmp_path / 'order')!r}, 'a').write"
+    listed = [
+        job("d", f"{write}('d')", ("a",)),
+        job("a", f"{write}('a')"),
+        job("b", "raise SystemExit(1)"),
+        job("c", f"{write}('c')", ("b",)),
+    ]
+    told: list[str] = []
+    left = run(listed, side_by_side=2, threads=1, seconds=1e9, logs=tmp_path / "logs", tell=told.append)
+    assert left == ["b", "c"]
+    assert (tmp_path / "order").read_text() == "ad"
+    assert sum("FAILED" in line for line in told) == 1
+    assert run(listed, side_by_side=2, threads=1, seconds=0, logs=tmp_path / "logs", tell=told.append) == ["d", "a", "b", "c"]
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+def test_scales_of_q4_k_are_those_of_its_decoder() -> None:
+    """Where codes by error feedback are added to them: with the file's own codes, they give its numbers."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    weight = np.random.default_rng(0).normal(size=(8, 96)).astype(np.float32)
+    blocks = ggml_quantizers.quantize(weight, "Q4_K", 768)
+    scales, biases = (np.repeat(part, 32, -1) for part in _scales_of_q4_k(blocks, weight.shape))
+    codes = (dequantize(blocks, GGMLQuantizationType.Q4_K).reshape(weight.shape) - biases) / np.where(scales == 0, 1, scales)
+    assert np.abs(codes - codes.round()).max() < 1e-3
+    assert codes.max() < 15.5
+
+
+def test_an_emulated_code_loses_what_its_bits_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit less is twice the error, and fed back it is less than its own size says."""
+    taken: list = []
+    monkeypatch.setattr(beyond, "_written", lambda source, target, rounded, bits: taken.append(rounded) or bits)
+    rng = np.random.default_rng(0)
+    weight, x = rng.normal(size=(64, 96)).astype(np.float32), rng.normal(size=(900, 96)) @ rng.normal(size=(96, 96))
+    hessian = (x.T @ x / len(x)).astype(np.float32)
+    losses = []
+    for bits in (3, 4):
+        beyond.emulated_trellis(bits)(tmp_path, tmp_path)
+        error = taken[-1](weight, hessian, factorize(hessian, "w")) - weight
+        losses.append(float(((error @ hessian) * error).sum() / ((weight @ hessian) * weight).sum()))
+    assert losses[0] == pytest.approx(4 * losses[1], rel=1e-3)
+    assert losses[1] < 1.12 / 4**4
 
 
 def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:

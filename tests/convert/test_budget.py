@@ -16,10 +16,11 @@ from mlxinfer.convert import convert
 from mlxinfer.convert.budget import FORMATS, Choice, Item, hull, items_of, make_plan
 from mlxinfer.convert.calibration import Calibration
 from mlxinfer.convert.mapper import plan
+from mlxinfer.convert.places import names_of_inputs
 from mlxinfer.convert.plain_step import PlainStep
 from mlxinfer.convert.quantization_plan import NAME, QuantizationPlan, read_plan
 from mlxinfer.convert.sensitivity import _tap, sensitivities
-from mlxinfer.convert.stream import load_part, names_of_inputs, plan_of
+from mlxinfer.convert.stream import load_part, plan_of
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import open_checkpoint

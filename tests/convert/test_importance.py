@@ -12,7 +12,7 @@ from support.checkpoints import GOLDEN
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.convert.importance import measure, random_texts
-from mlxinfer.convert.stream import places_of
+from mlxinfer.convert.places import places_of
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights, MetaWeights
 from mlxinfer.models import build

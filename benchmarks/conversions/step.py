@@ -1,0 +1,66 @@
+"""One step of the study: `python -m benchmarks.conversions.step ROOM MODEL FILE STEP`; STEP is the name of a way or of a preparation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from .beyond import keep_hessians
+from .jobs import Job
+from .source import PIECES, source, write_samples
+from .study import measure, points_in, read_teacher, slug
+from .ways import keep_importance, ways
+
+
+def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[Job]:
+    """What is missing of the study, in order of how much it tells: all models at once."""
+    missing = [
+        (name, way)
+        for way in ways()
+        for name in models
+        if (not chosen or way.key.startswith(chosen)) and not (points_in(room) / f"{slug(name, way.key)}.json").exists()
+    ]
+    found: list[Job] = []
+    for name in dict.fromkeys(name for name, _ in missing):
+        here = [way for each, way in missing if each == name]
+        found += _preparations(room, name, models[name], any(way.calibrated for way in here), any(way.hessians for way in here))
+    for name, way in missing:
+        needs = ("teacher", *(["importance"] if way.calibrated else []), *(["hessians"] if way.hessians else []))
+        found.append(_job(room, name, models[name], way.key, needs))
+    return found
+
+
+def _preparations(room: Path, name: str, path: Path, calibrated: bool, hessians: bool) -> list[Job]:
+    pieces = tuple(f"samples {piece}" for piece in range(PIECES))
+    first = [_job(room, name, path, "source"), _job(room, name, path, "teacher", ("source",))]
+    if not calibrated:
+        return first
+    texts = [_job(room, name, path, piece, ("source",)) for piece in pieces]
+    found = [*first, *texts, _job(room, name, path, "importance", pieces)]
+    return [*found, _job(room, name, path, "hessians", pieces)] if hessians else found
+
+
+def _job(room: Path, name: str, path: Path, step: str, needs: tuple[str, ...] = ()) -> Job:
+    command = (sys.executable, "-m", "benchmarks.conversions.step", str(room), name, str(path), step)
+    return Job(f"{name} {step}", command, tuple(f"{name} {each}" for each in dict.fromkeys(needs)))
+
+
+def main(room: Path, name: str, path: Path, step: str) -> None:
+    """Do it. Raises what it raises, StopIteration for a step that there is not."""
+    room.mkdir(parents=True, exist_ok=True)
+    model = source(name, path, room)
+    if step == "teacher":
+        read_teacher(model, room)
+    elif step.startswith("samples "):
+        write_samples(model, int(step.split()[1]))
+    elif step == "importance":
+        keep_importance(model)
+    elif step == "hessians":
+        keep_hessians(model)
+    elif step != "source":
+        found = measure(name, model, next(way for way in ways() if way.key == step), room)
+        print(f"{found['bpw']:.2f} bpw, KL {found['kl_mean']:.4f} +- {found['kl_stderr'] or 0.0:.4f}, {found['seconds']} s")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4])
