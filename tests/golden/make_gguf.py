@@ -39,6 +39,45 @@ LONGROPE = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 DELTA = {"linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1}
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+GROWING = YARN | {"rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+STRETCHED = YARN | {"rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 0.7}
+CHOSEN = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+NEMOTRON = {"head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "num_hidden_layers": 3}
+GRANITE_H = {**MAMBA, "mamba_expand": 2, "shared_intermediate_size": 48, "layer_types": [LINEAR, FULL], "attention_multiplier": 0.2}
+FALCON = {
+    **MAMBA,
+    "mamba_d_ssm": 64,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 0.7, 2.0, 3.0, 6.0],
+    "mlp_multipliers": [0.6, 0.8],
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.6,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.4,
+    "key_multiplier": 0.3,
+}
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "sliding_window": 24,
+    "layer_types": [SLIDING, FULL],
+    "hidden_size_per_layer_input": 0,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_theta": 100000.0, "head_dim": 16, "rope_scaling": LLAMA3, "tie_word_embeddings": True},
     "llama_linear": {
@@ -87,6 +126,150 @@ CASES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 24,
     },
+    "qwen35moe": dict(
+        model_type="qwen3_5_moe_text",
+        num_hidden_layers=2,
+        layer_types=[LINEAR, FULL],
+        full_attention_interval=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        shared_expert_intermediate_size=16,
+        **DELTA,
+        **EXPERTS,
+    ),
+    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": 24},
+    "mistral3": {"model_type": "ministral3", "head_dim": 16, "rope_parameters": GROWING},
+    "olmo3": {
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "rope_parameters": {FULL: YARN | {"rope_theta": 5e5, "attention_factor": 1.2}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}},
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "glm4moe": dict(model_type="glm4_moe", head_dim=16, **CHOSEN, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5),
+    "cohere2": {
+        "model_type": "cohere2",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
+        "logit_scale": 0.3,
+    },
+    "exaone4": {
+        "model_type": "exaone4",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "sliding_window_pattern": "LLLG",
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
+        "rope_scaling": LLAMA3,
+    },
+    "exaone4_full": {"model_type": "exaone4", "sliding_window": None, "layer_types": [FULL, FULL], "tie_word_embeddings": True},
+    "hunyuan-dense": {
+        "model_type": "hunyuan_v1_dense",
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "type": "dynamic", "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_bias": True},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
+    "ernie4_5-moe": {
+        "model_type": "ernie4_5_moe",
+        "moe_k": 2,
+        "moe_num_experts": 4,
+        "moe_intermediate_size": 16,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 1,
+    },
+    "minimax-m2": {
+        "model_type": "minimax_m2",
+        "intermediate_size": 16,
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "lfm2": {"model_type": "lfm2", "num_hidden_layers": 3, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", FULL, "conv"]},
+    "lfm2moe": {
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", FULL, "conv"],
+    },
+    "gemma4": {**GEMMA4, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "global_head_dim": 32, "final_logit_softcapping": 3.0},
+    "gemma4_experts": {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+    "gemma4_shared": {
+        **GEMMA4,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+    },
+    "nemotron_h": {"model_type": "nemotron_h", **NEMOTRON, "hybrid_override_pattern": "M*-", "n_groups": 2, "use_conv_bias": True},
+    "nemotron_h_moe": {
+        "model_type": "nemotron_h",
+        **NEMOTRON,
+        "hybrid_override_pattern": "*EM",
+        "n_groups": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 24,
+        "routed_scaling_factor": 2.5,
+    },
+    "granitehybrid": {
+        "model_type": "granitemoehybrid",
+        **GRANITE_H,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "granitehybrid_dense": {
+        "model_type": "granitemoehybrid",
+        **GRANITE_H,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_groups": 2,
+        "position_embedding_type": "rope",
+    },
+    "falcon-h1": {"model_type": "falcon_h1", **FALCON},
+    "falcon-h1_norms": {"model_type": "falcon_h1", **FALCON, "mamba_rms_norm": True},
+    "deepseek2": dict(model_type="deepseek_v2", q_lora_rank=None, **LATENT, **CHOSEN),
+    "deepseek3": {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 16,
+        "rope_parameters": STRETCHED,
+        **LATENT,
+        **CHOSEN,
+        "n_group": 2,
+    },
+    "glm4_moe_lite": dict(model_type="glm4_moe_lite", q_lora_rank=16, mlp_layer_types=["dense", "sparse"], **LATENT, **CHOSEN),
+    "mistral4": dict(model_type="mistral4", q_lora_rank=16, rope_parameters=GROWING | {"mscale_all_dim": 1.0}, **LATENT, **CHOSEN),
+    "minicpm3": {
+        "model_type": "minicpm3",
+        **LATENT,
+        "q_lora_rank": 16,
+        "scale_emb": 4,
+        "scale_depth": 1.1,
+        "dim_model_base": 16,
+    },
+    "kimi-linear": dict(
+        model_type="kimi_linear",
+        q_lora_rank=None,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        routed_scaling_factor=1.7,
+        linear_head_dim=16,
+        linear_num_heads=3,
+        layer_types=[LINEAR, FULL],
+        **LATENT,
+    ),
 }
 
 
@@ -97,8 +280,18 @@ def model_of(name: str, settings: dict[str, Any]) -> Any:
     settings = {**BASE, **settings}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    if config.model_type == "mistral4":  # known to transformers as the text part of others only
+        from transformers import Mistral4ForCausalLM
+
+        model = Mistral4ForCausalLM._from_config(config, attn_implementation="eager").float().eval()
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            if "bias" in key:
+                buffer.normal_(0, 0.1)
+            if "layer_scalar" in key:
+                buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
