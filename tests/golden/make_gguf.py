@@ -7,6 +7,7 @@ What llama.cpp has in code rather than in the file (which layers have a window, 
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import tempfile
@@ -39,9 +40,20 @@ LONGROPE = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 DELTA = {"linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cohere2": {"rotary_pct": 1.0},
+    "deepseek_v2": {"scoring_func": "softmax"},
+    "deepseek_v3": {"scoring_func": "sigmoid"},
+    "glm4_moe_lite": {"scoring_func": "sigmoid"},
+    "kimi_linear": {"moe_router_activation_func": "sigmoid", "first_k_dense_replace": 1},
+    "minimax_m2": {"scoring_func": "sigmoid"},
+}
+"""By `model_type`: keys of published configs."""
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+LETTERS = {"mamba": "M", LINEAR: "M", "attention": "*", FULL: "*", "mlp": "-", "moe": "E"}
+"""Kinds of layers in Nemotron-H's published patterns."""
 GROWING = YARN | {"rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
-STRETCHED = YARN | {"rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 0.7}
+STRETCHED = YARN | {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.7}
 CHOSEN = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -58,6 +70,7 @@ NEMOTRON = {"head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_sta
 GRANITE_H = {**MAMBA, "mamba_expand": 2, "shared_intermediate_size": 48, "layer_types": [LINEAR, FULL], "attention_multiplier": 0.2}
 FALCON = {
     **MAMBA,
+    "head_dim": 8,
     "mamba_d_ssm": 64,
     "mamba_n_groups": 2,
     "embedding_multiplier": 2.0,
@@ -136,13 +149,13 @@ CASES: dict[str, dict[str, Any]] = {
         **DELTA,
         **EXPERTS,
     ),
-    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": 24},
+    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
     "mistral3": {"model_type": "ministral3", "head_dim": 16, "rope_parameters": GROWING},
     "olmo3": {
         "model_type": "olmo3",
         "num_hidden_layers": 4,
         "sliding_window": 24,
-        "rope_parameters": {FULL: YARN | {"rope_theta": 5e5, "attention_factor": 1.2}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}},
+        "rope_parameters": {FULL: YARN | {"rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.2079441541679836}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}},
     },
     "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
     "glm4moe": dict(model_type="glm4_moe", head_dim=16, **CHOSEN, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5),
@@ -156,7 +169,6 @@ CASES: dict[str, dict[str, Any]] = {
     "exaone4": {
         "model_type": "exaone4",
         "num_hidden_layers": 4,
-        "head_dim": 16,
         "sliding_window": 24,
         "sliding_window_pattern": "LLLG",
         "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
@@ -166,7 +178,8 @@ CASES: dict[str, dict[str, Any]] = {
     "hunyuan-dense": {
         "model_type": "hunyuan_v1_dense",
         "head_dim": 16,
-        "rope_scaling": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "type": "dynamic", "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "max_position_embeddings": 32768,
+        "rope_scaling": {"rope_type": "dynamic", "type": "dynamic", "alpha": 50.0, "factor": 1.0},
     },
     "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_bias": True},
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
@@ -174,7 +187,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "ernie4_5_moe",
         "moe_k": 2,
         "moe_num_experts": 4,
-        "moe_intermediate_size": 16,
+        "moe_intermediate_size": 12,
         "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1,
         "moe_layer_interval": 1,
@@ -238,8 +251,9 @@ CASES: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "falcon-h1": {"model_type": "falcon_h1", **FALCON},
-    "falcon-h1_norms": {"model_type": "falcon_h1", **FALCON, "mamba_rms_norm": True},
-    "deepseek2": dict(model_type="deepseek_v2", q_lora_rank=None, **LATENT, **CHOSEN),
+    "falcon-h1_norms": {"model_type": "falcon_h1", **FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    "deepseek2": dict(model_type="deepseek_v2", q_lora_rank=16, **LATENT, **CHOSEN),
+    "deepseek2_lite": dict(model_type="deepseek_v2", q_lora_rank=None, **LATENT, **CHOSEN),
     "deepseek3": {
         "model_type": "deepseek_v3",
         "q_lora_rank": 16,
@@ -249,15 +263,8 @@ CASES: dict[str, dict[str, Any]] = {
         "n_group": 2,
     },
     "glm4_moe_lite": dict(model_type="glm4_moe_lite", q_lora_rank=16, mlp_layer_types=["dense", "sparse"], **LATENT, **CHOSEN),
-    "mistral4": dict(model_type="mistral4", q_lora_rank=16, rope_parameters=GROWING | {"mscale_all_dim": 1.0}, **LATENT, **CHOSEN),
-    "minicpm3": {
-        "model_type": "minicpm3",
-        **LATENT,
-        "q_lora_rank": 16,
-        "scale_emb": 4,
-        "scale_depth": 1.1,
-        "dim_model_base": 16,
-    },
+    "mistral4": dict(model_type="mistral4", q_lora_rank=16, rope_parameters=GROWING | {"llama_4_scaling_beta": 0.0}, **LATENT, **CHOSEN),
+    "minicpm3": {"model_type": "minicpm3", **LATENT, "v_head_dim": 8, "q_lora_rank": 16},
     "kimi-linear": dict(
         model_type="kimi_linear",
         q_lora_rank=None,
@@ -314,13 +321,54 @@ def write_vocabulary(converter: Any) -> None:
     writer.add_pad_token_id(0)
 
 
+def publish(directory: pathlib.Path) -> None:
+    """What checkpoints are published with and transformers does not write: keys that the converter asks for, and names of tensors."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path, weights = directory / "config.json", directory / "model.safetensors"
+    config = json.loads(path.read_text())
+    config |= PUBLISHED.get(config["model_type"], {})
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = ["attention" if kind == FULL else "mamba" for kind in config["layer_types"]]
+    if config["model_type"] == "nemotron_h":
+        config["hybrid_override_pattern"] = "".join(LETTERS[kind] for kind in config["layers_block_type"])
+    if config["model_type"] == "gemma4_text":
+        vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB)))}, "added_tokens": []}
+        (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
+    if config["model_type"] == "kimi_linear":
+        kinds = config.pop("layer_types")
+        config["linear_attn_config"] = {
+            "full_attn_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == FULL],
+            "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == LINEAR],
+            "head_dim": config["linear_head_dim"],
+            "num_heads": config["linear_num_heads"],
+            "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+        }
+        tensors: dict[str, torch.Tensor] = load_file(weights)
+        save_file({name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): tensor for name, tensor in tensors.items()}, weights)
+    path.write_text(json.dumps(config))
+
+
+def class_for(directory: pathlib.Path) -> Any:
+    """The class that llama.cpp has for the architecture, without its wrapper."""
+    from conversion import get_model_class
+    from conversion.base import ModelBase
+
+    config = ModelBase.load_hparams(directory, False)
+    if config["model_type"] in ("ministral3", "mistral4"):
+        from conversion.mistral3 import Mistral3Model
+
+        return Mistral3Model.Mistral4Model if config["model_type"] == "mistral4" else Mistral3Model.Ministral3Model
+    return get_model_class(config["architectures"][0])
+
+
 def convert(directory: pathlib.Path, destination: pathlib.Path) -> None:
     """By the class that llama.cpp has for the architecture; only its tokenizer, which these models lack, is replaced."""
     import gguf
-    from conversion import get_model_class
-    from conversion.base import ModelBase, TextModel
+    from conversion.base import TextModel
 
-    kind = get_model_class(ModelBase.load_hparams(directory, False)["architectures"][0])
+    kind = class_for(directory)
     replaced = {"set_vocab": write_vocabulary, "no_mtp": True, "model_arch": kind.model_arch}
     if "Gemma3" in kind.__name__:
         replaced["modify_tensors"] = lambda self, data, name, bid: TextModel.modify_tensors(self, data + self.norm_shift(name), name, bid)
@@ -340,6 +388,7 @@ def main(checkout: str, names: list[str]) -> None:
             logits = model(ids).logits[0].numpy().astype(np.float32)
         with tempfile.TemporaryDirectory() as directory:
             model.save_pretrained(directory)
+            publish(pathlib.Path(directory))
             convert(pathlib.Path(directory), OUT / f"{name}.gguf")
         np.savez_compressed(OUT / f"{name}.npz", ids=ids[0].numpy().astype(np.int32), logits=logits)
         sizes = [(OUT / f"{name}.{end}").stat().st_size for end in ("gguf", "npz")]
