@@ -80,8 +80,8 @@ class DeltaInputs(Protocol):
     """What a layer reads from the residual stream."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
-        """`[T, hidden]`, to which `norm` is applied first, to q, k, v `[T, channels]`, beta `[T, value_heads]`, decay `[T, decays]` and the
-        output gate `[T, values]`."""
+        """`[T, hidden]`, to which `norm` is applied first, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`,
+        decay `[T, decays]`, and last the output gate `[T, values]`."""
         ...
 
 
@@ -90,7 +90,7 @@ class NarrowInputs:
     """Inputs whose decay and gate go through a narrow projection each."""
 
     wide: JoinedLinear
-    """To q, k, v, beta, and the narrow rows of decay and gate."""
+    """To q, k and v, beta, and the narrow rows of decay and gate."""
     decay: Linear
     """Narrow rows to `[T, decays]`."""
     gate: Linear
@@ -98,8 +98,8 @@ class NarrowInputs:
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
         """See `DeltaInputs`."""
-        qkv, beta, decay, gate = self.wide(x, norm=norm)
-        return [qkv, beta, self.decay(decay), self.gate(gate)]
+        *parts, decay, gate = self.wide(x, norm=norm)
+        return [*parts, self.decay(decay), self.gate(gate)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class GatedDelta:
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         sizes = self.sizes
-        qkv, beta, decay, gate = self.inputs(x, norm=norm)
-        y = step.recur(self.layer, mx.concatenate([qkv, beta, decay], axis=-1), self.update)
+        *parts, gate = self.inputs(x, norm=norm)
+        y = step.recur(self.layer, mx.concatenate(parts, axis=-1), self.update)
         heads = mx.fast.rms_norm(y.reshape(-1, sizes.value_heads, sizes.value_dim), self.norm, self.eps)
         return self.output(self.gate(heads.reshape(-1, sizes.values), gate), onto=onto)
 

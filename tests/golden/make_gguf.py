@@ -215,9 +215,10 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4_shared": {
         **GEMMA4,
         "num_hidden_layers": 5,
+        "intermediate_size": 32,
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
-        "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 8,
     },
@@ -248,7 +249,6 @@ CASES: dict[str, dict[str, Any]] = {
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
         "mamba_n_groups": 2,
-        "position_embedding_type": "rope",
     },
     "falcon-h1": {"model_type": "falcon_h1", **FALCON},
     "falcon-h1_norms": {"model_type": "falcon_h1", **FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
@@ -273,7 +273,7 @@ CASES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=16,
         routed_scaling_factor=1.7,
         linear_head_dim=16,
-        linear_num_heads=3,
+        linear_num_heads=4,
         layer_types=[LINEAR, FULL],
         **LATENT,
     ),
@@ -333,6 +333,8 @@ def publish(directory: pathlib.Path) -> None:
         config["layer_types"] = ["attention" if kind == FULL else "mamba" for kind in config["layer_types"]]
     if config["model_type"] == "nemotron_h":
         config["hybrid_override_pattern"] = "".join(LETTERS[kind] for kind in config["layers_block_type"])
+        if "E" not in config["hybrid_override_pattern"]:
+            config = {key: value for key, value in config.items() if not key.startswith(("n_routed", "num_experts", "n_group", "topk", "moe_"))}
     if config["model_type"] == "gemma4_text":
         vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB)))}, "added_tokens": []}
         (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
@@ -373,7 +375,9 @@ def convert(directory: pathlib.Path, destination: pathlib.Path) -> None:
     if "Gemma3" in kind.__name__:
         replaced["modify_tensors"] = lambda self, data, name, bid: TextModel.modify_tensors(self, data + self.norm_shift(name), name, bid)
     kind = type(kind.__name__, (kind,), replaced)
-    kind(directory, gguf.LlamaFileType.ALL_F32, destination, eager=True).write()
+    # transformers would fill in what a config does not say, experts for example.
+    hparams = json.loads((directory / "config.json").read_text()) if "Nemotron" in kind.__name__ else None
+    kind(directory, gguf.LlamaFileType.ALL_F32, destination, eager=True, hparams=hparams).write()
 
 
 def main(checkout: str, names: list[str]) -> None:

@@ -146,11 +146,12 @@ def _gemma4(source: Source) -> Config:
         if hparams.integer(key, size) != size:
             raise hparams.unsupported(key, f"is not {size}, as of keys")
     inner = hparams.per_layer("feed_forward_length")
-    kv = hparams.per_layer("attention.head_count_kv")
-    config = base_config(source, "gemma4_text", head_dim=narrow, ropeless=True)
-    layers = config["num_hidden_layers"]
+    layers = hparams.integer("block_count")
     types = windowed_layers(source, layers, 6)
     full = types.index("full_attention") if "full_attention" in types else 0
+    sliding = types.index("sliding_attention") if "sliding_attention" in types else 0
+    kv = hparams.per_layer("attention.head_count_kv", layers)
+    config = base_config(source, "gemma4_text", head_dim=narrow, ropeless=True, kv_heads=kv[sliding] if kv else None)
     shared = hparams.integer("attention.shared_kv_layers", 0, low=0)
     cap = hparams.number("final_logit_softcapping", 0.0)
     own = hparams.integer("embedding_length_per_layer_input", 0, low=0)
@@ -160,7 +161,6 @@ def _gemma4(source: Source) -> Config:
         "use_double_wide_mlp": bool(inner and shared and inner[-1] == 2 * inner[0]),
         "global_head_dim": wide,
         "num_global_key_value_heads": kv[full] if kv else None,
-        "num_key_value_heads": kv[types.index("sliding_attention")] if kv and "sliding_attention" in types else config["num_key_value_heads"],
         "attention_k_eq_v": not source.has(f"blk.{full}.attn_v.weight"),
         "layer_types": types,
         "sliding_window": hparams.integer("attention.sliding_window"),

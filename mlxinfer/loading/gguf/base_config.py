@@ -162,10 +162,11 @@ def base_config(
     head_dim: int | None = None,
     unit: float | None = None,
     ropeless: bool = False,
+    kv_heads: int | None = None,
     eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Config:
     """The keys that every decoder has. `head_dim`: channels that the rope counts in, where heads have others as well; `unit` as for
-    `read_rope`; `ropeless` leaves the rope to the caller; `eps` is the key of the norms' epsilon."""
+    `read_rope`; `ropeless` leaves the rope to the caller, `kv_heads` its number; `eps` is the key of the norms' epsilon."""
     hparams = source.hparams
     layers = hparams.integer("block_count") - hparams.integer("nextn_predict_layers", 0, low=0)
     hidden, heads = hparams.integer("embedding_length"), hparams.integer("attention.head_count")
@@ -181,7 +182,7 @@ def base_config(
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(hparams, heads),
+        "num_key_value_heads": kv_heads or _kv_heads(hparams, heads),
         "head_dim": own,
         "max_position_embeddings": context,
         "rms_norm_eps": hparams.positive(eps),

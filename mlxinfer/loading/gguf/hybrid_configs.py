@@ -132,14 +132,17 @@ def _nemotron_h(source: Source) -> Config:
     """Each layer is one part: attention where it has KV heads, a feed-forward layer where it has channels for one, Mamba 2 else."""
     hparams = source.hparams
     inner = hparams.per_layer("feed_forward_length") or []
-    config = base_config(source, "nemotron_h")
+    rms = "attention.layer_norm_rms_epsilon"
+    hparams.take("attention.layer_norm_epsilon")
+    config = base_config(source, "nemotron_h", ropeless=True, eps=rms if hparams.has(rms) else "attention.layer_norm_epsilon")
     layers = config["num_hidden_layers"]
     if len(inner) < layers:
         raise hparams.error("feed_forward_length", f"must hold a number for each of the {layers} layers")
     moe = hparams.integer("expert_count", 0, low=0)
     fed = "E" if moe else "-"
     letters = ["*" if flag else fed if inner[layer] else "M" for layer, flag in enumerate(attends(source, layers))]
-    hparams.take("rope.dimension_count")
+    for key in ("rope.dimension_count", "rope.freq_base"):
+        hparams.take(key)
     found = config | {
         "hybrid_override_pattern": "".join(letters),
         "intermediate_size": max(inner) or 1,
@@ -148,7 +151,7 @@ def _nemotron_h(source: Source) -> Config:
         "mlp_bias": source.has_any("ffn_up.bias"),
         **_mamba(source, "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"),
     }
-    return {key: value for key, value in found.items() if key not in ("rope_theta", "rope_scaling")} | (_nemotron_experts(source) if moe else {})
+    return found | (_nemotron_experts(source) if moe else {})
 
 
 def _nemotron_experts(source: Source) -> Config:

@@ -164,7 +164,7 @@ HYBRID_TABLES: dict[str, TensorTable] = {
     "falcon-h1": TensorTable(
         ATTENTION
         | _mamba("mamba")
-        | {"ffn_norm": "pre_ff_layernorm"}
+        | dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "pre_ff_layernorm.weight")
         | {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
         _MAMBA,
         MODEL | {"output_norm": "model.final_layernorm"},

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ...records import dataclass
-from .transforms import Transform, half_rotation, without_one
+from .transforms import Transform, flat, half_rotation, without_one
 
 MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 QKV = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
@@ -98,7 +98,8 @@ TABLES: dict[str, TensorTable] = {
     "seed_oss": TensorTable(_POST_NORM),
     "ernie4_5": TensorTable(LLAMA),
     "ernie4_5-moe": TensorTable(
-        LLAMA | EXPERTS | shared_expert("mlp.shared_experts") | {"exp_probs_b.bias": "mlp.e_score_correction_bias"}
+        LLAMA | EXPERTS | shared_expert("mlp.shared_experts") | {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
+        {"exp_probs_b.bias": flat()},
     ),
     "minimax-m2": TensorTable(
         LLAMA
