@@ -334,7 +334,8 @@ def publish(directory: pathlib.Path) -> None:
     if config["model_type"] == "nemotron_h":
         config["hybrid_override_pattern"] = "".join(LETTERS[kind] for kind in config["layers_block_type"])
         if "E" not in config["hybrid_override_pattern"]:
-            config = {key: value for key, value in config.items() if not key.startswith(("n_routed", "num_experts", "n_group", "topk", "moe_"))}
+            experts = ("n_routed", "n_shared", "num_experts", "topk", "moe_")
+            config = {key: value for key, value in config.items() if key != "n_group" and not key.startswith(experts)}
     if config["model_type"] == "gemma4_text":
         vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB)))}, "added_tokens": []}
         (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
