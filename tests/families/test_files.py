@@ -76,7 +76,9 @@ def test_gguf(name: str) -> None:
     compare(VARIANTS.get(name, name if (GGUF / f"{name}.gguf").exists() else ARCHITECTURES.get(kind, kind)))
 
 
-@pytest.mark.parametrize("name", sorted({file.stem for file in GGUF.glob("*.gguf")} - {*ARCHITECTURES.values(), *VARIANTS.values()} - {*NAMES}))
+@pytest.mark.parametrize(
+    "name", sorted({file.stem for file in GGUF.glob("*.gguf")} - {*ARCHITECTURES.values(), *VARIANTS.values()} - {*NAMES})
+)
 def test_gguf_of_other_settings(name: str) -> None:
     compare(name)
 

@@ -155,7 +155,10 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "olmo3",
         "num_hidden_layers": 4,
         "sliding_window": 24,
-        "rope_parameters": {FULL: YARN | {"rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.2079441541679836}, SLIDING: {"rope_type": "default", "rope_theta": 5e5}},
+        "rope_parameters": {
+            FULL: YARN | {"rope_theta": 5e5, "factor": 8.0, "attention_factor": 1.2079441541679836},
+            SLIDING: {"rope_type": "default", "rope_theta": 5e5},
+        },
     },
     "glm4": {"model_type": "glm4", "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True},
     "glm4moe": dict(model_type="glm4_moe", head_dim=16, **CHOSEN, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5),

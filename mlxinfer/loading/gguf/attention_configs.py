@@ -115,7 +115,7 @@ def _minimax(source: Source) -> Config:
 
 
 def read_experts(source: Source, scores: int) -> Config:
-    """The keys of DeepSeek V3's experts and of what is built alike. Raises `UnsupportedModelError` where the file makes scores otherwise."""
+    """The keys of DeepSeek V3's experts and of what is built alike. Raises `UnsupportedModelError` where scores are made otherwise."""
     hparams = source.hparams
     check_scores(source, scores)
     return {

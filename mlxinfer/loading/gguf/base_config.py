@@ -41,9 +41,7 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
 
-def _scaling(
-    hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int, unit: float | None
-) -> dict[str, Any] | None:
+def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int, unit: float | None) -> dict[str, Any] | None:
     factor = hparams.number("rope.scaling.factor", hparams.number("rope.scale_linear", 0.0)) or 1.0
     kind = hparams.text("rope.scaling.type", "linear")
     trained = hparams.integer("rope.scaling.original_context_length", context)
@@ -211,7 +209,10 @@ def attends(source: Source, layers: int) -> list[bool]:
 
 def dense_config(source: Source, model_type: str, **how: Any) -> Config:
     """Those of a decoder with feed-forward layers; `how` as for `base_config`."""
-    return base_config(source, model_type, **how) | {"intermediate_size": source.hparams.integer("feed_forward_length"), "hidden_act": "silu"}
+    return base_config(source, model_type, **how) | {
+        "intermediate_size": source.hparams.integer("feed_forward_length"),
+        "hidden_act": "silu",
+    }
 
 
 def windowed_layers(source: Source, layers: int, period: int) -> list[str]:

@@ -70,14 +70,17 @@ def _kimi_linear(source: Source) -> Config:
 
 
 def _latent(source: Source, model_type: str, unit: float | None) -> Config:
-    """Latent attention: the file's heads are those that meet the latent vector, `_mla` the model's own."""
+    """Latent attention: the file's heads are those that meet the latent vector, `_mla` the model's own. Files of before 2025 have only
+    these, and one matrix from the latent vector to all heads."""
     hparams = source.hparams
     turned, latent = hparams.integer("rope.dimension_count"), hparams.integer("attention.kv_lora_rank")
-    hparams.integer("attention.key_length", latent + turned)
-    hparams.integer("attention.value_length", latent)
-    plain = hparams.integer("attention.key_length_mla", 0, low=0) - turned
-    if plain < 1:
-        raise hparams.error("attention.key_length_mla", f"must be above rope.dimension_count, {turned}")
+    end = "_mla" if hparams.has("attention.key_length_mla") else ""
+    whole, value = hparams.integer(f"attention.key_length{end}"), hparams.integer(f"attention.value_length{end}")
+    if whole <= turned:
+        raise hparams.error(f"attention.key_length{end}", f"must be above rope.dimension_count, {turned}")
+    if end:
+        hparams.take("attention.key_length")
+        hparams.take("attention.value_length")
     config = base_config(source, model_type, head_dim=turned, unit=unit)
     return config | {
         "num_key_value_heads": config["num_attention_heads"],
@@ -86,8 +89,8 @@ def _latent(source: Source, model_type: str, unit: float | None) -> Config:
         "q_lora_rank": hparams.optional_integer("attention.q_lora_rank"),
         "kv_lora_rank": latent,
         "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": plain,
-        "v_head_dim": hparams.integer("attention.value_length_mla"),
+        "qk_nope_head_dim": whole - turned,
+        "v_head_dim": value,
     }
 
 

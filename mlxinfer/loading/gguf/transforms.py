@@ -139,7 +139,9 @@ def flat(inner: Transform = lambda info, config: values(info, _same)) -> Transfo
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
         mapped = inner(info, config)
-        return replace(mapped, shape=(math.prod(info.shape),), make=lambda matrices: map_rows(mapped.make(matrices), lambda x: x.reshape(-1)))
+        return replace(
+            mapped, shape=(math.prod(info.shape),), make=lambda matrices: map_rows(mapped.make(matrices), lambda x: x.reshape(-1))
+        )
 
     return transform
 
