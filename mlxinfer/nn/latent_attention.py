@@ -36,8 +36,8 @@ class LatentSizes:
 
     @property
     def spec(self) -> AttentionSpec:
-        """Keys are the latent vector and the rotated channels, values the latent vector once more."""
-        return AttentionSpec(1, self.latent + self.turned, self.latent, query_heads=self.heads)
+        """Keys are the latent vector and the rotated channels, values the latent vector in them."""
+        return AttentionSpec(1, self.latent + self.turned, self.latent, query_heads=self.heads, values_in_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
