@@ -43,10 +43,10 @@ class LayerStore:
     """Keys and values of one attention layer.
 
     `sealed` holds the pages in the layer's format, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
-    codes and scales of each; with `keys_alone` only the keys. `first` is a 16-bit pool for the first pages of sequences (`format.first16`), or empty. Both change only in
-    `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]` and
-    small: each step replaces them. A step of the Metal kernels replaces `recent` instead, rows that lie apart from their open pages until
-    somebody asks for these.
+    codes and scales of each; with `keys_alone` only the keys. `first` is a 16-bit pool for the first pages of sequences
+    (`format.first16`), or empty. Both change only in `seal`, between two steps, when no step in flight refers to them: MLX then writes in
+    place. `open` pages are `[slots, Hkv, 64, D]` and small: each step replaces them. A step of the Metal kernels replaces `recent` instead,
+    rows that lie apart from their open pages until somebody asks for these.
 
     A page's id is its place in `sealed`, or `~place` in `first`.
     """
