@@ -34,6 +34,9 @@ class AttentionSpec:
     """Whether other layers read its pages as well, by `Step.attend_again`: these have no spec of their own."""
     skips_first: bool = False
     """Whether later tokens do not see a sequence's first one (heads that draft: nothing comes before it that they could join it with)."""
+    values_in_keys: bool = False
+    """Whether a value is the first `value_dim` channels of its key (latent attention): pages then hold keys alone, unless the CPU kernels
+    read them, which have values in another layout."""
 
 
 @dataclass(frozen=True, slots=True)

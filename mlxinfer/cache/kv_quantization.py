@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..kernels_metal.formats import v_group
 from ..records import dataclass
 from .base import PAGE, AttentionSpec
@@ -37,12 +38,19 @@ class Sealing:
     """`seal_values`, or an equivalent."""
 
 
+def keys_alone(spec: AttentionSpec) -> bool:
+    """Whether pages hold no values, because these are a part of the keys, and no kernel reads them apart."""
+    return spec.values_in_keys and not kernels_cpu.in_use()
+
+
 def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tuple[Shape, mx.Dtype]]:
-    """Shape and dtype of the arrays that store one page of one KV head: those of keys, then those of values."""
+    """Shape and dtype of the arrays that store one page of one KV head: those of keys, then those of values, where pages have these."""
     keys, values = spec.key_dim, spec.value_dim
     found: list[tuple[Shape, mx.Dtype]] = [((keys, PAGE), dtype)]
     if form.k_bits < 16:
         found = [((keys, 2 * form.k_bits), mx.uint32), ((2, keys), mx.float16)]
+    if keys_alone(spec):
+        return found
     if form.v_bits == 16:
         return [*found, ((PAGE, values), dtype)]
     return [*found, ((PAGE, -(-values * form.v_bits // 32)), mx.uint32), ((2, PAGE, values // v_group(values)), mx.float16)]

@@ -11,7 +11,7 @@ from ..device import is_gpu
 from ..records import dataclass
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
-from .kv_quantization import PLAIN, Sealing, page_arrays, unseal_keys, unseal_values
+from .kv_quantization import PLAIN, Sealing, keys_alone, page_arrays, unseal_keys, unseal_values
 from .recent import RecentRows
 
 Pages = tuple[mx.array, mx.array]
@@ -43,10 +43,10 @@ class LayerStore:
     """Keys and values of one attention layer.
 
     `sealed` holds the pages in the layer's format, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
-    codes and scales of each. `first` is a 16-bit pool for the first pages of sequences (`format.first16`), or empty. Both change only in
-    `seal`, between two steps, when no step in flight refers to them: MLX then writes in place. `open` pages are `[slots, Hkv, 64, D]` and
-    small: each step replaces them. A step of the Metal kernels replaces `recent` instead, rows that lie apart from their open pages until
-    somebody asks for these.
+    codes and scales of each; with `keys_alone` only the keys. `first` is a 16-bit pool for the first pages of sequences
+    (`format.first16`), or empty. Both change only in `seal`, between two steps, when no step in flight refers to them: MLX then writes in
+    place. `open` pages are `[slots, Hkv, 64, D]` and small: each step replaces them. A step of the Metal kernels replaces `recent` instead,
+    rows that lie apart from their open pages until somebody asks for these.
 
     A page's id is its place in `sealed`, or `~place` in `first`.
     """
@@ -56,10 +56,13 @@ class LayerStore:
         self.dtype = dtype
         self.format = form = (form or KVFormat()).for_layer(spec)
         self._key_arrays = 1 if form.k_bits == 16 else 2
+        self.keys_alone = keys_alone(spec)
+        """Whether there are no arrays of values: these are a part of the keys."""
         self.sealed = _pool(spec, form, dtype)
         self.first = _pool(spec, KVFormat(), dtype) if form.first16 else []
         self.recent = RecentRows()
-        self.kept = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in (spec.key_dim, spec.value_dim)]
+        dims = (spec.key_dim,) if self.keys_alone else (spec.key_dim, spec.value_dim)
+        self.kept = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in dims]
         """The open pages without the rows in `recent`."""
         self.sizes = 0, 0, 0
         """Pages in `sealed` and in `first`, and open pages."""
@@ -120,7 +123,7 @@ class LayerStore:
         """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full
         page. Returns all pages since the last sealed one, `[Hkv, pages, 64, D]`; rows after the last token are undefined."""
         tails = []
-        for i, fresh in enumerate(new):
+        for i, fresh in enumerate(new[: len(self.kept)]):
             length = offset + fresh.shape[1]
             if length <= PAGE:
                 self.open[i] = _write(self.open[i], slot, offset, fresh)
@@ -132,17 +135,22 @@ class LayerStore:
                 self.open[i] = _write(self.open[i], slot, 0, tail[:, -rest:])
                 tail = _padded(tail, 1, length + PAGE - rest)
             tails.append(tail.reshape(tail.shape[0], -1, PAGE, tail.shape[-1]))
-        return tails
+        return tails if len(tails) == len(new) else [*tails, self.values_of(tails[0])]
+
+    def values_of(self, keys: mx.array) -> mx.array:
+        """The part of keys `[..., Dk]` that is their values."""
+        return keys[..., : self.spec.value_dim]
 
     def filled(self, pages: Sequence[mx.array], *, starts: bool, sealing: Sealing = PLAIN) -> Filled:
         """Convert full pages `[Hkv, n, 64, D]` of keys and of values for `seal`; `starts` says that they begin their sequence."""
         keys, values = pages
         first = []
         if starts and self.first:
-            first = [keys[:, :1].swapaxes(-1, -2), values[:, :1]]
+            first = [keys[:, :1].swapaxes(-1, -2), values[:, :1]][: len(self.first)]
             keys, values = keys[:, 1:], values[:, 1:]
         by = sealing if keys.shape[1] else PLAIN
-        return Filled(by.keys(keys, self.format.k_bits) + by.values(values, self.format.v_bits), first)
+        coded = [] if self.keys_alone else by.values(values, self.format.v_bits)
+        return Filled(by.keys(keys, self.format.k_bits) + coded, first)
 
     def past(self, pages: list[int], since: mx.array | None = None, heads: slice = ALL) -> list[Pages]:
         """The keys and values of these sealed pages in order, in pieces, for these KV heads. They are copied and dequantized only after
@@ -182,14 +190,16 @@ class LayerStore:
         keys, values = arrays[: self._key_arrays], arrays[self._key_arrays :]
         form, dim = self.format, self.spec.value_dim
         k = unseal_keys(keys, form.k_bits, self.dtype)
+        if self.keys_alone:
+            return k, self.values_of(k)
         if form.quantized:
             # Dequantizing goes through float32: keys first, so that both are not in memory in float32 at once.
             values = mx.depends(values, [k])
         return k, unseal_values(values, form.v_bits, dim, self.dtype)
 
-    @staticmethod
-    def _from_first(arrays: list[mx.array]) -> Pages:
-        return arrays[0].swapaxes(-1, -2), arrays[1]
+    def _from_first(self, arrays: list[mx.array]) -> Pages:
+        keys = arrays[0].swapaxes(-1, -2)
+        return keys, self.values_of(keys) if self.keys_alone else arrays[1]
 
     def copy_open(self, source: int, target: int) -> None:
         """Copy the open page of one slot to another."""

@@ -49,6 +49,7 @@ FAMILIES = {
     "glm4_moe_lite": "deepseek",
     "mistral4": "deepseek",
     "minicpm3": "deepseek",
+    "kimi_linear": "kimi_linear",
     "falcon_h1": "falcon_h1",
     "nemotron_h": "nemotron_h",
     "granitemoehybrid": "granite_hybrid",

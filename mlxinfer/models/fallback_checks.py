@@ -56,7 +56,6 @@ CHECKS: Mapping[str, Check] = {
     "joyai_llm_flash": Check(5e-6),
     "kimi_k2": Check(5e-6),
     "kimi_k25": Check(reason="not tried: its text model is that of kimi_k2"),
-    "kimi_linear": Check(reason=_OTHER_CONFIG),
     "laguna": Check(6e-6),
     "llama4": Check(7e-5),
     "llama4_text": Check(5e-6),

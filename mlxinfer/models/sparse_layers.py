@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mlx.core as mx
 
 from ..nn.activations import gated
@@ -12,7 +14,7 @@ from ..nn.weights import Weights
 from .block import FeedForward, gated_mlp
 from .common import Sizes
 from .config_reader import ConfigReader
-from .experts import load_bias, load_experts, read_chosen_count, read_groups
+from .experts import PROJECTIONS, load_bias, load_experts, read_chosen_count, read_groups
 
 
 class SparseLayers:
@@ -34,9 +36,11 @@ class SparseLayers:
         groups: tuple[int, int] = (1, 1),
         scale: float = 1.0,
         kinds: list[str] | None = None,
+        parts: Mapping[str, str] = PROJECTIONS,
     ) -> None:
         """The arguments are the family's defaults; `kinds` says of each layer whether it is "dense" or "sparse", `ranked` how many scores
-        rank a group, `normalizes` whether the family reads `norm_topk_prob`."""
+        rank a group, `normalizes` whether the family reads `norm_topk_prob`, `parts` how an expert's matrices are called where each
+        is stored for itself."""
         self.sizes = sizes
         self.gate = gated(sizes.activation)
         self.by_probability = scores == "softmax"
@@ -52,6 +56,7 @@ class SparseLayers:
         self.kinds = kinds or ["dense" if layer < first else "sparse" for layer in range(sizes.layers)]
         self.normalized = reader.boolean("norm_topk_prob", True) and normalizes
         self.ranked = ranked
+        self.parts = parts
         self.scale = reader.number("routed_scaling_factor", scale)
         reader.only("moe_layer_freq", 1)
         reader.only("scoring_func", scores)
@@ -66,14 +71,15 @@ class SparseLayers:
             return gated_mlp(weights, f"model.layers.{layer}", self.sizes, self.gate)
         name, hidden = f"model.layers.{layer}.mlp", self.sizes.hidden
         router = Linear.load(weights, f"{name}.gate", self.count, hidden, quantizable=False)
-        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", (self.count, self.inner, hidden), self.gate)
+        shape = (self.count, self.inner, hidden)
+        experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", shape, self.gate, self.parts)
         if not self.shared:
             return MixtureOfExperts(router, self._route(weights, name), experts)
         shared = GatedMLP.load(weights, f"{name}.shared_experts", hidden, self.shared, self.gate)
         return MixtureOfExperts(router, self._route(weights, name), experts, SharedExpert(shared))
 
     def _route(self, weights: Weights, name: str) -> BiasedRoute:
-        bias = None if self.by_probability else load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count)
+        bias = None if self.by_probability else _load_bias(weights, name, self.count)
         return BiasedRoute(
             self.chosen,
             bias,
@@ -85,3 +91,7 @@ class SparseLayers:
             kept=self.kept,
             ranked=self.ranked,
         )
+
+
+def _load_bias(weights: Weights, name: str, count: int) -> mx.array:
+    return load_bias(weights, f"{name}.gate.e_score_correction_bias", count, f"{name}.e_score_correction_bias")

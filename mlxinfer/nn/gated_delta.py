@@ -1,14 +1,18 @@
-"""The gated delta net (arXiv:2412.06464) as in Qwen3-Next: a short causal convolution and a recurrence with a decaying state."""
+"""The gated delta net (arXiv:2412.06464): a short causal convolution and a recurrence with a decaying state. A head decays as a whole
+(Qwen3-Next), or each channel of its keys for itself (Kimi Delta Attention, arXiv:2510.26692)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
 from .activations import fused, silu
+from .kernel_trial import KernelTrial
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 
@@ -31,6 +35,13 @@ class DeltaSizes:
     """Channels per value head."""
     taps: int
     """Width of the convolution, in tokens."""
+    by_channel: bool = False
+    """Whether each channel of a key decays for itself, and not the whole head alike."""
+
+    @property
+    def decays(self) -> int:
+        """Decay rates of a token."""
+        return self.value_heads * (self.key_dim if self.by_channel else 1)
 
     @property
     def keys(self) -> int:
@@ -53,6 +64,44 @@ class DeltaSizes:
         return RecurrentSpec(((self.taps - 1, self.channels), (self.value_heads, self.value_dim, self.key_dim)))
 
 
+@fused
+def gated_by_silu(x: mx.array, gate: mx.array) -> mx.array:
+    """`x * silu(gate)`, computed in float32."""
+    return (x.astype(mx.float32) * silu(gate.astype(mx.float32))).astype(gate.dtype)
+
+
+@fused
+def gated_by_sigmoid(x: mx.array, gate: mx.array) -> mx.array:
+    """`x * sigmoid(gate)`, computed in float32."""
+    return (x.astype(mx.float32) * mx.sigmoid(gate.astype(mx.float32))).astype(gate.dtype)
+
+
+class DeltaInputs(Protocol):
+    """What a layer reads from the residual stream."""
+
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
+        """`[T, hidden]`, to which `norm` is applied first, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`,
+        decay `[T, decays]`, and last the output gate `[T, values]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowInputs:
+    """Inputs whose decay and gate go through a narrow projection each."""
+
+    wide: JoinedLinear
+    """To q, k and v, beta, and the narrow rows of decay and gate."""
+    decay: Linear
+    """Narrow rows to `[T, decays]`."""
+    gate: Linear
+    """Narrow rows to `[T, values]`."""
+
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
+        """See `DeltaInputs`."""
+        *parts, decay, gate = self.wide(x, norm=norm)
+        return [*parts, self.decay(decay), self.gate(gate)]
+
+
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
     """One gated delta net layer."""
@@ -61,34 +110,36 @@ class GatedDelta:
     """Index of the layer in the cache."""
     sizes: DeltaSizes
     """Heads and widths."""
-    inputs: JoinedLinear
-    """Projects `[T, hidden]` to q, k, v `[T, channels]`, beta and decay `[T, value_heads]` each, and the output gate `[T, values]`."""
+    inputs: DeltaInputs
+    """Projects `[T, hidden]` to queries, keys, values, beta, decay and the output gate."""
     output: Linear
     """Projects `[T, values]` to `[T, hidden]`."""
     convolution: mx.array
     """`[channels, taps, 1]`."""
     decay: mx.array
-    """Logarithm of the decay rate, float32 `[value_heads]`."""
+    """Logarithm of the decay rate, float32 `[decays]`."""
     decay_bias: mx.array
-    """Added to the projected decay, float32 `[value_heads]`."""
+    """Added to the projected decay, float32 `[decays]`."""
     norm: mx.array
     """Weight of the norm on each value head, `[value_dim]`."""
     eps: float
     """Epsilon of that norm."""
+    gate: Callable[[mx.array, mx.array], mx.array] = gated_by_silu
+    """Weights the normed heads by the output gate."""
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         sizes = self.sizes
-        qkv, beta, decay, gate = self.inputs(x, norm=norm)
-        y = step.recur(self.layer, mx.concatenate([qkv, beta, decay], axis=-1), self.update)
+        *parts, gate = self.inputs(x, norm=norm)
+        y = step.recur(self.layer, mx.concatenate(parts, axis=-1), self.update)
         heads = mx.fast.rms_norm(y.reshape(-1, sizes.value_heads, sizes.value_dim), self.norm, self.eps)
-        return self.output(_gated(heads.reshape(-1, sizes.values), gate), onto=onto)
+        return self.output(self.gate(heads.reshape(-1, sizes.values), gate), onto=onto)
 
     def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Advance B sequences by L tokens: x `[B, L, channels + 2 * value_heads]`, states as in `DeltaSizes.spec`. Returns `[B, L, values]`
-        and the new states."""
+        """Advance B sequences by L tokens: x `[B, L, channels + value_heads + decays]`, states as in `DeltaSizes.spec`. Returns
+        `[B, L, values]` and the new states."""
         sizes, (window, state) = self.sizes, states
         batch, length = x.shape[:2]
         qkv, beta, decay = mx.split(x, [sizes.channels, sizes.channels + sizes.value_heads], axis=-1)
@@ -99,8 +150,11 @@ class GatedDelta:
         q = _unit(q.reshape(batch, length, sizes.key_heads, sizes.key_dim)) * sizes.key_dim**-0.5
         k = _unit(k.reshape(batch, length, sizes.key_heads, sizes.key_dim))
         v = v.reshape(batch, length, sizes.value_heads, sizes.value_dim)
-        kept = _kept(decay, self.decay_bias, self.decay)
-        y, state = mx.fast.gated_delta_update(q, k, v, kept, mx.sigmoid(beta.astype(mx.float32)), state)
+        kept, beta = _kept(decay, self.decay_bias, self.decay), mx.sigmoid(beta.astype(mx.float32))
+        if sizes.by_channel:
+            y, state = by_channel(q, k, v, kept.reshape(batch, length, sizes.value_heads, sizes.key_dim), beta, state)
+        else:
+            y, state = mx.fast.gated_delta_update(q, k, v, kept, beta, state)
         return y.reshape(batch, length, sizes.values), (row[:, length:].astype(mx.float32), state)
 
 
@@ -118,6 +172,40 @@ def _kept(decay: mx.array, bias: mx.array, logarithm: mx.array) -> mx.array:
     return mx.exp(-mx.exp(logarithm) * rate)
 
 
-@fused
-def _gated(x: mx.array, gate: mx.array) -> mx.array:
-    return (x.astype(mx.float32) * silu(gate.astype(mx.float32))).astype(gate.dtype)
+def by_channel(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    """The delta rule where each channel of a key keeps a share of its own: q, k, kept `[B, L, H, Dk]`, v `[B, L, H, Dv]`, beta `[B, L, H]`,
+    state `[B, H, Dv, Dk]`, all float32. Returns `[B, L, H, Dv]` and the new state.
+
+    MLX's operation takes such shares, but documents only one per head: it is tried before it is used.
+    """
+    if TRIAL.obstacle(k.shape[-1], v.shape[-1]) is not None:
+        return _token_by_token(q, k, v, kept, beta, state)
+    y, state = mx.fast.gated_delta_update(q, k, v, kept, beta, state)
+    return y, state
+
+
+def _token_by_token(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    rows = []
+    for token in range(q.shape[1]):
+        state = state * kept[:, token, :, None]
+        key = k[:, token, :, None]
+        change = (v[:, token] - (state * key).sum(axis=-1)) * beta[:, token, :, None]
+        state = state + change[..., None] * key
+        rows.append((state * q[:, token, :, None]).sum(axis=-1))
+    return mx.stack(rows, axis=1), state
+
+
+def _tried(key_dim: int, value_dim: int) -> str | None:
+    """What is wrong with MLX's operation for heads of these widths, by 5 tokens of 2 sequences and 2 heads."""
+
+    def some(seed: int, *shape: int) -> mx.array:
+        return mx.random.uniform(0.1, 1.0, (2, *shape), key=mx.random.key(seed))
+
+    q, k, kept = (some(seed, 5, 2, key_dim) for seed in (1, 2, 3))
+    inputs = (q, k / key_dim**0.5, some(4, 5, 2, value_dim), kept, some(5, 5, 2), some(6, 2, value_dim, key_dim))
+    found, expected = mx.fast.gated_delta_update(*inputs), _token_by_token(*inputs)
+    close = [bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4)) for one, other in zip(found, expected, strict=True)]
+    return None if all(close) else "it differs from the definition"
+
+
+TRIAL = KernelTrial("decay of single channels", _tried)

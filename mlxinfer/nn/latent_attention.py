@@ -36,8 +36,8 @@ class LatentSizes:
 
     @property
     def spec(self) -> AttentionSpec:
-        """Keys are the latent vector and the rotated channels, values the latent vector once more."""
-        return AttentionSpec(1, self.latent + self.turned, self.latent, query_heads=self.heads)
+        """Keys are the latent vector and the rotated channels, values the latent vector in them."""
+        return AttentionSpec(1, self.latent + self.turned, self.latent, query_heads=self.heads, values_in_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LatentAttention:
     scale: float
     """Factor of the scores."""
     gain: float
-    """Factor of the rotated channels of queries: the rope's, for queries and for keys."""
+    """Factor of the rotated channels of queries: the rope's, for queries and for keys; 1 where nothing rotates."""
     temperature: Temperature | None = None
     """Grows queries far from the beginning."""
 
@@ -76,7 +76,7 @@ class LatentAttention:
         name: str,
         layer: int,
         sizes: LatentSizes,
-        rope: Rope,
+        rope: Rope | None,
         *,
         eps: float,
         bias: bool,
@@ -84,7 +84,7 @@ class LatentAttention:
         paired: bool,
         temperature: Temperature | None = None,
     ) -> LatentAttention:
-        """Load the tensors under `name`. `paired`: neighbouring channels rotate together."""
+        """Load the tensors under `name`. `paired`: neighbouring channels rotate together. Without `rope` nothing rotates."""
         s, hidden = sizes, sizes.hidden
         narrow, source, part = None, hidden, "q_proj"
         if s.query_latent is not None:
@@ -99,20 +99,21 @@ class LatentAttention:
         norm = RMSNorm.load(weights, f"{name}.kv_a_layernorm", s.latent, eps)
         into, out = _load_heads(weights, name, s)
         output = Linear.load(weights, f"{name}.o_proj", hidden, s.heads * s.value, bias=bias)
-        return cls(layer, s, narrow, queries, keys, norm, into, out, output, scale, rope.gain**2, temperature)
+        return cls(layer, s, narrow, queries, keys, norm, into, out, output, scale, rope.gain**2 if rope else 1.0, temperature)
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
-        assert rotation is not None
         x = x if norm is None else norm(x)
         s, rows = self.sizes, x.shape[0]
         row = x if self.narrow is None else self.narrow[1](self.narrow[0](x))
         q, q_turned = mx.split(self.queries(row).reshape(rows, s.heads, -1), [s.plain], axis=-1)
         latent, k_turned = mx.split(self.keys(x), [s.latent], axis=-1)
         latent = self.norm(latent)[:, None]
-        q_turned, k_turned = rotation(q_turned), rotation(k_turned[:, None])
+        k_turned = k_turned[:, None]
+        if rotation is not None:
+            q_turned, k_turned = rotation(q_turned), rotation(k_turned)
         q_turned = q_turned if self.gain == 1.0 else (q_turned * self.gain).astype(q_turned.dtype)
         q = mx.concatenate([_by_head(self.into, q), q_turned], axis=-1)
         if self.temperature is not None and self.temperature.beyond(step.segments):

@@ -263,11 +263,12 @@ class Weights(Protocol):
         ...
 
 
-def load_convolution(weights: Weights, name: str, channels: int, taps: int) -> mx.array:
-    """A causal convolution of each channel, `[channels, taps, 1]`; Hugging Face stores `[channels, 1, taps]`."""
+def load_convolution(weights: Weights, name: str, channels: int, taps: int, source: str = "") -> mx.array:
+    """A causal convolution of each channel, `[channels, taps, 1]`; Hugging Face stores `[channels, 1, taps]`, as `source` if that is
+    another name."""
 
     def move_taps(sources: list[Matrix]) -> Matrix:
         return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))
 
-    stored = Recipe((f"{name}.weight",), ((channels, 1, taps),), move_taps)
+    stored = Recipe((f"{source or name}.weight",), ((channels, 1, taps),), move_taps)
     return weights.vector(f"{name}.weight", (channels, taps, 1), otherwise=[stored])

@@ -24,15 +24,16 @@ _UFAKZEKA = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _OTHERS
 _SEED_CODER = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
 
 
-def _cased_words(suffix: str, numbers: str) -> str:
-    """Words cut where lower case turns to upper case (o200k and Tekken)."""
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+def _cased_words(suffix: str, numbers: str, but: str = "", line_ends: str = r"[\r\n/]") -> str:
+    """Words cut where lower case turns to upper case (o200k, Tekken, Kimi), of letters other than those of `but`."""
+    upper, lower = (rf"[{letters}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for letters in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
     words = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
-    return words + rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|" + _SPACES
+    return words + rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}*|" + _SPACES
 
 
 _TEKKEN = _cased_words("", r"\p{N}")
 _O200K = _cased_words(_CONTRACTION + "?", r"\p{N}{1,3}")
+_KIMI = r"\p{Han}+|" + _cased_words(_CONTRACTION + "?", r"\p{N}{1,3}", r"&&[^\p{Han}]", r"[\r\n]")
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3_WORDS = _ASCII_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
 _CJK = "[一-龥぀-ゟ゠-ヿ]+"
@@ -78,15 +79,17 @@ class PreTokenization:
 _BY_NAME: dict[str, PreTokenization] = {
     "default": PreTokenization(_LLAMACPP_DEFAULT),
     **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), PreTokenization((_LLAMA3,), ignore_merges=True, add_bos=True)
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0"),
+        PreTokenization((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenization((_LLAMA3,))),
+    **dict.fromkeys(("glm4", "glm5"), PreTokenization((_LLAMA3,), ignore_merges=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenization((_LLAMA3,))),
     "minicpm5": PreTokenization((r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
     "deepseek-llm": PreTokenization((r"[\r\n]", _DEEPSEEK_LETTERS, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _DEEPSEEK_CJK, r"\p{N}")),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")),
-    "deepseek-v3": PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3_WORDS)),
-    **dict.fromkeys(("starcoder", "refact", "smollm", "minerva-7b"), PreTokenization((r"\p{N}", _GPT2))),
-    **dict.fromkeys(("gpt-2", "a.x-4.0", "mellum", "trillion", "granite-docling"), PreTokenization((_GPT2,))),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenization((r"\p{N}{1,3}", _CJK, _DEEPSEEK3_WORDS))),
+    **dict.fromkeys(("starcoder", "refact", "smollm", "minerva-7b", "command-r"), PreTokenization((r"\p{N}", _GPT2))),
+    **dict.fromkeys(("gpt-2", "a.x-4.0", "mellum", "trillion", "granite-docling", "exaone4"), PreTokenization((_GPT2,))),
     **dict.fromkeys(("mpt", "olmo"), PreTokenization((_GPT2,), nfc=True)),
     "qwen2": PreTokenization((_QWEN2,), nfc=True),
     **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), PreTokenization((_QWEN2,))),
@@ -94,7 +97,8 @@ _BY_NAME: dict[str, PreTokenization] = {
     "ufakzeka": PreTokenization((_UFAKZEKA,)),
     "viking": PreTokenization((_VIKING, r"\p{N}")),
     "tekken": PreTokenization((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "gpt-4o": PreTokenization((_O200K,)),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), PreTokenization((_O200K,))),
+    "kimi-k2": PreTokenization((_KIMI,)),
     "superbpe": PreTokenization((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "seed-coder": PreTokenization((_SEED_CODER,)),
 }

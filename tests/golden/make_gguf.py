@@ -7,6 +7,7 @@ What llama.cpp has in code rather than in the file (which layers have a window, 
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 import tempfile
@@ -14,80 +15,11 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from gguf_cases import BASE, CASES, FULL, LETTERS, LINEAR, PUBLISHED, VOCAB
+
 OUT = pathlib.Path(__file__).parent / "gguf"
-VOCAB, TOKENS = 96, 72
-BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1],
-    "long_factor": [2.0, 3.0],
-    "original_max_position_embeddings": 32,
-    "partial_rotary_factor": 0.5,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-DELTA = {"linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True, "decoder_sparse_step": 1}
-CASES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "rope_theta": 100000.0, "head_dim": 16, "rope_scaling": LLAMA3, "tie_word_embeddings": True},
-    "llama_linear": {
-        "model_type": "llama",
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None},
-    "qwen2": {"model_type": "qwen2", "rope_theta": 1000000.0},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16, "rope_scaling": YARN},
-    "qwen3moe": dict(model_type="qwen3_moe", head_dim=16, mlp_only_layers=[], **EXPERTS),
-    "qwen3next": dict(
-        model_type="qwen3_next",
-        shared_expert_intermediate_size=16,
-        mlp_only_layers=[],
-        layer_types=["linear_attention", "full_attention"],
-        **DELTA,
-        **EXPERTS,
-    ),
-    "qwen35": dict(model_type="qwen3_5_text", num_hidden_layers=4, **DELTA),
-    "gemma2": {
-        "model_type": "gemma2",
-        "num_hidden_layers": 3,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "sliding_window": 24,
-        "attn_logit_softcapping": 20.0,
-        "final_logit_softcapping": 15.0,
-    },
-    "gemma3": {"model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24},
-    "phi3": {"model_type": "phi3", "sliding_window": None, "original_max_position_embeddings": 32, "rope_scaling": LONGROPE},
-    "granite": {
-        "model_type": "granite",
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.3,
-        "logits_scaling": 2.0,
-    },
-    "olmo2": {"model_type": "olmo2"},
-    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]},
-    "gpt-oss": {
-        "model_type": "gpt_oss",
-        "head_dim": 16,
-        "num_local_experts": 3,
-        "num_experts_per_tok": 2,
-        "sliding_window": 24,
-    },
-}
+TOKENS = 72
 
 
 def model_of(name: str, settings: dict[str, Any]) -> Any:
@@ -97,8 +29,18 @@ def model_of(name: str, settings: dict[str, Any]) -> Any:
     settings = {**BASE, **settings}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    if config.model_type == "mistral4":  # known to transformers as the text part of others only
+        from transformers import Mistral4ForCausalLM
+
+        model = Mistral4ForCausalLM._from_config(config, attn_implementation="eager").float().eval()
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            if "bias" in key:
+                buffer.normal_(0, 0.1)
+            if "layer_scalar" in key:
+                buffer.uniform_(0.6, 1.4)
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(0, 0.15)
@@ -121,18 +63,64 @@ def write_vocabulary(converter: Any) -> None:
     writer.add_pad_token_id(0)
 
 
+def publish(directory: pathlib.Path) -> None:
+    """What checkpoints are published with and transformers does not write: keys that the converter asks for, and names of tensors."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path, weights = directory / "config.json", directory / "model.safetensors"
+    config = json.loads(path.read_text())
+    config |= PUBLISHED.get(config["model_type"], {})
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = ["attention" if kind == FULL else "mamba" for kind in config["layer_types"]]
+    if config["model_type"] == "nemotron_h":
+        config["hybrid_override_pattern"] = "".join(LETTERS[kind] for kind in config["layers_block_type"])
+        if "E" not in config["hybrid_override_pattern"]:
+            experts = ("n_routed", "n_shared", "num_experts", "topk", "moe_")
+            config = {key: value for key, value in config.items() if key != "n_group" and not key.startswith(experts)}
+    if config["model_type"] == "gemma4_text":
+        vocabulary = {"model": {"vocab": dict.fromkeys(map(str, range(VOCAB)))}, "added_tokens": []}
+        (directory / "tokenizer.json").write_text(json.dumps(vocabulary))
+    if config["model_type"] == "kimi_linear":
+        kinds = config.pop("layer_types")
+        config["linear_attn_config"] = {
+            "full_attn_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == FULL],
+            "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == LINEAR],
+            "head_dim": config["linear_head_dim"],
+            "num_heads": config["linear_num_heads"],
+            "short_conv_kernel_size": config["linear_conv_kernel_dim"],
+        }
+        tensors: dict[str, torch.Tensor] = load_file(weights)
+        save_file({name.replace("layers.0.block_sparse_moe", "layers.0.mlp"): tensor for name, tensor in tensors.items()}, weights)
+    path.write_text(json.dumps(config))
+
+
+def class_for(directory: pathlib.Path) -> Any:
+    """The class that llama.cpp has for the architecture, without its wrapper."""
+    from conversion import get_model_class
+    from conversion.base import ModelBase
+
+    config = ModelBase.load_hparams(directory, False)
+    if config["model_type"] in ("ministral3", "mistral4"):
+        from conversion.mistral3 import Mistral3Model
+
+        return Mistral3Model.Mistral4Model if config["model_type"] == "mistral4" else Mistral3Model.Ministral3Model
+    return get_model_class(config["architectures"][0])
+
+
 def convert(directory: pathlib.Path, destination: pathlib.Path) -> None:
     """By the class that llama.cpp has for the architecture; only its tokenizer, which these models lack, is replaced."""
     import gguf
-    from conversion import get_model_class
-    from conversion.base import ModelBase, TextModel
+    from conversion.base import TextModel
 
-    kind = get_model_class(ModelBase.load_hparams(directory, False)["architectures"][0])
+    kind = class_for(directory)
     replaced = {"set_vocab": write_vocabulary, "no_mtp": True, "model_arch": kind.model_arch}
     if "Gemma3" in kind.__name__:
         replaced["modify_tensors"] = lambda self, data, name, bid: TextModel.modify_tensors(self, data + self.norm_shift(name), name, bid)
     kind = type(kind.__name__, (kind,), replaced)
-    kind(directory, gguf.LlamaFileType.ALL_F32, destination, eager=True).write()
+    # transformers would fill in what a config does not say, experts for example.
+    hparams = json.loads((directory / "config.json").read_text()) if "Nemotron" in kind.__name__ else None
+    kind(directory, gguf.LlamaFileType.ALL_F32, destination, eager=True, hparams=hparams).write()
 
 
 def main(checkout: str, names: list[str]) -> None:
@@ -147,6 +135,7 @@ def main(checkout: str, names: list[str]) -> None:
             logits = model(ids).logits[0].numpy().astype(np.float32)
         with tempfile.TemporaryDirectory() as directory:
             model.save_pretrained(directory)
+            publish(pathlib.Path(directory))
             convert(pathlib.Path(directory), OUT / f"{name}.gguf")
         np.savez_compressed(OUT / f"{name}.npz", ids=ids[0].numpy().astype(np.int32), logits=logits)
         sizes = [(OUT / f"{name}.{end}").stat().st_size for end in ("gguf", "npz")]

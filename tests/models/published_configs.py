@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, LFM2_350M, NEMOTRON3_NANO
+from support.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, KIMI_LINEAR_48B, LFM2_350M, NEMOTRON3_NANO
 
 LLAMA_31_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -379,5 +379,6 @@ PUBLISHED = {
     "granite-4.0-h-small": GRANITE4_H_SMALL,
     "nemotron-3-nano": NEMOTRON3_NANO,
     "lfm2-350m": LFM2_350M,
+    "kimi-linear-48b": KIMI_LINEAR_48B,
 }
 WRAPPED = {"gemma-3-4b": GEMMA3_4B, "gemma-4-31b": GEMMA4_31B, "qwen3.5": QWEN35}

@@ -38,7 +38,6 @@ REFUSED = {
     ("minimax", 1): "MiniMax-M2",
     ("mimo_v2_flash", 0): "cannot represent",
     ("bailing_hybrid", 0): "cannot read this config",
-    ("kimi_linear", 0): "cannot read this config",
     ("bitnet", 0): "is missing",
     ("nanochat", 0): "is missing",
     ("nanochat", 1): "is missing",

@@ -129,7 +129,6 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
             "use_mamba_kernels": False,
         },
     ),
-    "kimi_linear": ({**_ONE_GROUP, **_LATENT, "q_lora_rank": None, "num_local_experts": 4, "linear_head_dim": 16, "linear_num_heads": 4},),
     "laguna": ({**_EXPERTS, **_HEAD, **_WINDOW, "shared_expert_intermediate_size": 32, "layer_types": [FULL, SLIDING, SLIDING, SLIDING]},),
     "llama4_text": (
         {

@@ -73,9 +73,25 @@ def old_keys(name: str) -> dict[str, Any]:
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in rope:
             old[key] = rope.pop(key)
+    if old["model_type"] == "kimi_linear":
+        _gather_linear(old)
     if rope.get("rope_type", "default") != "default":
         old["rope_scaling"] = {("type" if key == "rope_type" and name != "llama3_rope" else key): value for key, value in rope.items()}
     return old
+
+
+def _gather_linear(old: dict[str, Any]) -> None:
+    """As Kimi Linear was published: layers counted from 1, by their kinds."""
+    kinds = old.pop("layer_types")
+    linear = {new: old.pop(key) for key, new in LINEAR_KEYS.items()}
+    for name, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
+        linear[name] = [layer for layer, its in enumerate(kinds, 1) if its == kind]
+    dense = old.pop("mlp_layer_types").count("dense")
+    published = {"first_k_dense_replace": dense, "mla_use_nope": True, "moe_router_activation_func": "sigmoid", "rope_theta": 10000.0}
+    old |= {"linear_attn_config": linear, **published}
+
+
+LINEAR_KEYS = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads", "linear_conv_kernel_dim": "short_conv_kernel_size"}
 
 
 class Pages:

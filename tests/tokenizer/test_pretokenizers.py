@@ -50,6 +50,8 @@ def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
         ("seed-coder", "x!\n\ny", ["x", "!", "\n\n", "y"]),
         ("qwen35", "नमस्ते x", ["नमस्ते", " x"]),
         ("qwen2", "नमस्ते x", ["नमस", "्त", "े", " x"]),
+        ("kimi-k2", "fooBar 日本x 1234//\n", ["foo", "Bar", " ", "日本", "x", " ", "123", "4", "//\n"]),
+        ("minimax-m2", "fooBar 日本x 1234", ["foo", "Bar", " 日本x", " ", "123", "4"]),
         ("minicpm5", "a 12345", ["a", " ", "123", "45"]),
     ],
 )

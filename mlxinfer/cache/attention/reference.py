@@ -220,7 +220,8 @@ class Attended:
         if self.fresh is not None:
             pieces += self.store.unsealed(self.fresh, heads)
         keys, values = zip(*pieces, tuple(part_of(a, heads) for a in self.tails), strict=True)
-        return _joined(keys)[:, self.keys], _joined(values)[:, self.keys]
+        whole = _joined(keys)[:, self.keys]
+        return whole, self.store.values_of(whole) if self.store.keys_alone else _joined(values)[:, self.keys]
 
     def _in_rows(self, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams, *, fused: bool) -> mx.array:
         """Attention of the queries of some heads, as many rows at a time as their scores allow."""

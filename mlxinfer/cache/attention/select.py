@@ -21,6 +21,7 @@ from .reference import PlainAttention
 _NATIVE = NativeAttention()
 _PLAIN = PlainAttention()
 _SHARED = PlainAttention("other layers read its pages, for which there is no kernel")
+_LATENT = PlainAttention("its values are a part of its keys, for which there is no kernel")
 _HEAD = PlainAttention("it leaves out the first token, for which there is no kernel")
 
 
@@ -32,6 +33,8 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
         return _HEAD
     if kernels_cpu.in_use():
         return _NATIVE
+    if store.keys_alone:
+        return _LATENT if has_gpu_kernels() else _PLAIN
     if not has_gpu_kernels():
         return _PLAIN
     from .metal import METAL

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...typed_reader import shown
+from .attention_configs import ATTENTION_BUILDERS
 from .base_config import Config, Source, base_config, dense_config, windowed_layers
 from .files import GGUFFiles
 from .hparams import HParams
+from .hybrid_configs import HYBRID_BUILDERS
 
 
 def _llama(source: Source) -> Config:
@@ -123,10 +125,6 @@ def _granite(source: Source) -> Config:
     }
 
 
-def _olmo2(source: Source) -> Config:
-    return dense_config(source, "olmo2") | {"attention_bias": False}
-
-
 def _smollm3(source: Source) -> Config:
     """Every fourth layer has no rope."""
     config = dense_config(source, "smollm3")
@@ -164,6 +162,13 @@ def _qwen3_5(source: Source) -> Config:
     return _hybrid(source, "qwen3_5_text")
 
 
+def _qwen3_5_moe(source: Source) -> Config:
+    hparams = source.hparams
+    hparams.take("rope.dimension_sections")
+    shared = hparams.integer("expert_shared_feed_forward_length")
+    return _hybrid(source, "qwen3_5_moe_text") | _experts(source) | {"shared_expert_intermediate_size": shared}
+
+
 def _hybrid(source: Source, model_type: str) -> Config:
     hparams = source.hparams
     config = base_config(source, model_type, partial_rope=True)
@@ -177,7 +182,7 @@ def _hybrid(source: Source, model_type: str) -> Config:
     if inner % value_heads:
         raise hparams.error("ssm.inner_size", f"is {inner}, not a multiple of the {value_heads} heads")
     return config | {
-        "intermediate_size": hparams.integer("feed_forward_length"),
+        "intermediate_size": hparams.integer("feed_forward_length", 1, low=0) or 1,
         "hidden_act": "silu",
         "attention_bias": False,
         "full_attention_interval": period,
@@ -197,13 +202,15 @@ BUILDERS: dict[str, Callable[[Source], Config]] = {
     "qwen3moe": _qwen3_moe,
     "qwen3next": _qwen3_next,
     "qwen35": _qwen3_5,
+    "qwen35moe": _qwen3_5_moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
     "granite": _granite,
-    "olmo2": _olmo2,
     "smollm3": _smollm3,
     "gpt-oss": _gpt_oss,
+    **ATTENTION_BUILDERS,
+    **HYBRID_BUILDERS,
 }
 
 

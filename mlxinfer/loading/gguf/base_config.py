@@ -20,13 +20,16 @@ ROPE_TENSORS = frozenset({FREQUENCY_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def read_rope(hparams: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False) -> dict[str, Any]:
-    """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only."""
+def read_rope(
+    hparams: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False, unit: float | None = None
+) -> dict[str, Any]:
+    """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only; `unit`: what the file's multiplier
+    of YaRN's logarithm counts in, where this architecture may have one."""
     theta = hparams.positive("rope.freq_base", 10000.0)
     rotated = hparams.integer("rope.dimension_count", head_dim)
     if rotated != head_dim and not (partial and rotated < head_dim and rotated % 2 == 0):
         raise hparams.unsupported("rope.dimension_count", f"is {rotated} of {head_dim} channels")
-    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hparams, files, theta, rotated, context)}
+    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hparams, files, theta, rotated, context, unit)}
     if partial:
         config["partial_rotary_factor"] = _share(rotated, head_dim)
     return config
@@ -38,7 +41,7 @@ def _share(rotated: int, head_dim: int) -> float:
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
 
-def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int) -> dict[str, Any] | None:
+def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int, unit: float | None) -> dict[str, Any] | None:
     factor = hparams.number("rope.scaling.factor", hparams.number("rope.scale_linear", 0.0)) or 1.0
     kind = hparams.text("rope.scaling.type", "linear")
     trained = hparams.integer("rope.scaling.original_context_length", context)
@@ -54,16 +57,17 @@ def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, con
         long, short = _divisors(files, LONG_DIVISORS, rotated), _divisors(files, SHORT_DIVISORS, rotated)
         return _longrope(long, short, trained, gain)
     if kind == "yarn":
-        return _yarn(hparams, factor, trained, gain)
+        return _yarn(hparams, factor, trained, gain, unit)
     if gain != 1.0:
         raise hparams.unsupported("rope.scaling.attn_factor", f"is {gain} without yarn or longrope")
     return None if factor == 1.0 else {"rope_type": "linear", "type": "linear", "factor": factor}
 
 
-def _yarn(hparams: HParams, factor: float, trained: int, gain: float) -> dict[str, Any]:
+def _yarn(hparams: HParams, factor: float, trained: int, gain: float, unit: float | None) -> dict[str, Any]:
     if hparams.number("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise hparams.unsupported("rope.scaling.yarn_ext_factor", "is not 1")
-    if hparams.number("rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
+    multiplier = hparams.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if multiplier != 0.0 and unit is None:
         raise hparams.unsupported("rope.scaling.yarn_log_multiplier", "is not 0")
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
@@ -73,6 +77,10 @@ def _yarn(hparams: HParams, factor: float, trained: int, gain: float) -> dict[st
         "beta_fast": hparams.positive("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": hparams.positive("rope.scaling.yarn_beta_slow", 1.0),
     }
+    if multiplier != 0.0 and unit is not None:
+        # llama.cpp takes the scale of single channels for 1, or in DeepSeek's files for that of all.
+        every = short_float(np.float32(multiplier / unit))
+        scaling |= {"mscale": every if unit != 1.0 else 1.0, "mscale_all_dim": every}
     if hparams.has("rope.scaling.yarn_attn_factor"):
         scaling["attention_factor"] = hparams.positive("rope.scaling.yarn_attn_factor") * gain
     elif gain != 1.0:
@@ -134,36 +142,77 @@ class Source:
     def has(self, tensor: str) -> bool:
         return tensor in self.files.tensors
 
+    def has_any(self, end: str) -> bool:
+        """Whether a layer has a tensor of this name."""
+        return any(name.startswith("blk.") and name.split(".", 2)[-1] == end for name in self.files.tensors)
 
-def base_config(source: Source, model_type: str, *, partial_rope: bool = False) -> Config:
-    """The keys that every decoder has."""
+    def rows(self, tensor: str) -> int:
+        """Rows of a matrix, 0 where the file has none of this name."""
+        info = self.files.tensors.get(tensor)
+        return info.shape[0] if info is not None and len(info.shape) == 2 else 0
+
+
+def base_config(
+    source: Source,
+    model_type: str,
+    *,
+    partial_rope: bool = False,
+    head_dim: int | None = None,
+    unit: float | None = None,
+    ropeless: bool = False,
+    kv_heads: int | None = None,
+    eps: str = "attention.layer_norm_rms_epsilon",
+) -> Config:
+    """The keys that every decoder has. `head_dim`: channels that the rope counts in, where heads have others as well; `unit` as for
+    `read_rope`; `ropeless` leaves the rope to the caller, `kv_heads` its number; `eps` is the key of the norms' epsilon."""
     hparams = source.hparams
     layers = hparams.integer("block_count") - hparams.integer("nextn_predict_layers", 0, low=0)
     hidden, heads = hparams.integer("embedding_length"), hparams.integer("attention.head_count")
-    head_dim = hparams.integer("attention.key_length", hidden // heads)
+    own = head_dim if head_dim is not None else hparams.integer("attention.key_length", hidden // heads)
     context = hparams.integer("context_length")
     if not 1 <= layers <= len(source.files.tensors):
         raise hparams.error("block_count", f"leaves {layers} layers for {len(source.files.tensors)} tensors")
-    if hparams.integer("attention.value_length", head_dim) != head_dim:
-        raise hparams.unsupported("attention.value_length", f"differs from key_length, {head_dim}")
+    if head_dim is None and hparams.integer("attention.value_length", own) != own:
+        raise hparams.unsupported("attention.value_length", f"differs from key_length, {own}")
     return {
         "model_type": model_type,
         "vocab_size": _vocabulary(source),
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": hparams.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "num_key_value_heads": kv_heads or _kv_heads(hparams, heads),
+        "head_dim": own,
         "max_position_embeddings": context,
-        "rms_norm_eps": hparams.positive("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": hparams.positive(eps),
         "tie_word_embeddings": not source.has("output.weight"),
-        **read_rope(hparams, source.files, head_dim, context, partial=partial_rope),
+        **({} if ropeless else read_rope(hparams, source.files, own, context, partial=partial_rope, unit=unit)),
         **_special_tokens(source),
     }
 
 
-def dense_config(source: Source, model_type: str) -> Config:
-    return base_config(source, model_type) | {"intermediate_size": source.hparams.integer("feed_forward_length"), "hidden_act": "silu"}
+def _kv_heads(hparams: HParams, heads: int) -> int:
+    """The same in every layer that has any: layers without keep a state."""
+    counts = hparams.per_layer("attention.head_count_kv")
+    if counts is None or not any(counts):
+        return hparams.integer("attention.head_count_kv", heads)
+    found = sorted(set(counts) - {0})
+    if len(found) > 1:
+        raise hparams.unsupported("attention.head_count_kv", "differs from layer to layer")
+    return found[0]
+
+
+def attends(source: Source, layers: int) -> list[bool]:
+    """Whether each layer attends, of an architecture whose others keep a state and have no KV heads."""
+    counts = source.hparams.per_layer("attention.head_count_kv", layers)
+    return [True] * layers if counts is None else [count > 0 for count in counts[:layers]]
+
+
+def dense_config(source: Source, model_type: str, **how: Any) -> Config:
+    """Those of a decoder with feed-forward layers; `how` as for `base_config`."""
+    return base_config(source, model_type, **how) | {
+        "intermediate_size": source.hparams.integer("feed_forward_length"),
+        "hidden_act": "silu",
+    }
 
 
 def windowed_layers(source: Source, layers: int, period: int) -> list[str]:

@@ -61,6 +61,15 @@ class HParams(TypedReader):
         value = super().optional_number(key, default)
         return None if value is None else short_float(value)
 
+    def per_layer(self, key: str, count: int = 0) -> list[int] | None:
+        """A whole number for each of at least `count` layers, or None where the key is not there or holds one for all."""
+        value = self.take(key)
+        if not isinstance(value, np.ndarray):
+            return None
+        if value.ndim != 1 or value.size < count or value.dtype.kind not in "iub" or not ((value >= 0) & (value <= LARGEST)).all():
+            raise self.error(key, f"must hold a number for each of the {count} layers")
+        return [int(number) for number in value]
+
     def flags(self, key: str, count: int) -> list[bool] | None:
         """One bool for each of `count` layers (more are given where layers are left out), or None where the key is not there."""
         value = self.take(key)

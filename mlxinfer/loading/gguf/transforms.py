@@ -134,14 +134,37 @@ def decay(*, grouped: bool) -> Transform:
     return transform
 
 
-def conv_kernel(*, grouped: bool) -> Transform:
-    """`[channels, width]` to the `[channels, width, 1]` of an MLX convolution."""
+def flat(inner: Transform = lambda info, config: values(info, _same)) -> Transform:
+    """A vector that the file keeps with further axes."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
-        if len(info.shape) != 2:
+        mapped = inner(info, config)
+        return replace(
+            mapped, shape=(math.prod(info.shape),), make=lambda matrices: map_rows(mapped.make(matrices), lambda x: x.reshape(-1))
+        )
+
+    return transform
+
+
+def by_head(inner: Transform) -> Transform:
+    """A number for each head as `[1, 1, heads, 1]`."""
+
+    def transform(info: TensorInfo, config: Config) -> MappedTensor:
+        mapped, shape = inner(info, config), (1, 1, math.prod(info.shape), 1)
+        return replace(mapped, shape=shape, make=lambda matrices: map_rows(mapped.make(matrices), lambda x: x.reshape(shape)))
+
+    return transform
+
+
+def conv_kernel(*, grouped: bool) -> Transform:
+    """`[channels, width]`, or with axes of 1 around them, to the `[channels, width, 1]` of an MLX convolution."""
+
+    def transform(info: TensorInfo, config: Config) -> MappedTensor:
+        shape = info.shape if len(info.shape) == 2 else tuple(size for size in info.shape if size != 1)
+        if len(shape) != 2:
             return unchanged(info)
         order = _value_part(info, config) if grouped else _same
-        return values(info, lambda x: order(x)[..., None], (*info.shape, 1))
+        return values(info, lambda x: order(x.reshape(shape))[..., None], (*shape, 1))
 
     return transform
 

@@ -39,10 +39,10 @@ def test_files_of_llama_cpps_converter_give_the_logits_of_transformers(name: str
 
 def test_there_is_a_file_for_every_architecture() -> None:
     from mlxinfer.loading.gguf.arch_configs import BUILDERS
-    from mlxinfer.loading.gguf.names import _TABLES
+    from mlxinfer.loading.gguf.names import _ALL
 
-    assert BUILDERS.keys() | {"mixtral"} == _TABLES.keys()
-    assert _TABLES.keys() <= set(NAMES)
+    assert BUILDERS.keys() | {"mixtral"} == _ALL.keys()
+    assert _ALL.keys() <= set(NAMES)
 
 
 @pytest.mark.smoke

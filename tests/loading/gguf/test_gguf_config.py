@@ -75,6 +75,7 @@ def test_llama(tmp_path: Path) -> None:
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral": ("llama", {"attention.sliding_window": 24}, {"model_type": "mistral", "sliding_window": 24}),
+    "olmo3": ("olmo2", {"attention.sliding_window": 9}, {"model_type": "olmo3", "sliding_window": 9}),
     "mixtral": ("llama", EXPERTS, {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}),
     "one value for each layer": ("llama", {"attention.head_count_kv": [2, 2]}, {"num_key_value_heads": 2}),
     "qwen3": ("qwen3", {"attention.key_length": 16, "attention.value_length": 16}, {"head_dim": 16}),
@@ -202,7 +203,6 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": ("gpt2", {}, "'gpt2' is not supported"),
     "unknown key": ("llama", {"attention.secret": 1}, "llama.attention.secret = 1 is not understood"),
     "a key of another architecture": ("llama", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping = 30.0"),
-    "windows of olmo3": ("olmo2", {"attention.sliding_window": 9}, "olmo2.attention.sliding_window = 9"),
     "seen both ways": ("llama", {"attention.causal": False}, "llama.attention.causal is False"),
     "groups of experts": ("qwen3moe", EXPERTS | {"expert_group_count": 4}, "expert_group_count is 4"),
     "sigmoid gates": ("qwen3moe", EXPERTS | {"expert_gating_func": 2}, "expert_gating_func is 2"),
