@@ -206,6 +206,11 @@ class EngineThread:
             self._commands.put(run)
         return result.result()
 
+    def change_adapters(self, change: Callable[[], None]) -> None:
+        """Load or unload adapters of the model between two steps. Raises what `change` raises."""
+        self.compute(change)
+        self.compute(lambda: self._outputs and self._outputs.engine.adapt(self.opened.result().adapters.adapted))
+
     def send_kv_events(self, sink: KVEventSink) -> None:
         """Begin between two steps, and go on when the engine is restarted. `sink` is called in this thread and in those of the disk."""
 

@@ -87,6 +87,7 @@ class FrontDoor(HookedRequests):
         tool_format: str | None = None,
         draft: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        adapter_memory_gb: float = 0.0,
         speculate: bool = True,
         prefix_cache: bool = True,
         prefix_disk_gb: float = 0.0,
@@ -158,7 +159,7 @@ class FrontDoor(HookedRequests):
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests can ask for."""
-        return self._info.adapters
+        return tuple(self._info.adapters)
 
     @property
     def max_context(self) -> int:

@@ -144,6 +144,12 @@ class InprocClient:
             self._cancel_dropped(outputs)
             yield outputs
 
+    def change_adapters(self, change: Callable[[], None]) -> None:
+        """Load or unload adapters of the model between two steps. Raises what `change` raises."""
+        with self.turn() as outputs:
+            change()
+            outputs.engine.adapt(self.opened.adapters.adapted)
+
     def complete(self, requests: deque[list[Sequence]]) -> list[Completion]:
         """The answers to these requests, handed in as there is room for them."""
         return [answer.completion() for answer in self._run(requests)]
