@@ -64,7 +64,10 @@ def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, 
 
 
 def _update(path: Path, name: str, mapped: MappedTensor, alpha: float, file: GGUFFile) -> Update:
-    (stem,) = mapped.sources
+    if len(mapped.sources) != 1:
+        several = " and ".join(repr(source + _B) for source in mapped.sources)
+        raise not_applied(path, mapped.sources[0] + _B, f"is for {name!r}, which is made of several tensors ({several})")
+    stem = mapped.sources[0]
     a, b = file.tensors[stem + _A], file.tensors[stem + _B]
     check_factors(path, stem, a.shape, (mapped.shape[0], *b.shape[1:]), None)
     rank = a.shape[0]

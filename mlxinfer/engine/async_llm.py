@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,11 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         """As `LLM.unload_adapter`."""
         opened = await self._opened()
         await asyncio.to_thread(self._thread.change_adapters, partial(opened.adapters.unload, name))
+
+    @property
+    def end(self) -> Future[None]:
+        """Done once nothing runs any more."""
+        return self._thread.ended
 
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now, at most a few steps ago."""

@@ -211,8 +211,7 @@ class Engine:
             if not self._does_without_kernels(error):
                 self._cancel_all()
                 raise
-        finally:
-            self._let_adapters_go()
+        self._let_adapters_go()
         return events
 
     def _advance(self, events: list[Event]) -> None:
@@ -349,10 +348,8 @@ class Engine:
                 self.kv_cache_manager.cache_prefix(s)
 
     def _let_adapters_go(self) -> None:
-        """Give back the memory of adapters that were unloaded, once no sequence has them."""
         if self._adapted is not None and self._adapted.leaving:
-            scheduler = self.scheduler
-            self._adapted.let_go([s.adapter for s in (*scheduler.running, *scheduler.waiting) if s.adapter is not None])
+            self._adapted.let_go([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
 
     def _free_if_unused(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._is_pending(sequence):

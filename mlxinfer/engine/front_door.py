@@ -187,6 +187,11 @@ def stopped(reason: str) -> EngineError:
     return EngineError(f"the engine stopped before the answer was finished: {reason}")
 
 
+def fault_line(error: BaseException) -> str:
+    """An engine's fault in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def check_unbroken(sequences: Iterable[Sequence]) -> None:
     """Raise `EngineError` if one of these ended with an error, and `SamplingError` if its structure is to blame."""
     for sequence in sequences:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import EngineError, MLXInferError, QueueFullError
 from ..types import Chunk, Completion
-from .front_door import FORKED, check_unbroken, stopped
+from .front_door import FORKED, check_unbroken, fault_line, stopped
 from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
 from .pooled_output import PooledOutput
@@ -263,7 +263,7 @@ class InprocClient:
         try:
             pieces = outputs.step()
         except BaseException as error:
-            self._fault = " ".join(f"{type(error).__name__}: {error}".split())
+            self._fault = fault_line(error)
             raise
         for answer, chunk in pieces:
             chunks = self._chunks.get(answer.sequence)
