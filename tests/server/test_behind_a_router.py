@@ -96,11 +96,11 @@ def converse(port, *, leaving=0.0, between=lambda done: None):
 
 
 @contextmanager
-def routed(path, policy, count=2):
-    """The router's port, the workers' ports and their processes."""
+def routed(path, policy, count=2, options=()):
+    """The router's port, the workers' ports and their processes. `options` are those of each worker."""
     base = free_ports(10)
     ports = list(range(base + 1, base + 1 + count))
-    running = [worker(f"tiny={path}", port) for port in ports]
+    running = [worker(f"tiny={path}", port, *options) for port in ports]
     try:
         for process, port in zip(running, ports, strict=True):
             wait_for(process, port)
@@ -150,6 +150,22 @@ def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
     assert found["cache_aware"]["cached"] >= 0.9 * found["alone"]["cached"]
     read = {name: counts["prompt"] - counts["cached"] for name, counts in found.items()}
     assert read["cache_aware"] < 0.7 * read["round_robin"]
+
+
+HALF = ("--memory", "0.05", "--max-num-seqs", "4")
+"""Of 18,500 tokens that nobody uses a worker keeps the pages, which is 11 of these conversations when they end, with 1650 tokens each."""
+
+
+def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capfd):
+    """Where each worker can keep all of them, whoever reads a prompt first has it for ever, and turns lose little."""
+    found = {}
+    for policy in ("cache_aware", "round_robin"):
+        with routed(tiny_path, policy, options=HALF) as (port, _, _):
+            found[policy] = converse(port)
+    capfd.readouterr()
+    assert all(counts[200] == CONVERSATIONS * TURNS for counts in found.values())
+    assert found["cache_aware"]["prompt"] == found["round_robin"]["prompt"]
+    assert found["cache_aware"]["cached"] >= 1.5 * found["round_robin"]["cached"]
 
 
 def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
