@@ -31,10 +31,16 @@ async def until(slot: Slot, state: str) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the seconds of a load that failed."""
+    monkeypatch.setattr("mlxinfer.server.keeping.slot._FIRST_BACK_OFF_S", 0.001)
+
+
 def test_it_comes_back_after_longer_and_longer_waits() -> None:
     async def run() -> None:
         slot, room = slot_of("a"), Room()
-        keeper = Keeper([slot], room, broken_s=0.02)  # type: ignore[arg-type]
+        keeper = Keeper([slot], room, broken_s=0.05)  # type: ignore[arg-type]
         await within(keeper.hold(slot))
         keeper.let_go(slot)
         waits = []
@@ -47,16 +53,13 @@ def test_it_comes_back_after_longer_and_longer_waits() -> None:
                 await within(keeper.hold(slot))  # not before its time, whoever asks
             await within(until(slot, "ready"))
             assert (slot.broken, slot.loads) == (False, deaths + 1)
-        assert [round(wait / 0.02) for wait in waits] == [1, 2, 4]
+        assert all(times * 0.05 - 0.04 < wait <= times * 0.05 for times, wait in zip((1, 2, 4), waits, strict=True))
         await within(keeper.close())
 
-    # A fault of loading while it comes back waits again, as any failed load; here without the 5 s of that.
     asyncio.run(run())
 
 
-def test_a_load_that_fails_on_the_way_back_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxinfer.server.keeping.slot._FIRST_BACK_OFF_S", 0.01)
-
+def test_a_load_that_fails_on_the_way_back_is_tried_again() -> None:
     async def run() -> None:
         slot, room = slot_of("a"), Room()
         keeper = Keeper([slot], room, broken_s=0.01)  # type: ignore[arg-type]
@@ -108,6 +111,7 @@ def fail() -> None:
     raise RuntimeError("the device is gone")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
     """An engine that fails twice is down: /health says so until it is there again, without a request."""
     with kept_models(tiny_models(tmp_path, "a"), 500_000_000, broken_s=0.3, aliases={"other": "a"}) as kept:
@@ -137,5 +141,4 @@ def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
         told = [each["data"] for each in found]
         assert [each["status"] for each in told] == ["loading", "loaded", "unloaded", "loading", "loaded", "unloaded"]
         assert [each.get("failed", False) for each in told] == [False, False, True, False, False, False]
-        assert "its engine has ended" in told[2]["reason"] or "down" in told[2]["reason"]
-    # The server has ended although a client was listening before.
+        assert "failed again after a restart" in told[2]["reason"]
