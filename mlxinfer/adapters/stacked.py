@@ -152,11 +152,21 @@ def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype, before
     mx.eval([array for array in (a, b, gain, offset) if array is not None])
     changed = frozenset(i for i, adapter in enumerate(adapters, 1) if adapter.updates.keys() & changes.places.keys())
     if packs_factors():
-        packed_a, packed_b = (kernels_cpu.pack(part.swapaxes(1, 2)) for part in (a, b))
+        packed_a, packed_b = (kernels_cpu.pack(_narrowed(part.swapaxes(1, 2))) for part in (a, b))
         return Stack(packed_a, packed_b, gain, offset, changed, _single(packed_a, packed_b), changes)
     pairs = tuple((a[slot], b[slot]) for slot in range(len(slots)))
     mx.eval(pairs)
     return Stack(a, b, gain, offset, changed, pairs, changes)
+
+
+def _narrowed(factors: mx.array) -> mx.array:
+    """The same numbers in 16 bits, if that loses nothing: a step reads half as much then. Most files were written in 16 bits."""
+    if factors.dtype == mx.float32:
+        for dtype in (mx.bfloat16, mx.float16):
+            narrow = factors.astype(dtype)
+            if mx.array_equal(narrow.astype(mx.float32), factors).item():
+                return narrow
+    return factors
 
 
 def _single(a: Packed, b: Packed) -> tuple[tuple[Packed, Packed], ...]:
