@@ -115,30 +115,33 @@ def fail() -> None:
 def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
     """An engine that fails twice is down: /health says so until it is there again, without a request."""
     with kept_models(tiny_models(tmp_path, "a"), 500_000_000, broken_s=0.3, aliases={"other": "a"}) as kept:
-        with kept.live.connect(unix=True) as connection:
-            connection.sendall(request("/models/sse", method="GET"))
-            raw = b""
-            while b"\r\n\r\n" not in raw:
-                raw += connection.recv(4096)
-            assert b"200 OK" in raw
-            assert b"text/event-stream" in raw
-            assert kept.ask("a")[0] == 200
-            assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
-            for _ in range(2):
-                with pytest.raises(RuntimeError):
-                    kept.slots["a"].llm._thread.compute(fail)  # type: ignore[union-attr]
-            kept.until(lambda: kept.slots["a"].broken)
-            assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 503
-            kept.until(lambda: kept.slots["a"].state == "ready" and kept.slots["a"].loads == 2)
-            assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
-            assert kept.ask("a")[0] == 200
-            kept.ask("a", "/models/unload")
-            kept.until(lambda: kept.states()["a"] == "listed")
-            while raw.count(b"model_status") < 6:
-                raw += connection.recv(4096)
+        connection = kept.live.connect(unix=True)
+        connection.sendall(request("/models/sse", method="GET"))
+        raw = b""
+        while b"\r\n\r\n" not in raw:
+            raw += connection.recv(4096)
+        assert b"200 OK" in raw
+        assert b"text/event-stream" in raw
+        assert kept.ask("a")[0] == 200
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                kept.slots["a"].llm._thread.compute(fail)  # type: ignore[union-attr]
+        kept.until(lambda: kept.slots["a"].broken)
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 503
+        kept.until(lambda: kept.slots["a"].state == "ready" and kept.slots["a"].loads == 2)
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
+        assert kept.ask("a")[0] == 200
+        kept.ask("a", "/models/unload")
+        kept.until(lambda: kept.states()["a"] == "listed")
+        while raw.count(b"model_status") < 6:
+            raw += connection.recv(4096)
         found = [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
         assert {(each["model"], each["event"]) for each in found} == {("a", "model_status")}
         told = [each["data"] for each in found]
         assert [each["status"] for each in told] == ["loading", "loaded", "unloaded", "loading", "loaded", "unloaded"]
         assert [each.get("failed", False) for each in told] == [False, False, True, False, False, False]
         assert "failed again after a restart" in told[2]["reason"]
+    with connection:  # the server has ended although somebody listened
+        while connection.recv(4096):
+            pass

@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from ...errors import AdapterError, MemoryPlanError, SettingError
+from ...errors import CheckpointError, MemoryPlanError, SettingError
 from ..errors import APIError, invalid
 from ..keeping.refusals import without_paths
 from ..models import Entry
@@ -46,7 +46,7 @@ async def load(context: RequestContext, body: LoadAdapter) -> ASGIApp:
     place = _place(context, body.lora_path)
     entry, name = _meant(context, body.lora_name)
     served = await context.use(entry)
-    await _refused(served.llm.load_adapter(name, place))
+    await _refused(context, served.llm.load_adapter(name, place))
     entry.slot.keep_adapter(name, place)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -58,7 +58,7 @@ async def unload(context: RequestContext, body: UnloadAdapter) -> ASGIApp:
     if name not in entry.slot.adapters:
         raise APIError(404, "not_found", f"The lora adapter {name!r} cannot be found.", param="lora_name", code="not_found")
     served = await context.use(entry)
-    await _refused(served.llm.unload_adapter(name))
+    await _refused(context, served.llm.unload_adapter(name))
     entry.slot.drop_adapter(name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -98,12 +98,13 @@ def _meant(context: RequestContext, name: str) -> tuple[Entry, str]:
     return next(iter(models)), name
 
 
-async def _refused(change: Awaitable[None]) -> None:
+async def _refused(context: RequestContext, change: Awaitable[None]) -> None:
     """Wait for a change; what the client can mend is a 400. Files are not named by their paths."""
     try:
         await change
-    except (AdapterError, SettingError, MemoryPlanError) as error:
-        raise invalid(without_paths(str(error)), "lora_name", "invalid_value") from None
+    except (CheckpointError, SettingError, MemoryPlanError) as error:
+        known = str(error).replace(f"{_folder(context).expanduser().resolve()}/", "")
+        raise invalid(without_paths(known), "lora_name", "invalid_value") from None
 
 
 def routes(server: Server) -> list[Endpoint]:
