@@ -62,11 +62,6 @@ class AdapterSet:
         self.adapted.unload(name)
         del self.loaded[name]
 
-    def close(self) -> None:
-        """Let go of the model."""
-        self.adapted = None
-        del self._model
-
     def _check_memory(self, wanted: int) -> None:
         """All of them together take `wanted` bytes."""
         if wanted > self._planned:

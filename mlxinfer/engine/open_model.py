@@ -168,7 +168,6 @@ class OpenModel:
 
     def close(self) -> None:
         """Let other models of this process have the memory."""
-        self.adapters.close()
         self.reservation.release()
 
     def engine(self) -> Engine:
