@@ -146,6 +146,17 @@ class EngineArgs:
             command="answering",
         ),
     )
+    adapter_memory_gb: float = field(
+        default=0.0,
+        metadata=about(
+            "Memory for adapters that are loaded while the model runs",
+            unit="GB",
+            flag="--adapter-memory",
+            least=0,
+            most=1_000_000,
+            command="answering",
+        ),
+    )
     speculate: bool = field(
         default=True, metadata=about("Let text that repeats itself propose tokens; answers are the same", command="answering")
     )
@@ -196,8 +207,13 @@ def _check_adapters(adapters: object) -> None:
     if not isinstance(adapters, Mapping) or not all(isinstance(path, (str, Path)) for path in adapters.values()):
         raise SettingError(f"adapters must map names to paths, such as {{'name': 'path'}}, not {adapters!r}")
     for name in adapters:
-        if not isinstance(name, str) or not ADAPTER_NAME.fullmatch(name) or name == "latest":
-            raise SettingError(f"adapters: {name!r} cannot be a name: up to 64 letters, digits and . _ -, and not latest")
+        check_adapter_name(name)
+
+
+def check_adapter_name(name: object) -> None:
+    """Raise `SettingError` for what no adapter can be called."""
+    if not isinstance(name, str) or not ADAPTER_NAME.fullmatch(name) or name == "latest":
+        raise SettingError(f"adapters: {name!r} cannot be a name: up to 64 letters, digits and . _ -, and not latest")
 
 
 OLDER_NAMES = {"max_sequences": "max_num_seqs"}

@@ -3,55 +3,105 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import mlx.core as mx
 
+from ..errors import AdapterError
 from ..models.decoder import Decoder, Model
 from ..models.fused_blocks import Run
-from ..nn.linear import Linear
 from ..records import dataclass
 from .linear import AdaptedLinear
-from .places import changes
+from .places import changes, planned_bytes
 from .stacked import Choice, Stack, stack
 from .update import Adapter
 
 _PROJECT = __package__.split(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """An adapter that requests can ask for."""
+    """An adapter that requests can ask for. Requests that have it keep it when its name is given to another."""
 
     name: str
     """What they call it."""
     slot: int
-    """Its place in the stacks, from 1."""
+    """Its place in the stacks, from 1, between two steps; 0 once it is gone."""
     digest: str
     """`Adapter.digest`: what its keys and values depend on besides tokens and the model."""
 
 
 class AdaptedModel:
-    """A model with its adapters. The model itself is left as it is, and steps without adapters go through that."""
+    """A model with its adapters. The model itself is left as it is, and steps without adapters go through that.
+
+    Adapters come and go between two steps: the stacks of all that stay are made anew then, and steps that were built before go on with
+    the old ones.
+    """
 
     def __init__(self, model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> None:
         """Reads the numbers of the adapters, in `dtype`, that of the activations. Raises `AdapterError`s."""
-        self.adapters = {a.name: LoadedAdapter(a.name, slot, a.digest) for slot, a in enumerate(adapters, 1)}
-        self._choice = Choice()
-        stacks: dict[int, tuple[Linear, Stack]] = {}
-        for each in changes(model, adapters):
-            stacks[id(each.linear)] = each.linear, stack(each, adapters, dtype)
-        self.nbytes = sum(s.nbytes for _, s in stacks.values())
+        self.adapters: dict[str, LoadedAdapter] = {}
+        """Those that requests can ask for, by name. Belongs to the thread that computes; others may look names up."""
+        self.nbytes = 0
         """Bytes that the adapters take."""
-        self.adapted = _twin(model, {key: AdaptedLinear(linear, s, self._choice) for key, (linear, s) in stacks.items()})
+        self.adapted: Model = model
         """The graph for steps with adapters."""
+        self._model, self._dtype = model, dtype
+        self._choice = Choice()
+        self._there: list[tuple[LoadedAdapter, Adapter]] = []
+        """By slot. Those that were unloaded stay as long as a request has them."""
+        self._stacks: dict[int, Stack] = {}
+        self._hold([(LoadedAdapter(adapter.name, 0, adapter.digest), adapter) for adapter in adapters])
+
+    def bytes_with(self, adapter: Adapter) -> int:
+        """Bytes that the adapters take once this one is among them. Raises `AdapterError` if it does not fit the model."""
+        return planned_bytes(self._model, [*(each for _, each in self._there), adapter], self._dtype)
+
+    def load(self, adapter: Adapter) -> None:
+        """Let requests ask for a further one, whose name is not taken. Reads its numbers; raises `AdapterError`, and then nothing has
+        changed."""
+        assert adapter.name not in self.adapters
+        self._hold([*self._there, (LoadedAdapter(adapter.name, 0, adapter.digest), adapter)])
+
+    def unload(self, name: str) -> None:
+        """From now on no request can ask for it; `let_go` gives its memory back. Raises `AdapterError` for a name that there is not."""
+        if self.adapters.pop(name, None) is None:
+            raise AdapterError(f"there is no adapter called {name!r} to unload")
+
+    @property
+    def leaving(self) -> bool:
+        """Whether any was unloaded and is still there."""
+        return len(self._there) > len(self.adapters)
+
+    def let_go(self, used: Container[LoadedAdapter]) -> None:
+        """Give back the memory of those that were unloaded and that no request has: `used` are those of all requests."""
+        staying = [each for each in self._there if self.adapters.get(each[0].name) is each[0] or each[0] in used]
+        if len(staying) < len(self._there):
+            gone = [loaded for loaded, _ in self._there if all(loaded is not other for other, _ in staying)]
+            self._hold(staying)
+            for loaded in gone:
+                loaded.slot = 0
 
     def for_rows(self, rows: Sequence[tuple[LoadedAdapter | None, int]]) -> Model:
         """The graph for a step: `rows` are adapters and how many rows they are for, in order. Good until the next call."""
         self._choice.set([(0 if adapter is None else adapter.slot, count) for adapter, count in rows])
         return self.adapted
+
+    def _hold(self, there: Sequence[tuple[LoadedAdapter, Adapter]]) -> None:
+        """Stack these, in the order of their slots. Raises `AdapterError`, and then nothing has changed."""
+        adapters, before = [adapter for _, adapter in there], [loaded.slot for loaded, _ in there]
+        found = changes(self._model, adapters)
+        stacks = {id(each.linear): stack(each, adapters, self._dtype, self._stacks.get(id(each.linear)), before) for each in found}
+        replaced = {id(each.linear): AdaptedLinear(each.linear, stacks[id(each.linear)], self._choice) for each in found}
+        self.adapted = _twin(self._model, replaced) if replaced else self._model
+        self.nbytes = sum(each.nbytes for each in stacks.values())
+        self._stacks, self._there = stacks, list(there)
+        for slot, (loaded, _) in enumerate(there, 1):
+            if not loaded.slot:
+                self.adapters[loaded.name] = loaded
+            loaded.slot = slot
 
 
 def _twin(model: Model, replaced: Mapping[int, AdaptedLinear]) -> Decoder:

@@ -64,16 +64,22 @@ def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, 
 
 
 def _update(path: Path, name: str, mapped: MappedTensor, alpha: float, file: GGUFFile) -> Update:
-    (stem,) = mapped.sources
-    a, b = file.tensors[stem + _A], file.tensors[stem + _B]
-    check_factors(path, stem, a.shape, (mapped.shape[0], *b.shape[1:]), None)
-    rank = a.shape[0]
+    """Of a projection that the file has in several parts, the updates become one: `a` of all under each other, and `b` in blocks."""
+    parts = [(file.tensors[stem + _A], file.tensors[stem + _B]) for stem in mapped.sources]
+    first, out = parts[0][0], [b.shape[0] for _, b in parts]
+    for (a, b), stem in zip(parts, mapped.sources, strict=True):
+        check_factors(path, stem, a.shape, (mapped.shape[0] if len(parts) == 1 else b.shape[0], *b.shape[1:]), None)
+        if a.shape != first.shape or (len(parts) > 1 and sum(out) != mapped.shape[0]):
+            raise not_applied(path, a.name, f"is for a part of {name!r}, of which the other parts have other shapes")
+    rank, into = first.shape
 
     def read() -> Factors:
-        return finite_factors(path, a.name, _read(file, a), numbers(mapped.make([Dense(_read(file, b))])), None)
+        a = mx.concatenate([_read(file, a) for a, _ in parts])
+        blocks = [mx.pad(_read(file, b), [(0, 0), (rank * i, rank * (len(parts) - 1 - i))]) for i, (_, b) in enumerate(parts)]
+        return finite_factors(path, first.name, a, numbers(mapped.make([Dense(block) for block in blocks])), None)
 
-    shape = mapped.shape[0], a.shape[1]
-    return Update(key_of(name.removesuffix(".weight")), a.name, rank, shape, alpha / rank if alpha else 1.0, False, read)
+    key, scale = key_of(name.removesuffix(".weight")), alpha / rank if alpha else 1.0
+    return Update(key, first.name, rank * len(parts), (mapped.shape[0], into), scale, False, read)
 
 
 def _read(file: GGUFFile, info: TensorInfo) -> mx.array:

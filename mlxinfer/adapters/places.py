@@ -58,6 +58,11 @@ class Changes:
         """Columns between the two products: those of one projection next to those of another."""
         return sum(self.ranks.values())
 
+    def column(self, key: str) -> int:
+        """The first of those columns that are a projection's."""
+        keys = list(self.places)
+        return sum(self.ranks[before] for before in keys[: keys.index(key)])
+
 
 def places(model: Model) -> dict[str, Place]:
     """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""

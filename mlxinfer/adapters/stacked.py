@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.core as mx
 from .. import kernels_cpu
 from ..kernels_cpu import Packed
 from ..nn.linear import Linear
+from ..nn.norms import RMSNorm
 from ..nn.weights import numbers
 from ..records import dataclass
 from .places import Changes, Place, factor_dtype, has_gain, packs_factors
@@ -71,8 +73,10 @@ class Stack:
     """What is added to that, float32 `[slots, out]`: the part of the bias that the gain took."""
     changed: frozenset[int]
     """Slots whose adapter changes this matrix."""
-    pairs: tuple[tuple[mx.array, mx.array], ...]
-    """`a` and `b` of each slot, views of the stacks; empty where these are packed."""
+    pairs: tuple[tuple[mx.array, mx.array], ...] | tuple[tuple[Packed, Packed], ...]
+    """`a` and `b` of each slot, views of the stacks."""
+    changes: Changes
+    """What it was made for."""
 
     @property
     def nbytes(self) -> int:
@@ -80,30 +84,49 @@ class Stack:
         parts = [part.data if isinstance(part, Packed) else part for part in (self.a, self.b, self.gain, self.offset)]
         return sum(part.nbytes for part in parts if part is not None)
 
-    def delta(self, x: mx.array, choice: Choice) -> mx.array | None:
-        """What to add to the product with rows `[T, in]`: `[T, out]`, or None where no row's adapter changes this matrix."""
-        if not choice.slots & self.changed:
-            return None
-        if isinstance(self.a, Packed) or isinstance(self.b, Packed):
-            return self._packed(x, choice.ids)
+    def factors(self, slot: int) -> tuple[mx.array, mx.array]:
+        """`a` `[in, R]` and `b` `[R, out]` of one adapter, in float32."""
+        a, b = self.pairs[slot]
+        if isinstance(a, Packed) and isinstance(b, Packed):
+            a, b = (part.rows(mx.arange(part.shape[0]), mx.float32).T for part in (a, b))
+        assert isinstance(a, mx.array)
+        assert isinstance(b, mx.array)
+        return a.astype(mx.float32), b.astype(mx.float32)
+
+    def added(self, y: mx.array | None, x: mx.array, choice: Choice, norm: RMSNorm | None = None) -> mx.array:
+        """`y` `[T, out]` and what the adapters add to it for rows `[T, in]`, some of which must have one that changes this matrix; with
+        None, that alone. `norm` is applied to packed factors' rows first."""
+        if isinstance(self.a, Packed):
+            return self._packed(y, x, choice, norm)
+        assert isinstance(self.a, mx.array)
         rows = x.astype(self.a.dtype)
         if len(choice.runs) == 1:
-            y = self._run(rows, choice.runs[0][0])
+            delta = self._run(rows, choice.runs[0][0])
         elif choice.by_runs:
-            y = mx.concatenate([self._run(rows[first:stop], slot) for slot, first, stop in choice.runs])
+            delta = mx.concatenate([self._run(rows[first:stop], slot) for slot, first, stop in choice.runs])
         else:
             inner = mx.gather_mm(rows[:, None], self.a, rhs_indices=choice.ids)
-            y = mx.gather_mm(inner, self.b, rhs_indices=choice.ids)[:, 0]
-        return y.astype(x.dtype)
+            delta = mx.gather_mm(inner, self.b, rhs_indices=choice.ids)[:, 0]
+        delta = delta.astype(x.dtype)
+        return delta if y is None else y + delta
 
-    def _packed(self, x: mx.array, ids: mx.array) -> mx.array:
-        """The CPU's products, in which a row's result does not depend on the other rows."""
-        assert isinstance(self.a, Packed)
-        assert isinstance(self.b, Packed)
-        return self.b.multiply(self.a.multiply(x, experts=ids), experts=ids).astype(x.dtype)
+    def _packed(self, y: mx.array | None, x: mx.array, choice: Choice, norm: RMSNorm | None) -> mx.array:
+        """By the CPU's products, in which a row's result does not depend on the other rows, and which add to `y` themselves."""
+        one = len(choice.slots) == 1
+        a, b = self.pairs[choice.runs[0][0]] if one else (self.a, self.b)
+        ids = None if one else choice.ids
+        assert isinstance(a, Packed)
+        assert isinstance(b, Packed)
+        inner = a.multiply(x, experts=ids) if norm is None else a.multiply(x, experts=ids, norm=norm.weight, eps=norm.eps)
+        if y is not None and y.dtype == inner.dtype:
+            return b.multiply(inner, experts=ids, residual=y)
+        delta = b.multiply(inner, experts=ids).astype(x.dtype)
+        return delta if y is None else y + delta
 
     def _run(self, x: mx.array, slot: int) -> mx.array:
         a, b = self.pairs[slot]
+        assert isinstance(a, mx.array)
+        assert isinstance(b, mx.array)
         return (x @ a) @ b if slot in self.changed else mx.zeros((x.shape[0], b.shape[1]), x.dtype)
 
     def rescaled(self, y: mx.array, choice: Choice) -> mx.array:
@@ -114,9 +137,14 @@ class Stack:
         return (scaled if self.offset is None else scaled + self.offset[choice.ids]).astype(y.dtype)
 
 
-def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Stack:
-    """Read the factors for one matrix, for activations in `dtype`; a magnitude needs the matrix itself. Raises `AdapterError`."""
-    slots = [_slot(changes, updates) for updates in ({}, *(adapter.updates for adapter in adapters))]
+def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype, before: Stack | None = None, kept: Sequence[int] = ()) -> Stack:
+    """Read the factors for one matrix, for activations in `dtype`; a magnitude needs the matrix itself. Those that an earlier stack has are
+    taken from there, as their files may be gone: `kept` are the slots of all adapters in `before`, 0 for new ones. Raises
+    `AdapterError`."""
+    known = [*(kept or (0,) * len(adapters))]
+    slots = [_empty(changes)]
+    for adapter, slot in zip(adapters, known, strict=True):
+        slots.append(_moved(changes, adapter, before, slot) if slot and before else _slot(changes, adapter.updates))
     a, b = (mx.stack([getattr(slot, name) for slot in slots]).astype(factor_dtype(dtype)) for name in ("a", "b"))
     gain = mx.stack([slot.gain for slot in slots]) if has_gain(changes, adapters) else None
     bias = changes.linear.bias
@@ -124,11 +152,28 @@ def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype) -> Sta
     mx.eval([array for array in (a, b, gain, offset) if array is not None])
     changed = frozenset(i for i, adapter in enumerate(adapters, 1) if adapter.updates.keys() & changes.places.keys())
     if packs_factors():
-        packed_a, packed_b = (kernels_cpu.pack(part.swapaxes(1, 2)) for part in (a, b))
-        return Stack(packed_a, packed_b, gain, offset, changed, ())
+        packed_a, packed_b = (kernels_cpu.pack(_narrowed(part.swapaxes(1, 2))) for part in (a, b))
+        return Stack(packed_a, packed_b, gain, offset, changed, _single(packed_a, packed_b), changes)
     pairs = tuple((a[slot], b[slot]) for slot in range(len(slots)))
     mx.eval(pairs)
-    return Stack(a, b, gain, offset, changed, pairs)
+    return Stack(a, b, gain, offset, changed, pairs, changes)
+
+
+def _narrowed(factors: mx.array) -> mx.array:
+    """The same numbers in 16 bits, if that loses nothing: a step reads half as much then. Most files were written in 16 bits."""
+    if factors.dtype == mx.float32:
+        for dtype in (mx.bfloat16, mx.float16):
+            narrow = factors.astype(dtype)
+            if mx.array_equal(narrow.astype(mx.float32), factors).item():
+                return narrow
+    return factors
+
+
+def _single(a: Packed, b: Packed) -> tuple[tuple[Packed, Packed], ...]:
+    """The factors of each slot, views of the stacks."""
+    parts = [tuple(replace(part, data=part.data[slot]) for part in (a, b)) for slot in range(a.data.shape[0])]
+    mx.eval([part.data for pair in parts for part in pair])
+    return tuple((first, second) for first, second in parts)
 
 
 @dataclass(slots=True)
@@ -140,10 +185,13 @@ class _Slot:
     gain: mx.array
 
 
-def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
+def _empty(changes: Changes) -> _Slot:
     out, into = changes.shape
-    slot = _Slot(mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
-    column = 0
+    return _Slot(mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
+
+
+def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
+    slot, column = _empty(changes), 0
     for key, place in changes.places.items():
         update = updates.get(key)
         if update is not None:
@@ -154,6 +202,22 @@ def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
             slot.b[columns, rows] = (update.scale * factors.b * gain[:, None]).T
             slot.gain[rows] = gain
         column += changes.ranks[key]
+    mx.eval(slot.a, slot.b, slot.gain)
+    return slot
+
+
+def _moved(changes: Changes, adapter: Adapter, before: Stack, number: int) -> _Slot:
+    """A slot of an earlier stack, in which other projections may have been changed, and by other ranks."""
+    slot, (a, b), column = _empty(changes), before.factors(number), 0
+    for key in changes.places:
+        update = adapter.updates.get(key)
+        if update is not None:
+            first = before.changes.column(key)
+            old, new = slice(first, first + update.rank), slice(column, column + update.rank)
+            slot.a[:, new], slot.b[new] = a[:, old], b[old]
+        column += changes.ranks[key]
+    if before.gain is not None:
+        slot.gain = before.gain[number]
     mx.eval(slot.a, slot.b, slot.gain)
     return slot
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..server.serve import Models
     from ..server.settings import ReasoningField, ServerSettings
 
+ADAPTER_ROOM_GB = 0.25
+"""Memory of each model for adapters that clients load, unless --adapter-memory says otherwise."""
+
 
 @click.command(short_help="Serve models over HTTP.")
 @click.argument("models", metavar="MODEL...", nargs=-1, shell_complete=complete_model)
@@ -46,6 +49,13 @@ if TYPE_CHECKING:
 @click.option(
     "--drain", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Answer so much longer after a signal, /health saying 503."
 )
+@click.option(
+    "--allow-adapter-loading",
+    "adapters_dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Let clients load adapters from this folder, and unload them.",
+)
 @click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at tcp://ADDRESS:PORT.")
 @click.option("--kv-events-replay", metavar="ENDPOINT", help="Where they ask for what they missed.")
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
@@ -70,6 +80,8 @@ def serve(
     if not models and models_dir is None:
         raise click.UsageError("name a MODEL, or a folder of them with --models-dir")
     model_settings, given = split(options)
+    if given["adapters_dir"] is not None and not model_settings.get("adapter_memory_gb"):
+        model_settings["adapter_memory_gb"] = ADAPTER_ROOM_GB
     settings, names = _settings(**given), dict(_pair(alias) for alias in aliases)
     if install:
         _print_plist(models, aliases, models_dir, pinned, settings, model_settings)
@@ -95,6 +107,7 @@ def _settings(
     kv_events: str | None,
     kv_events_replay: str | None,
     activated: bool,
+    adapters_dir: Path | None,
 ) -> ServerSettings:
     from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, read_api_key
 
@@ -114,6 +127,7 @@ def _settings(
         opens_page=opens_page,
         reasoning_field=reasoning_field,
         drain_s=drain,
+        adapters_dir=adapters_dir,
         kv_events=kv_events,
         kv_events_replay=kv_events_replay,
         limits=Limits(request_s=request_timeout),

@@ -7,8 +7,10 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +23,7 @@ from ..errors import MLXInferError
 from ..loading.load import LoadedModel
 from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .adapter_set import load_into
 from .async_pooled_requests import AsyncPooledRequests, prepared, size
 from .chat_prompt import ChatPrompt
 from .engine_thread import EngineThread, Piece, Progress, Request
@@ -87,6 +90,21 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
     def ended(self) -> bool:
         """Whether it was closed, or failed for good: nothing runs any more."""
         return self._thread.ended.done()
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """As `LLM.load_adapter`, next to requests that run."""
+        opened = await self._opened()
+        await asyncio.to_thread(load_into, opened.adapters, name, path, self._thread.change_adapters)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `LLM.unload_adapter`."""
+        opened = await self._opened()
+        await asyncio.to_thread(self._thread.change_adapters, partial(opened.adapters.unload, name))
+
+    @property
+    def end(self) -> Future[None]:
+        """Done once nothing runs any more."""
+        return self._thread.ended
 
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now, at most a few steps ago."""

@@ -79,13 +79,16 @@ class AsyncPooledRequests:
     ) -> list[Ranked]:
         """The most relevant documents, as `LLM.rerank`."""
         pairs = [(query, document) for document in documents]
-        scores, _ = await self.relevance(pairs, instruction=instruction, **options)
-        return ranked(scores, documents, top_n)
+        return ranked(await self.relevance(pairs, instruction=instruction, **options), documents, top_n)
 
-    async def relevance(
+    async def relevance(self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]) -> np.ndarray:
+        """`[n]`, as `LLM.relevance`."""
+        return (await self.counted_relevance(pairs, instruction=instruction, **options))[0]
+
+    async def counted_relevance(
         self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]
     ) -> tuple[np.ndarray, int]:
-        """`[n]` as `LLM.relevance`, and how many tokens the pairs had."""
+        """`relevance`, and how many tokens the pairs had."""
         check_pairs(pairs)
         terms, how = RequestOptions.of("relevance", options), scorer(await self._opened())
         ids = await prepared(sum(len(a) + len(b) for a, b in pairs), partial(how.token_ids, pairs, instruction))

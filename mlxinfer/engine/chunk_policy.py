@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..cache.base import BidirectionalSpec
 from ..cache.pages import PAGE
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
+    from ..models.decoder import Model
     from .rope_regime import RopeRegime
     from .sequence import Sequence
 
@@ -131,3 +134,10 @@ class DeterministicChunks(ChunkPolicy):
 
     def _stepwise(self, sequence: Sequence) -> bool:
         return True
+
+
+def chunk_policy(model: Model, config: EngineConfig, rope: RopeRegime) -> ChunkPolicy:
+    """That of an engine."""
+    if any(isinstance(spec, BidirectionalSpec) for spec in model.layers):
+        return WholeTexts(config.max_context, apart=config.deterministic)
+    return (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..cache.attention.select import fallback_lines
-from ..cache.base import BidirectionalSpec
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
-from ..errors import MemoryPlanError, one_line
+from ..errors import MemoryPlanError, SamplingError, one_line
 from ..models.decoder import Model
 from ..nn.kernel_trial import lost_lines
 from ..types import EngineStats, FinishReason
-from .chunk_policy import ChunkPolicy, DeterministicChunks, WholeTexts
+from .chunk_policy import chunk_policy
 from .events import Ended, Event, Logits, Pooled, StepReport
 from .given_up import TakeMemory, give_up_guilty, unpack_once
 from .kv_cache_manager import KVCacheManager
@@ -91,7 +90,7 @@ class Engine:
     def _start(self) -> None:
         config = self.config
         rope = RopeRegime(self.model)
-        chunks = _chunk_policy(self.model, config, rope)
+        chunks = chunk_policy(self.model, config, rope)
         rows = chunks.step_rows(config.max_num_batched_tokens, config.max_num_seqs)
         self.cache = PagedCache(
             self.model.layers,
@@ -155,8 +154,10 @@ class Engine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, and `QueueFullError`; then
-        nothing has changed."""
+        """Let a sequence wait, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its
+        adapter has gone, and `QueueFullError`; then nothing has changed."""
+        if sequence.adapter is not None and not sequence.adapter.slot:
+            raise SamplingError(f"adapter: {sequence.adapter.name!r} was unloaded before the request began")
         if not self.cache.fits(sequence.max_length):
             raise MemoryPlanError(
                 f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory: "
@@ -168,6 +169,11 @@ class Engine:
             sequence.lead([])
         for each in (sequence, *apart):
             self.scheduler.add(each)
+
+    def adapt(self, adapted: AdaptedModel | None) -> None:
+        """Go on with these adapters, which were loaded or unloaded since the last step."""
+        self._adapted = self.runner.adapted = adapted
+        self._let_adapters_go()
 
     def send_kv_events(self, sink: KVEventSink) -> None:
         """Tell `sink` what the prefix cache holds, and from now on every change; it is told where the cache starts anew."""
@@ -193,6 +199,7 @@ class Engine:
                 self._ended += ended_stats(each)
             self.scheduler.remove(each)
             self._free_if_unused(each)
+        self._let_adapters_go()
 
     def step(self) -> list[Event]:
         """Bring all sequences on. If a GPU kernel fails, they are computed again without it. After any other exception they are cancelled,
@@ -204,6 +211,7 @@ class Engine:
             if not self._does_without_kernels(error):
                 self._cancel_all()
                 raise
+        self._let_adapters_go()
         return events
 
     def _advance(self, events: list[Event]) -> None:
@@ -228,7 +236,7 @@ class Engine:
             return False
         if pending.schedule.drafts or self.cache.arrived:
             return True
-        if pending.schedule.prefill_rows and (self.scheduler.must_measure(pending.schedule) or _at_snapshot(pending.schedule)):
+        if pending.schedule.prefill_rows and (self.scheduler.must_measure(pending.schedule) or pending.schedule.at_snapshot):
             return True
         if self.kv_cache_manager.restarts and any(map(self.kv_cache_manager.must_restart, running)):
             return True
@@ -339,6 +347,10 @@ class Engine:
             elif s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
                 self.kv_cache_manager.cache_prefix(s)
 
+    def _let_adapters_go(self) -> None:
+        if self._adapted is not None and self._adapted.leaving:
+            self._adapted.let_go([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
+
     def _free_if_unused(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._is_pending(sequence):
             self.kv_cache_manager.free(sequence)
@@ -379,20 +391,9 @@ class Engine:
         self._start()
 
 
-def _chunk_policy(model: Model, config: EngineConfig, rope: RopeRegime) -> ChunkPolicy:
-    if any(isinstance(spec, BidirectionalSpec) for spec in model.layers):
-        return WholeTexts(config.max_context, apart=config.deterministic)
-    return (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)
-
-
 def _read(sequence: Sequence, past: int, rows: mx.array, step: PendingStep) -> Event:
     """What a step has computed of a sequence that is only read."""
     if sequence.pooling is None:
         return Logits(sequence, rows, past)
     count = next(w.count for w in step.schedule.work if w.sequence is sequence)
     return Pooled(sequence, rows, past, past + count == len(sequence.prompt))
-
-
-def _at_snapshot(schedule: Schedule) -> bool:
-    """Whether a prompt will have been read up to a point that is kept."""
-    return any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in schedule.work)

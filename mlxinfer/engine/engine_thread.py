@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import EngineError, MLXInferError
 from ..types import Chunk, Completion, EngineStats
-from .front_door import FORKED, stopped
+from .front_door import FORKED, fault_line, stopped
 from .lasting_threads import LastingThreads
 from .open_model import OpenModel
 from .output_processor import Output, OutputProcessor
@@ -206,6 +206,16 @@ class EngineThread:
             self._commands.put(run)
         return result.result()
 
+    def change_adapters(self, change: Callable[[], None]) -> None:
+        """Load or unload adapters of the model between two steps. Raises what `change` raises."""
+
+        def run() -> None:
+            change()
+            if self._outputs is not None:
+                self._outputs.engine.adapt(self.opened.result().adapters.adapted)
+
+        self.compute(run)
+
     def send_kv_events(self, sink: KVEventSink) -> None:
         """Begin between two steps, and go on when the engine is restarted. `sink` is called in this thread and in those of the disk."""
 
@@ -266,7 +276,7 @@ class EngineThread:
             self._down = str(error)
             self.opened.set_exception(error)
         except BaseException as error:
-            self._down = _CLOSED if isinstance(error, _Closed) else f"the model could not be loaded: {_one_line(error)}"
+            self._down = _CLOSED if isinstance(error, _Closed) else f"the model could not be loaded: {fault_line(error)}"
             self.opened.set_exception(EngineError(self._down))
             if not isinstance(error, _Closed):
                 raise
@@ -289,11 +299,11 @@ class EngineThread:
                     self._outputs.engine.send_kv_events(self._kv_events)
                 self._loop(self._outputs)
             except Exception as error:
-                self._fail_all(_one_line(error))
+                self._fail_all(fault_line(error))
                 self._before, self._restarts, now = self.stats, self._restarts + 1, perf_counter()
                 self._faults = [*(at for at in self._faults if now - at < _WITHIN_S), now]
                 if len(self._faults) > _RESTARTS:
-                    self._down = f"the engine is down, as it failed again after a restart: {_one_line(error)}"
+                    self._down = f"the engine is down, as it failed again after a restart: {fault_line(error)}"
                     self.stats = replace(self.stats, running=0, waiting=0)
                     raise
                 _log.exception("the engine failed and starts again")
@@ -387,7 +397,3 @@ class EngineThread:
     def _publish(self, outputs: OutputProcessor) -> None:
         self._stats_at = perf_counter()
         self.stats = replace(self._before + outputs.engine.stats(), restarts=self._restarts)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -87,6 +87,7 @@ class FrontDoor(HookedRequests):
         tool_format: str | None = None,
         draft: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        adapter_memory_gb: float = 0.0,
         speculate: bool = True,
         prefix_cache: bool = True,
         prefix_disk_gb: float = 0.0,
@@ -161,7 +162,7 @@ class FrontDoor(HookedRequests):
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests can ask for."""
-        return self._info.adapters
+        return tuple(self._info.adapters)
 
     @property
     def max_context(self) -> int:
@@ -187,6 +188,11 @@ class FrontDoor(HookedRequests):
 def stopped(reason: str) -> EngineError:
     """For a request that was under way when the engine stopped."""
     return EngineError(f"the engine stopped before the answer was finished: {reason}")
+
+
+def fault_line(error: BaseException) -> str:
+    """An engine's fault in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def check_unbroken(sequences: Iterable[Sequence]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import EngineError, MLXInferError, QueueFullError
 from ..types import Chunk, Completion
-from .front_door import FORKED, check_unbroken, stopped
+from .front_door import FORKED, check_unbroken, fault_line, stopped
 from .open_model import OpenModel
 from .output_processor import FEED, Output, OutputProcessor
 from .pooled_output import PooledOutput
@@ -144,6 +144,12 @@ class InprocClient:
             self._cancel_dropped(outputs)
             yield outputs
 
+    def change_adapters(self, change: Callable[[], None]) -> None:
+        """Load or unload adapters of the model between two steps. Raises what `change` raises."""
+        with self.turn() as outputs:
+            change()
+            outputs.engine.adapt(self.opened.adapters.adapted)
+
     def complete(self, requests: deque[list[Sequence]]) -> list[Completion]:
         """The answers to these requests, handed in as there is room for them."""
         return [answer.completion() for answer in self._run(requests)]
@@ -257,7 +263,7 @@ class InprocClient:
         try:
             pieces = outputs.step()
         except BaseException as error:
-            self._fault = " ".join(f"{type(error).__name__}: {error}".split())
+            self._fault = fault_line(error)
             raise
         for answer, chunk in pieces:
             chunks = self._chunks.get(answer.sequence)

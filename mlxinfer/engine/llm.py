@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as Many
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from ..loading.load import LoadedModel
 from ..loading.weights import Progress
 from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from .adapter_set import load_into
 from .chat_prompt import ChatPrompt
 from .engine import Engine
 from .front_door import FrontDoor, prompt_logprobs
@@ -84,6 +86,17 @@ class LLM(FrontDoor, PooledRequests):
         """As `AsyncLLM.send_kv_events`. Raises `MLXInferError` if it is closed."""
         with self._client.turn() as outputs:
             outputs.engine.send_kv_events(sink)
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Let requests ask for a further LoRA adapter: a folder of PEFT or mlx-lm, or a GGUF file. Raises `SettingError` for a name that
+        cannot be, `AdapterError` for one that is taken and for a file that does not fit the model, and `MemoryPlanError` where the memory
+        plan has no room (`adapter_memory_gb`); then nothing has changed."""
+        load_into(self._client.opened.adapters, name, path, self._client.change_adapters)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no further request ask for an adapter. Requests that have it are answered with it, and then its memory is given back. Raises
+        `AdapterError` for a name that there is not."""
+        self._client.change_adapters(partial(self._client.opened.adapters.unload, name))
 
     def stats(self) -> EngineStats:
         """What all requests took so far, and what there is now. Raises `MLXInferError` if it is closed."""

@@ -155,7 +155,7 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._apart = apart
-        self._adapted = adapted
+        self.adapted = adapted
         self.compiled = None if apart else _compiled(model, cache)  # what MLX fuses may round differently
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
@@ -181,7 +181,7 @@ class ModelRunner:
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
-            graph = self.model if self._adapted is None else self._graph(self._adapted, part)
+            graph = self.model if self.adapted is None else self._graph(self.adapted, part)
             plain = hooks is None and graph is self.model and len(part) == len(work)
             replayed = _replayed(self.compiled, part, tokens, step) if self.compiled is not None and plain else None
             if replayed is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,13 @@ from ..sampling import cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
+from .adapter_set import AdapterSet
 from .engine import Engine
 from .input_processor import InputProcessor
 from .spec_decode.draft_model import Drafter, check_draft
 
 if TYPE_CHECKING:
-    from ..adapters.adapted import AdaptedModel
+    from ..adapters.adapted import AdaptedModel, LoadedAdapter
     from ..adapters.update import Adapter
     from ..cache.disk.storage import DiskStorage
 
@@ -67,8 +68,8 @@ class ModelInfo:
     """What the memory is used for."""
     notes: tuple[str, ...]
     """Lines that the user should be told."""
-    adapters: tuple[str, ...] = ()
-    """Names of the adapters that requests can ask for."""
+    adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
+    """The adapters that requests can ask for now, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ class OpenModel:
     """The format of cached keys and values."""
     drafter: Drafter | None
     """The draft model; None without one."""
-    adapted: AdaptedModel | None
-    """The model with its adapters; None without any."""
+    adapters: AdapterSet
+    """The adapters that requests can ask for."""
     inputs: InputProcessor
     """Makes sequences of prompts."""
     info: ModelInfo
@@ -129,7 +130,7 @@ class OpenModel:
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
         recommended = default_params(loaded.generation_config)
-        adapted = found.with_adapters(loaded)
+        adapters = AdapterSet(loaded, found.with_adapters(loaded), found.adapter_bytes, reservation.take)
         inputs = InputProcessor(
             loaded.tokenizer,
             vocab_size,
@@ -138,7 +139,7 @@ class OpenModel:
             grammars,
             args.tool_format,
             loaded.model,
-            {} if adapted is None else adapted.adapters,
+            adapters.loaded,
         )
         info = ModelInfo(
             name=loaded.name,
@@ -151,7 +152,7 @@ class OpenModel:
             default_params=inputs.default_params,
             plan=reservation.plan,
             notes=(*_notes(loaded, kv), *filter(None, [found.kv_note])),
-            adapters=tuple(args.adapters or ()),
+            adapters=adapters.loaded,
         )
         return cls(
             args=args,
@@ -160,7 +161,7 @@ class OpenModel:
             reservation=reservation,
             kv=kv,
             drafter=drafter,
-            adapted=adapted,
+            adapters=adapters,
             inputs=inputs,
             info=info,
         )
@@ -184,7 +185,7 @@ class OpenModel:
             disk=self._disk(),
             drafter=self.drafter,
             take_memory=self.reservation.take,
-            adapted=self.adapted,
+            adapted=self.adapters.adapted,
         )
 
     def _disk(self) -> DiskStorage | None:
@@ -220,12 +221,13 @@ class Prepared:
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of the adapters. Raises `AdapterError` for one that does not fit the model."""
+        """Bytes of the adapters, and of those that may be loaded later. Raises `AdapterError` for one that does not fit the model."""
+        later = int(self.args.adapter_memory_gb * 1e9)
         if not self.adapters:
-            return 0
+            return later
         from ..adapters.places import planned_bytes
 
-        return planned_bytes(self.target.model, self.adapters, self.target.dtype)
+        return planned_bytes(self.target.model, self.adapters, self.target.dtype) + later
 
     def with_adapters(self, loaded: LoadedModel) -> AdaptedModel | None:
         """The model with its adapters, whose numbers are read here; None without any."""
@@ -250,7 +252,7 @@ class Prepared:
 
     def _plan(self, memory: DeviceMemory, args: EngineArgs) -> MemoryPlan:
         return plan_memory(
-            replace(self.target, weight_bytes=self.target.weight_bytes + self.adapter_bytes) if self.adapters else self.target,
+            replace(self.target, weight_bytes=self.target.weight_bytes + self.adapter_bytes),
             draft=self.draft,
             max_context=args.max_context,
             max_num_seqs=args.max_num_seqs,

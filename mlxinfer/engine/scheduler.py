@@ -72,6 +72,11 @@ class Schedule:
     drafts: int = 0
     """How many of the rows are drafts."""
 
+    @property
+    def at_snapshot(self) -> bool:
+        """Whether a prompt will have been read up to a point that is kept."""
+        return any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in self.work)
+
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.arrival

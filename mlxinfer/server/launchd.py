@@ -25,11 +25,12 @@ def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
         sockets.append({"SockNodeName": settings.host or LOOPBACK, "SockServiceName": str(settings.port), "SockType": "stream"})
     hosts = [part for host in settings.allowed_hosts for part in ("--allowed-host", host)]
     hosts += [part for origin in settings.allowed_origins for part in ("--allowed-origin", origin)]
+    folder = [] if settings.adapters_dir is None else ["--allow-adapter-loading", str(settings.adapters_dir.expanduser().absolute())]
     limits = [] if settings.limits.request_s is None else ["--request-timeout", f"{settings.limits.request_s:g}"]
     reasoning = [] if settings.reasoning_field == "both" else ["--reasoning-field", settings.reasoning_field]
     value = {
         "Label": LABEL,
-        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *limits, *reasoning],
+        "ProgramArguments": [sys.executable, "-m", "mlxinfer", "serve", *arguments, "--activated", *hosts, *folder, *limits, *reasoning],
         "Sockets": {LAUNCHD_NAME: sockets},
         "ProcessType": "Interactive",
         "StandardErrorPath": str(path.with_name("serve.log")),

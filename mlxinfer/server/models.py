@@ -106,8 +106,8 @@ class Registry:
         yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
 
     def entry(self, name: str) -> Entry:
-        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters. Raises
-        `APIError` (404)."""
+        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters; or the
+        only model with an adapter of this name. Raises `APIError` (404)."""
         found = self._plain(name) or self._adapted(name.removesuffix(LATEST))
         if found is not None:
             return found
@@ -123,7 +123,13 @@ class Registry:
     def _adapted(self, name: str) -> Entry | None:
         base, _, adapter = name.rpartition(":")
         entry = self._plain(base) if base else None
-        return next((each for each in entry.with_adapters() if each.adapter == adapter), None) if entry else None
+        if entry is not None:
+            return next((each for each in entry.with_adapters() if each.adapter == adapter), None)
+        if ":" in name:
+            return None
+        # vLLM's clients ask for an adapter by its name alone.
+        found = [each for entry in self for each in entry.with_adapters() if each.adapter == name]
+        return found[0] if len({each.slot for each in found}) == 1 else None
 
     def _alias(self, name: str) -> str:
         if name in self._aliases:

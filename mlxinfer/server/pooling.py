@@ -74,7 +74,7 @@ async def relevance(
     """How relevant the second text of each pair is to the first, `[n]`, and how many tokens they had. Raises `APIError`."""
 
     async def work(terms: RequestKeywords) -> tuple[np.ndarray, int]:
-        return await served.llm.relevance(pairs, instruction=instruction, **terms)
+        return await served.llm.counted_relevance(pairs, instruction=instruction, **terms)
 
     return await _counted(context, served, client_id, work)
 

@@ -82,6 +82,7 @@ class HTTPServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining.set()
         for listener in self.servers:
             listener.close()
         if isinstance(sockets, Listeners):

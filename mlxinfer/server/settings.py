@@ -74,6 +74,8 @@ class ServerSettings:
     """ZMQ endpoint that tells routers what the prefix caches hold (docs/routers.md); None tells nobody."""
     kv_events_replay: str | None = None
     """ZMQ endpoint at which they ask for what they missed."""
+    adapters_dir: Path | None = None
+    """Folder from which clients may load adapters while the server runs; None allows it to nobody."""
     limits: Limits = field(default_factory=Limits)
     """Sizes, times and counts."""
 
@@ -83,6 +85,8 @@ class ServerSettings:
         object.__setattr__(self, "allowed_origins", tuple(map(checked_origin, self.allowed_origins)))
         if self.socket is None and self.host is None and not self.activated:
             raise ServerError("nowhere to listen: give --socket PATH or --port PORT")
+        if self.adapters_dir is not None and not self.adapters_dir.expanduser().is_dir():
+            raise ServerError(f"--allow-adapter-loading {self.adapters_dir}: there is no such folder")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and len(self.api_key) >= 8):
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
 

@@ -191,6 +191,6 @@ def test_an_unknown_adapter_and_names_that_cannot_be(base, paths):
 def test_the_plan_counts_adapters(base, paths):
     with opened(base, {}) as plain, opened(base, paths) as llm:
         more = llm.plan.weights - plain.plan.weights
-        adapted = llm._client.opened.adapted
+        adapted = llm._client.opened.adapters.adapted
         assert more == adapted.nbytes > 0
         assert llm.plan.used <= llm.plan.limit

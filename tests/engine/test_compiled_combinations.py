@@ -128,7 +128,7 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
         return run(made, sequences)
 
     def with_adapters(made: Engine) -> Engine:
-        made.runner._adapted = made._adapted = adapted
+        made.adapt(adapted)
         return made
 
     made = with_adapters(engine())

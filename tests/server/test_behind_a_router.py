@@ -59,10 +59,11 @@ def words(chance, length):
     return "".join(chance.choice("abcdefgh ") for _ in range(length))
 
 
-def converse(port, *, leaving=0.0, between=lambda done: None):
-    """Many conversations at once, whose turns come in a random order. Counts statuses, tokens of prompts, and those that were cached."""
+def converse(port, *, leaving=0.0, between=lambda done: None, system=300):
+    """Many conversations at once, whose turns come in a random order. Counts statuses, tokens of prompts, and those that were cached. Each
+    has a system prompt of its own with so many tokens."""
     chance, found, lock = random.Random(1), Counter(), Lock()
-    talks = [[{"role": "system", "content": words(chance, 300)}] for _ in range(CONVERSATIONS)]
+    talks = [[{"role": "system", "content": words(chance, system)}] for _ in range(CONVERSATIONS)]
     locks = [Lock() for _ in talks]
     order = [number for number in range(CONVERSATIONS) for _ in range(TURNS)]
     chance.shuffle(order)
@@ -96,11 +97,11 @@ def converse(port, *, leaving=0.0, between=lambda done: None):
 
 
 @contextmanager
-def routed(path, policy, count=2):
-    """The router's port, the workers' ports and their processes."""
+def routed(path, policy, count=2, options=()):
+    """The router's port, the workers' ports and their processes. `options` are those of each worker."""
     base = free_ports(10)
     ports = list(range(base + 1, base + 1 + count))
-    running = [worker(f"tiny={path}", port) for port in ports]
+    running = [worker(f"tiny={path}", port, *options) for port in ports]
     try:
         for process, port in zip(running, ports, strict=True):
             wait_for(process, port)
@@ -150,6 +151,21 @@ def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
     assert found["cache_aware"]["cached"] >= 0.9 * found["alone"]["cached"]
     read = {name: counts["prompt"] - counts["cached"] for name, counts in found.items()}
     assert read["cache_aware"] < 0.7 * read["round_robin"]
+
+
+HALF, LONG = ("--memory", "0.062", "--max-num-seqs", "4"), 1200
+"""A worker keeps the pages of 25,300 tokens that nobody uses: of these conversations 13 in the middle of the run and 10 at its end."""
+
+
+def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capfd):
+    """Where each worker can keep all of them, whoever reads a prompt first has it for ever, and turns lose little."""
+    found = {}
+    for policy in ("cache_aware", "round_robin"):
+        with routed(tiny_path, policy, options=HALF) as (port, _, _):
+            found[policy] = converse(port, system=LONG)
+    capfd.readouterr()
+    assert all(counts[200] == CONVERSATIONS * TURNS for counts in found.values())
+    assert found["cache_aware"]["cached"] >= 1.5 * found["round_robin"]["cached"]
 
 
 def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):

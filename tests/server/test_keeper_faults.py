@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +28,14 @@ class Model:
 
     def __init__(self, args: EngineArgs) -> None:
         self.loaded = SimpleNamespace(model=self)
+        self.end: Future[None] = Future()
 
     async def ready(self) -> None:
         pass
 
     async def close(self) -> None:
         self.ended = True
+        self.end.set_result(None)
 
     def stats(self) -> EngineStats:
         return EngineStats()

@@ -143,6 +143,8 @@ def kept_models(
     keep_alive_s: float = FOR_EVER,
     contexts: Mapping[str, int] | None = None,
     pinned: str = "",
+    broken_s: float = 60.0,
+    adapter_memory_gb: float = 0.0,
     aliases: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[Kept]:
@@ -156,17 +158,18 @@ def kept_models(
             if name in watch.faults:
                 raise watch.faults[name]
             gate = watch.gates.get(name)
-            given = {"max_context": args.max_context, "max_num_seqs": args.max_num_seqs, "memory_gb": args.memory_gb}
+            adapters = {"adapters": args.adapters, "adapter_memory_gb": args.adapter_memory_gb}
+            given = {**adapters, "max_context": args.max_context, "max_num_seqs": args.max_num_seqs, "memory_gb": args.memory_gb}
             return AsyncLLM(args.path_or_id, progress=(lambda *_: bool(gate.wait(30)) and None) if gate else None, **given)  # type: ignore[arg-type]
 
         return opened
 
     async def make() -> Served:
         for name, path in paths.items():
-            args = EngineArgs(path, max_context=(contexts or {}).get(name, CONTEXT), max_num_seqs=4)
+            args = EngineArgs(path, max_context=(contexts or {}).get(name, CONTEXT), max_num_seqs=4, adapter_memory_gb=adapter_memory_gb)
             slots[name] = Slot(args, open_model(name), keep_alive_s=keep_alive_s, pinned=name in pinned)
         registry = Registry(slots, aliases)
-        keeper = Keeper(registry.slots, WatchedRoom(memory, watch), dwell_s=dwell_s, most_waiting=most_waiting)
+        keeper = Keeper(registry.slots, WatchedRoom(memory, watch), dwell_s=dwell_s, most_waiting=most_waiting, broken_s=broken_s)
         return Served(registry, keeper, {})
 
     with live_registry(make, **settings) as live:

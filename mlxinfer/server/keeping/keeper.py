@@ -14,6 +14,7 @@ from ...types import EngineStats
 from ..errors import APIError, stopping
 from ..log import notice
 from .refusals import not_loaded, too_many_waiting
+from .revival import back_off_s, revive
 from .room import Room
 from .sheet import Sheet
 from .slot import FOR_EVER, Slot, Waiter
@@ -27,7 +28,7 @@ DWELL_S = 5.0
 """Seconds that a model which was just loaded goes on taking requests, although another model waits for its room: otherwise two models that
 are asked for in turns would be loaded for every single request."""
 _BROKEN_S = 60.0
-"""Seconds before an engine that failed for good is loaded again."""
+"""Seconds before an engine that failed for good is loaded again, the first time within an hour."""
 
 
 _log = logging.getLogger("mlxinfer")
@@ -41,15 +42,18 @@ class Keeper:
     with requests, or loaded for requests that wait, is never unloaded.
     """
 
-    def __init__(self, slots: Iterable[Slot], room: Room, *, most_waiting: int = MOST_WAITING, dwell_s: float = DWELL_S) -> None:
+    def __init__(
+        self, slots: Iterable[Slot], room: Room, *, most_waiting: int = MOST_WAITING, dwell_s: float = DWELL_S, broken_s: float = _BROKEN_S
+    ) -> None:
         self.slots: Sequence[Slot] = list(slots)
         self.room = room
         self._most_waiting = most_waiting
-        self._dwell_s = dwell_s
+        self._dwell_s, self._broken_s = dwell_s, broken_s
         self._tickets = 0
         self._changed = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._revivals: set[asyncio.Task[None]] = set()
         self._closed = False
         self._prepares = self._starting = False
         self.on_ready: Callable[[Slot], None] | None = None
@@ -62,7 +66,7 @@ class Keeper:
         if slot.state != "ready" or slot.yields or slot.waiting:
             return False
         if slot.llm is not None and slot.llm.ended and slot.open is not None:
-            self._bury(slot)
+            self.bury(slot)
             return False
         self._use(slot, keep_alive_s)
         return True
@@ -153,6 +157,9 @@ class Keeper:
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
+        for task in self._revivals:
+            task.cancel()
+        await asyncio.gather(*self._revivals, return_exceptions=True)
         for slot in self.slots:
             slot.stop_timer()
             slot.refuse(stopping())
@@ -189,10 +196,10 @@ class Keeper:
         if slot.idle and not self._closed:
             self._start(self._unload(slot))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _start(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]] | None = None) -> None:
+        tasks, task = self._tasks if among is None else among, asyncio.ensure_future(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def _wake(self) -> None:
         """Have the models loaded that requests wait for."""
@@ -301,6 +308,7 @@ class Keeper:
         slot.loads += 1
         slot.load_s = time.monotonic() - began
         slot.set_ready(llm)
+        self._start(revive(self, slot, llm.end, slot.loads), self._revivals)
         if self.on_ready:
             self.on_ready(slot)
         if slot.idle:  # everybody has left
@@ -313,7 +321,8 @@ class Keeper:
 
     def _unload(self, slot: Slot) -> Coroutine[Any, Any, None]:
         """From now on nobody can use it; what is returned waits until its memory is back."""
-        llm, slot.llm, slot.state = slot.llm, None, "unloading"
+        llm, slot.llm = slot.llm, None
+        slot.state = "unloading"
         assert llm is not None
         slot.stop_timer()
         slot.past = slot.past + llm.stats() + EngineStats()
@@ -339,8 +348,8 @@ class Keeper:
             notice(f"could not be loaded: {error}", model=slot.name)
         slot.refuse(not_loaded(slot))
 
-    def _bury(self, slot: Slot) -> None:
-        """The engine of a loaded model has failed for good. It may be loaded again after a while."""
+    def bury(self, slot: Slot) -> None:
+        """The engine of a loaded model has failed for good. It is loaded again after a while."""
         llm = slot.llm
         assert llm is not None
         slot.stop_timer()
@@ -352,4 +361,5 @@ class Keeper:
         slot.llm, slot.died = None, True
         if self.on_gone:
             self.on_gone(slot)
-        self._fail(slot, reason, _BROKEN_S)
+        slot.deaths.append(now := time.monotonic())
+        self._fail(slot, reason, back_off_s(slot.deaths, now, self._broken_s))

@@ -8,7 +8,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import MLXInferError
@@ -52,7 +53,9 @@ class Slot:
         """Whether it is never unloaded to make room, nor for being idle."""
         self.names: list[str] = []
         """Its public names, the first of them for messages."""
-        self.state: State = "listed"
+        self.watchers: set[Callable[[Slot], None]] = set()
+        """Are called whenever its state has changed."""
+        self._state: State = "listed"
         self.llm: AsyncLLM | None = None
         """Runs it, while the state is "ready"."""
         self.failure: MLXInferError | None = None
@@ -87,6 +90,8 @@ class Slot:
         """The graph with the weights: as long as it exists, their memory is not back."""
         self.died = False
         """Whether its engine failed for good, and it has not been loaded again."""
+        self.deaths: list[float] = []
+        """When its engine failed for good lately, in seconds of `time.monotonic`."""
         self._failed_in_a_row = 0
 
     @classmethod
@@ -102,9 +107,32 @@ class Slot:
         return self.names[0] if self.names else "the model"
 
     @property
+    def state(self) -> State:
+        """Where it is on its way from listed to ready and back."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        for watcher in tuple(self.watchers):
+            watcher(self)
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests can ask for."""
-        return tuple(self.args.adapters or ()) if self.args else self.llm.adapters if self.llm else ()
+        if self.llm is not None and not self.llm.ended:
+            return self.llm.adapters
+        return tuple(self.args.adapters or ()) if self.args else ()
+
+    def keep_adapter(self, name: str, path: Path) -> None:
+        """Load an adapter with the model from now on."""
+        if self.args is not None:
+            self.args = replace(self.args, adapters={**(self.args.adapters or {}), name: path})
+
+    def drop_adapter(self, name: str) -> None:
+        """Load it no longer."""
+        if self.args is not None:
+            self.args = replace(self.args, adapters={each: path for each, path in (self.args.adapters or {}).items() if each != name})
 
     @property
     def idle(self) -> bool:
@@ -133,7 +161,8 @@ class Slot:
 
     def set_ready(self, llm: AsyncLLM) -> None:
         """It is loaded: all that wait may begin."""
-        self.state, self.llm, self.failure, self.died = "ready", llm, None, False
+        self.llm, self.failure, self.died = llm, None, False
+        self.state = "ready"
         self.model = weakref.ref(llm.loaded.model)
         self.ready_at = self.used_at = time.monotonic()
         self._failed_in_a_row = 0
@@ -141,7 +170,8 @@ class Slot:
 
     def set_failed(self, error: MLXInferError, back_off_s: float = 0.0) -> None:
         """It could not be loaded, or failed while it ran. The back-off doubles each time."""
-        self.state, self.failure = "failed", error
+        self.failure = error
+        self.state = "failed"
         self.failures += 1
         back_off_s = max(back_off_s, min(_FIRST_BACK_OFF_S * 2**self._failed_in_a_row, _MOST_BACK_OFF_S))
         self._failed_in_a_row = min(self._failed_in_a_row + 1, 10)

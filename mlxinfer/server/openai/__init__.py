@@ -4,12 +4,12 @@ reranking, which it has not."""
 from __future__ import annotations
 
 from ..routing import Dialect, Endpoint, Server
-from . import chat, completions, embeddings, models, reranking, responses
+from . import adapters, chat, completions, embeddings, models, reranking, responses
 from .protocol import error_response
 
 
 def _routes(server: Server) -> list[Endpoint]:
-    return [route for part in (chat, completions, responses, embeddings, reranking, models) for route in part.routes(server)]
+    return [route for part in (chat, completions, responses, embeddings, reranking, models, adapters) for route in part.routes(server)]
 
 
 DIALECT = Dialect(name="openai", prefixes=("",), routes=_routes, error_response=error_response)

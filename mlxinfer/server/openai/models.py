@@ -1,7 +1,13 @@
-"""`GET /v1/models`, and llama.cpp's `POST /models/load` and `/models/unload`."""
+"""`GET /v1/models`, and llama.cpp's `POST /models/load` and `/models/unload` and `GET /models/sse`.
+
+Source: tools/server/README.md of https://github.com/ggml-org/llama.cpp, "Using multiple models".
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
@@ -10,12 +16,16 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
+from .. import sse
 from ..errors import invalid
 from ..keeping.refusals import reason_of
 from ..keeping.slot import Slot
 from ..models import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import StrictModel
+
+_LOOK_S = 0.25
+"""Seconds after which a stream of events notices that the server ends."""
 
 
 class Status(TypedDict):
@@ -109,6 +119,58 @@ async def unload(context: RequestContext, body: Loading) -> ASGIApp:
     return JSONResponse(Success(success=True))
 
 
+class StatusChange(TypedDict):
+    """`data` of an event. One that failed is unloaded; `reason` says why."""
+
+    status: Literal["unloaded", "loading", "loaded"]
+    failed: NotRequired[bool]
+    reason: NotRequired[str]
+
+
+class ModelEvent(TypedDict):
+    """An event of `/models/sse`."""
+
+    model: str
+    event: Literal["model_status"]
+    data: StatusChange
+
+
+async def events(context: RequestContext, body: Any) -> ASGIApp:
+    """An event for each change of a model's status from now on, until the client leaves or the server ends."""
+    return sse.Stream(_events(context), failed=lambda error: sse.data({"error": error.message}), limits=context.limits)
+
+
+async def _events(context: RequestContext) -> AsyncGenerator[bytes, None]:
+    changed: asyncio.Queue[tuple[Slot, StatusChange]] = asyncio.Queue()
+    slots, told = context.server.models.slots, dict[Slot, StatusChange]()
+
+    def watch(slot: Slot) -> None:
+        change = _change(slot)
+        if told.get(slot) != change:
+            told[slot] = change
+            changed.put_nowait((slot, change))
+
+    for slot in slots:
+        told[slot] = _change(slot)
+        slot.watchers.add(watch)
+    try:
+        yield b""  # the client sees that it is listened to
+        while not context.server.draining.is_set():
+            with suppress(asyncio.TimeoutError):
+                slot, change = await asyncio.wait_for(changed.get(), _LOOK_S)
+                for name in slot.names:
+                    yield sse.data(ModelEvent(model=name, event="model_status", data=change))
+    finally:
+        for slot in slots:
+            slot.watchers.discard(watch)
+
+
+def _change(slot: Slot) -> StatusChange:
+    if slot.state == "failed":
+        return StatusChange(status="unloaded", failed=True, reason=reason_of(slot))
+    return StatusChange(status="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" else "unloaded")
+
+
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
@@ -116,5 +178,8 @@ def routes(server: Server) -> list[Endpoint]:
         Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", Models), server=server),
         Endpoint("POST", "/models/load", load, Loading, Doc("Begin to load a model", Success), server=server),
         Endpoint("POST", "/models/unload", unload, Loading, Doc("Unload a model as soon as it is idle", Success), server=server),
+        Endpoint(
+            "GET", "/models/sse", events, None, Doc("Changes of their status as llama.cpp sends them", sse.EVENT_STREAM), server=server
+        ),
         Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
     ]

@@ -1,0 +1,79 @@
+"""The adapters of a model while it runs: more are loaded and some unloaded between two steps, within memory that was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import check_adapter_name
+from ..errors import AdapterError, MemoryPlanError
+from ..loading.load import LoadedModel
+
+if TYPE_CHECKING:
+    from ..adapters.adapted import AdaptedModel, LoadedAdapter
+    from ..adapters.update import Adapter
+
+
+class AdapterSet:
+    """Belongs to the thread that computes; others may `open` files and look names up."""
+
+    def __init__(self, loaded: LoadedModel, adapted: AdaptedModel | None, planned: int, take_memory: Callable[[int], int]) -> None:
+        """`planned` are the bytes that adapters may take, `take_memory` asks for more."""
+        self.adapted = adapted
+        """The model with its adapters; None before there is one."""
+        self.loaded: dict[str, LoadedAdapter] = {} if adapted is None else dict(adapted.adapters)
+        """Those that requests can ask for, by name."""
+        self._model = loaded
+        self._planned = planned
+        self._take_memory = take_memory
+
+    def open(self, name: str, path: str | Path) -> Adapter:
+        """Read an adapter's headers, for `load`; the caller closes it. Raises `SettingError` for a name that cannot be, `AdapterError`."""
+        from ..adapters.files import open_adapter
+
+        check_adapter_name(name)
+        try:
+            return open_adapter(name, path, self._model.config)
+        except OSError as error:
+            raise AdapterError(f"the adapter {name!r} cannot be read: {error.strerror or error}") from None
+
+    def load(self, adapter: Adapter) -> None:
+        """Let requests ask for it. Raises `AdapterError` and `MemoryPlanError`, and then nothing has changed."""
+        if adapter.name in self.loaded:
+            raise AdapterError(f"there is an adapter called {adapter.name!r} already: unload it first, or give this one another name")
+        from ..adapters.adapted import AdaptedModel
+
+        adapted = self.adapted or AdaptedModel(self._model.model, (), self._model.dtype)
+        self._check_memory(adapted.bytes_with(adapter))
+        try:
+            adapted.load(adapter)
+        except OSError as error:
+            raise AdapterError(f"the adapter {adapter.name!r} cannot be read: {error.strerror or error}") from None
+        self.adapted = adapted
+        self.loaded[adapter.name] = adapted.adapters[adapter.name]
+
+    def unload(self, name: str) -> None:
+        """Let no further request ask for it. Its memory is given back when none has it any more. Raises `AdapterError`."""
+        if self.adapted is None or name not in self.loaded:
+            known = f"there are {', '.join(self.loaded)}" if self.loaded else "the model has none"
+            raise AdapterError(f"there is no adapter called {name!r} to unload; {known}")
+        self.adapted.unload(name)
+        del self.loaded[name]
+
+    def _check_memory(self, wanted: int) -> None:
+        """All of them together take `wanted` bytes."""
+        if wanted > self._planned:
+            self._planned += self._take_memory(wanted - self._planned)
+        if wanted > self._planned:
+            raise MemoryPlanError(
+                f"the model's adapters would take {wanted / 1e6:.3g} MB, and {self._planned / 1e6:.3g} MB are planned for them: "
+                "load the model with more adapter_memory_gb (--adapter-memory), or unload others"
+            )
+
+
+def load_into(adapters: AdapterSet, name: str, path: str | Path, change: Callable[[Callable[[], None]], object]) -> None:
+    """Open an adapter, and load it where `change` calls: between two steps. Raises as `AdapterSet.open` and `load`."""
+    with closing(adapters.open(name, path)) as adapter:
+        change(lambda: adapters.load(adapter))

@@ -1,0 +1,147 @@
+"""A model whose engine has died comes back by itself, and a client that looks on is told of every state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from server.test_keeper_faults import Model, Room, slot_of, within
+from support.hostile_cases import request
+from support.kept_models import kept_models, tiny_models
+
+from mlxinfer.errors import CheckpointError
+from mlxinfer.server.errors import APIError
+from mlxinfer.server.keeping.keeper import Keeper
+from mlxinfer.server.keeping.revival import MOST_S, back_off_s
+from mlxinfer.server.keeping.slot import Slot
+
+
+def kill(slot: Slot) -> None:
+    model = slot.llm
+    assert isinstance(model, Model)
+    model.name, model.ended = "a", True  # type: ignore[attr-defined]
+    model.end.set_result(None)
+
+
+async def until(slot: Slot, state: str) -> None:
+    while slot.state != state:
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the seconds of a load that failed."""
+    monkeypatch.setattr("mlxinfer.server.keeping.slot._FIRST_BACK_OFF_S", 0.001)
+
+
+def test_it_comes_back_after_longer_and_longer_waits() -> None:
+    async def run() -> None:
+        slot, room = slot_of("a"), Room()
+        keeper = Keeper([slot], room, broken_s=0.05)  # type: ignore[arg-type]
+        await within(keeper.hold(slot))
+        keeper.let_go(slot)
+        waits = []
+        for deaths in range(1, 4):
+            kill(slot)
+            await within(until(slot, "failed"))
+            assert slot.broken
+            waits.append(slot.retry_at - time.monotonic())
+            with pytest.raises(APIError, match="its engine has ended"):
+                await within(keeper.hold(slot))  # not before its time, whoever asks
+            await within(until(slot, "ready"))
+            assert (slot.broken, slot.loads) == (False, deaths + 1)
+        assert all(times * 0.05 - 0.04 < wait <= times * 0.05 for times, wait in zip((1, 2, 4), waits, strict=True))
+        await within(keeper.close())
+
+    asyncio.run(run())
+
+
+def test_a_load_that_fails_on_the_way_back_is_tried_again() -> None:
+    async def run() -> None:
+        slot, room = slot_of("a"), Room()
+        keeper = Keeper([slot], room, broken_s=0.01)  # type: ignore[arg-type]
+        await within(keeper.hold(slot))
+        keeper.let_go(slot)
+        room.faults["a"] = CheckpointError("not now")
+        kill(slot)
+        while slot.failures < 3:
+            await asyncio.sleep(0.001)
+        assert slot.broken
+        room.faults.clear()
+        await within(until(slot, "ready"))
+        await within(keeper.close())
+
+    asyncio.run(within(run()))
+
+
+@pytest.mark.parametrize("how", ["unloaded", "closed"])
+def test_it_stays_away_where_it_should(how: str) -> None:
+    async def run() -> None:
+        slot = slot_of("a")
+        keeper = Keeper([slot], Room(), broken_s=0.05)  # type: ignore[arg-type]
+        await within(keeper.hold(slot))
+        keeper.let_go(slot)
+        kill(slot)
+        await within(until(slot, "failed"))
+        if how == "unloaded":
+            keeper.unload(slot)
+            await asyncio.sleep(0.1)
+            assert (slot.state, slot.loads, slot.broken) == ("listed", 1, False)
+        await within(keeper.close())
+        await asyncio.sleep(0.1)
+        assert slot.loads == 1
+
+    asyncio.run(run())
+
+
+def test_the_wait_doubles_within_an_hour_and_has_an_end() -> None:
+    deaths = [0.0]
+    assert back_off_s(deaths, 0.0, 60) == 60
+    deaths += [1000.0, 2000.0]
+    assert back_off_s(deaths, 2000.0, 60) == 240
+    assert back_off_s(deaths, 4000.0, 60) == 120
+    assert deaths == [1000.0, 2000.0]
+    assert back_off_s([5000.0] * 40, 5000.0, 60) == MOST_S
+
+
+def fail() -> None:
+    raise RuntimeError("the device is gone")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
+    """An engine that fails twice is down: /health says so until it is there again, without a request."""
+    with kept_models(tiny_models(tmp_path, "a"), 500_000_000, broken_s=0.3, aliases={"other": "a"}) as kept:
+        connection = kept.live.connect(unix=True)
+        connection.sendall(request("/models/sse", method="GET"))
+        raw = b""
+        while b"\r\n\r\n" not in raw:
+            raw += connection.recv(4096)
+        assert b"200 OK" in raw
+        assert b"text/event-stream" in raw
+        assert kept.ask("a")[0] == 200
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                kept.slots["a"].llm._thread.compute(fail)  # type: ignore[union-attr]
+        kept.until(lambda: kept.slots["a"].broken)
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 503
+        kept.until(lambda: kept.slots["a"].state == "ready" and kept.slots["a"].loads == 2)
+        assert kept.live.exchange(request("/health", method="GET"), unix=True)[0] == 200
+        assert kept.ask("a")[0] == 200
+        kept.ask("a", "/models/unload")
+        kept.until(lambda: kept.states()["a"] == "listed")
+        while raw.count(b"model_status") < 6:
+            raw += connection.recv(4096)
+        found = [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
+        assert {(each["model"], each["event"]) for each in found} == {("a", "model_status")}
+        told = [each["data"] for each in found]
+        assert [each["status"] for each in told] == ["loading", "loaded", "unloaded", "loading", "loaded", "unloaded"]
+        assert [each.get("failed", False) for each in told] == [False, False, True, False, False, False]
+        assert "failed again after a restart" in told[2]["reason"]
+    with connection:  # the server has ended although somebody listened
+        while connection.recv(4096):
+            pass
