@@ -64,7 +64,9 @@ def test_every_family_at_one_to_eight_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["8", "4", "k8v4", "first16"])
-@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3_5_text", marks=pytest.mark.slow), pytest.param("gemma3_text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["llama", pytest.param("qwen3_5_text", marks=pytest.mark.slow), pytest.param("gemma3_text", marks=pytest.mark.slow)]
+)
 def test_quantized_caches(name: str, form: str) -> None:
     kv = KVFormat(4, 4, first16=True) if form == "first16" else KVFormat.parse(form)
     expected = answers(built(name, kv=kv), requests())

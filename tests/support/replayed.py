@@ -13,11 +13,13 @@ import pytest
 from mlxinfer.cache.attention import metal, select, trial
 from mlxinfer.cache.kv_quantization import PLAIN
 from mlxinfer.engine import compiled_step
+from mlxinfer.engine import engine as engine_module
 from mlxinfer.engine.compiled_step import CompiledSteps
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.model_runner import COMPILED_STEPS
 from mlxinfer.kernels_metal.paged_attention import tiles
 
+from .drafting import Free
 from .tiny_engine import tiny_engine
 from .traceable_attention import TraceableAppend
 
@@ -32,9 +34,8 @@ def real_traces() -> Iterator[None]:
     if mx.metal.is_available():  # there compilation is on, and costs little
         yield
         return
-    libraries = [file for folder in mx.__spec__.submodule_search_locations or [] for file in Path(folder).glob("lib/libmlx.*")]
-    libraries += Path(mx.__file__ or "").parent.glob("lib/libmlx.*")
-    set_mode = ctypes.CDLL(str(libraries[0]))._ZN3mlx4core16set_compile_modeENS0_11CompileModeE
+    library = next(Path(mx.__file__ or "").parent.glob("lib/libmlx.*"))
+    set_mode = ctypes.CDLL(str(library))._ZN3mlx4core16set_compile_modeENS0_11CompileModeE
     set_mode.argtypes, set_mode.restype = [ctypes.c_int], None
     set_mode(_NO_FUSE)
     try:
@@ -56,6 +57,7 @@ def choices_of_a_gpu() -> Iterator[None]:
         patch.setattr(metal, "append_launch", TraceableAppend)
         patch.setattr(metal, "_SEALING", PLAIN)
         patch.setattr(metal.MetalAttention, "joins_past", lambda *_: True)  # prompts by plain MLX in all formats
+        patch.setattr(engine_module, "StepTimes", Free)  # schedules do not depend on the clock
         patch.setattr(compiled_step, "kernels_in_use", lambda: True)
         patch.setattr(compiled_step.executors, "traceable", lambda: True)
         try:
