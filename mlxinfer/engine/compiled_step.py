@@ -26,7 +26,7 @@ from ..nn.kernel_trial import age, kernels_in_use
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
 _Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
-"""From tokens, arrays made by the host and arrays held by the cache to logits and what the step leaves in the cache."""
+"""From tokens, arrays made by the host and arrays held by the cache to scores and what the step leaves in the cache."""
 _numbers = count()
 
 _log = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class CompiledSteps:
         found = cls(model, cache)
         return found if found._cache.possible else None
 
-    def logits(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
-        """int32 `[T]` to logits `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be built as
-        ever, and nothing has changed."""
+    def scores(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """int32 `[T]` to the model's scores `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be
+        built as ever, and nothing has changed."""
         if not self._cache.possible:
             return None
         steady = self._cache.steady(step)
@@ -115,8 +115,8 @@ class CompiledSteps:
 
 
 def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
-    """A step as a function of arrays, which MLX traces when it is first called; `traced` is called then. Were it to trace it again, the step
-    would be the current one. A number of its own keeps MLX from taking it for another function that was at the same place in memory."""
+    """A step as a function of arrays, which MLX traces when it is first called, and calls `traced` then. Were it to trace it again, the
+    step would be the current one. A number of its own keeps MLX from taking it for another function at the same place in memory."""
     current: list[tuple[SteadyStep, CacheStep]] = []
     number = next(_numbers)
 
@@ -130,8 +130,8 @@ def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
             rotation.__dict__["waves"] = waves
         try:
             with steady.reading(given[: first - 1], held):
-                logits = model.logits(model.hidden(tokens, step, rotations=rotations))
-                return [logits, *steady.left()]
+                scores = model.scores(model.hidden(tokens, step, rotations=rotations))
+                return [scores, *steady.left()]
         finally:
             step.positions = positions
 

@@ -24,7 +24,7 @@ TakeMemory = Callable[[int], int]
 
 
 def give_up_guilty(error: BaseException, layers: Iterable[tuple[LayerStore, AttentionBackend]], *, replays: bool) -> bool:
-    """Do without the kernels that fail their trial now, else if there were `replays` without these, else without the kernels of attention in
+    """Do without the kernels that fail their trial now, else without `replays` if there were any, else without the kernels of attention in
     these layers, else without all others. Returns False where nothing that is in use can have caused the error."""
     if not may_be_kernels(error):
         return False

@@ -90,7 +90,7 @@ class PendingStep:
     sealed: bool = False
     """Whether the pages that it fills have been given their places."""
     logits_to_sample: mx.array | None = None
-    """float32 `[R, vocab]` of the rows that are still to be sampled; None once they are."""
+    """`Model.scores` `[R, vocab]` of the rows that are still to be sampled; None once they are."""
     submitted: float = 0.0
     """When, in seconds of `perf_counter`."""
     _awaited: list[mx.array] = field(default_factory=list)
@@ -279,7 +279,7 @@ class ModelRunner:
     def _logits(
         self, work: list[Work], segments: list[Segment], hidden: mx.array, wanted: dict[Sequence, tuple[int, mx.array]]
     ) -> list[mx.array]:
-        """Logits of the rows that are sampled, or nothing; what sequences that are only read ask for goes to `wanted`."""
+        """Scores of the rows that are sampled, or nothing; what sequences that are only read ask for goes to `wanted`."""
         sampled: list[int] = []
         for w, segment in zip(work, segments, strict=True):
             end = segment.start + segment.count
@@ -292,7 +292,7 @@ class ModelRunner:
                 wanted[w.sequence] = segment.past, self.model.logits(hidden[segment.start : end])
         if not sampled:
             return []
-        return [self.model.logits(hidden if len(sampled) == hidden.shape[0] else hidden[mx.array(sampled)])]
+        return [self.model.scores(hidden if len(sampled) == hidden.shape[0] else hidden[mx.array(sampled)])]
 
     def _tokens(self, schedule: Schedule) -> mx.array:
         """int32 `[T]`. A token that only the device knows yet is taken from there."""
@@ -345,8 +345,8 @@ def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
 
 
 def _replayed(compiled: CompiledSteps, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
-    """The logits of all rows, if a compiled step computes them."""
-    return compiled.logits(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
+    """The scores of all rows, if a compiled step computes them."""
+    return compiled.scores(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
 
 
 def _segments(work: list[Work]) -> list[Segment]:

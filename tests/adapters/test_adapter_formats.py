@@ -24,7 +24,7 @@ from mlxinfer.errors import AdapterError
 
 IDS = list(range(3, 60))
 CLOSE = 5e-4
-"""What float32 loses, in the logits, without the CPU kernels. An update that goes astray changes them by far more than this: `test_peft`."""
+"""What float32 loses in the logits without the CPU kernels. An update that goes astray changes them by far more: `test_peft`."""
 
 
 def logits(model: Path, adapter: Path | None = None, **settings: object) -> np.ndarray:

@@ -41,15 +41,15 @@ def asked(limit: int = 16, **params: object) -> list[Sequence]:
 def test_a_step_that_cannot_be_traced_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails at the end of a real trace; nothing of that is left, no kernel is given up, and it is not tried again."""
     expected, made, failed = run(built(name), asked(8)), engine(name), []
-    plain = type(made.model).logits
+    plain = type(made.model).scores
 
-    def logits(self: object, hidden: mx.array) -> mx.array:
+    def scores(self: object, hidden: mx.array) -> mx.array:
         if any(frame.function == "compute" for frame in inspect.stack()):
             failed.append(1)
             raise RuntimeError("no trace")
         return plain(self, hidden)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(made.model), "logits", logits)
+    monkeypatch.setattr(type(made.model), "scores", scores)
     runner = made.runner
     assert run(made, asked(8)) == expected
     assert len(failed) == 1
