@@ -50,7 +50,7 @@ class Count:
     matrix: int
     """Bytes of weights within `reads`."""
     writes: float
-    """Bytes that they write; for decoding the average over steps, with pages that become full."""
+    """Bytes that they write; for decoding the average over steps that grow no pool."""
     syncs: float
     """Waits of the host per step or prompt."""
     drains: float
@@ -120,10 +120,11 @@ def _typical(turns: list[Turn]) -> Turn:
 
 
 def written(turns: list[Turn]) -> float:
-    """Bytes written per step, on average: some steps write what others have put off."""
-    from .ledger import total
+    """Bytes written per step, on average: some write what others have put off. Without steps in which pools grow, which are rare."""
+    from .ledger import ledger
 
-    return sum(total(turn.graphs).writes for turn in turns) / len(turns)
+    usual = [ledger(turn.graphs[0]).writes for turn in turns if len(turn.graphs) == 1]
+    return sum(usual) / len(usual)
 
 
 def _decoding(name: str, make: Callable[[Subject], Program], program: Program, subject: Subject, rows: int, past: int) -> Count:

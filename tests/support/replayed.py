@@ -68,7 +68,8 @@ def choices_of_a_gpu() -> Iterator[None]:
 
 def engine(name: str = "llama", **settings: object) -> Engine:
     """One that replays what it can."""
-    return tiny_engine(name, **{"prefix_cache": False, "max_context": 640, "max_draft": 0, **settings})
+    values = {"prefix_cache": False, "max_context": 640, "max_draft": 0, "max_num_batched_tokens": 256}
+    return tiny_engine(name, **{**values, **settings})
 
 
 def built(name: str = "llama", **settings: object) -> Engine:
