@@ -69,6 +69,7 @@ def choices_of_a_gpu() -> Iterator[None]:
 def engine(name: str = "llama", **settings: object) -> Engine:
     """One that replays what it can."""
     values = {"prefix_cache": False, "max_context": 640, "max_draft": 0, "max_num_batched_tokens": 256}
+    values |= {"decode_share": 0.01, "max_step_s": 1e6}  # prompts are read at once
     return tiny_engine(name, **{**values, **settings})
 
 
