@@ -23,17 +23,15 @@ from .drafting import Free
 from .tiny_engine import tiny_engine
 from .traceable_attention import TraceableAppend
 
-_DISABLED, _NO_FUSE = 0, 2
+_DISABLED, _NO_FUSE, _ENABLED = 0, 2, 3
 """`mlx::core::CompileMode`."""
 
 
 @contextmanager
 def real_traces() -> Iterator[None]:
-    """`mx.compile` traces and replays, but fuses nothing, for which it would need a C++ compiler and seconds. Python has no name for that.
-    With compilation off, as tests are, a compiled function is called anew each time, and nothing that a trace captures shows."""
-    if mx.metal.is_available():  # there compilation is on, and costs little
-        yield
-        return
+    """`mx.compile` traces and replays, but fuses nothing: for a CPU that would need a C++ compiler and seconds, and on a GPU it rounds
+    differently. Python has no name for that. With compilation off, as tests are on a CPU, a compiled function is called anew each time, and
+    nothing that a trace captures shows."""
     library = next(Path(mx.__file__ or "").parent.glob("lib/libmlx.*"))
     set_mode = ctypes.CDLL(str(library))._ZN3mlx4core16set_compile_modeENS0_11CompileModeE
     set_mode.argtypes, set_mode.restype = [ctypes.c_int], None
@@ -41,7 +39,7 @@ def real_traces() -> Iterator[None]:
     try:
         yield
     finally:
-        set_mode(_DISABLED)
+        set_mode(_ENABLED if mx.metal.is_available() else _DISABLED)
 
 
 @contextmanager
