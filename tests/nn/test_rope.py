@@ -17,7 +17,7 @@ LAYERS = (AttentionSpec(1, 8, 8),)
 
 
 CLOSE = 5e-3 if mx.metal.is_available() else 1e-5
-"""MLX's kernel takes `fast::cos` and `fast::sin` on a Mac, whose error is 2^-13 within half a turn, and more beyond (Metal's specification)."""
+"""MLX's kernel takes `fast::cos` on a Mac, whose error is 2^-13 within half a turn and more beyond (Metal's specification)."""
 
 
 def rope(kind: str = "default", head_dim: int = 8, positions: int = 64, **others: Any) -> Rope:
