@@ -17,6 +17,7 @@ from mlxinfer.engine import engine as engine_module
 from mlxinfer.engine.compiled_step import CompiledSteps
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.model_runner import COMPILED_STEPS
+from mlxinfer.engine.prefill_budget import PrefillBudget
 from mlxinfer.kernels_metal.paged_attention import tiles
 
 from .drafting import Free
@@ -56,6 +57,7 @@ def choices_of_a_gpu() -> Iterator[None]:
         patch.setattr(metal, "_SEALING", PLAIN)
         patch.setattr(metal.MetalAttention, "joins_past", lambda *_: True)  # prompts by plain MLX in all formats
         patch.setattr(engine_module, "StepTimes", Free)  # schedules do not depend on the clock
+        patch.setattr(PrefillBudget, "allowance", lambda _, rows, wanted, most, *__: max(min(wanted, most), 0))
         patch.setattr(compiled_step, "kernels_in_use", lambda: True)
         patch.setattr(compiled_step.executors, "traceable", lambda: True)
         try:
@@ -67,7 +69,6 @@ def choices_of_a_gpu() -> Iterator[None]:
 def engine(name: str = "llama", **settings: object) -> Engine:
     """One that replays what it can."""
     values = {"prefix_cache": False, "max_context": 640, "max_draft": 0, "max_num_batched_tokens": 256}
-    values |= {"decode_share": 0.01, "max_step_s": 1e6}  # prompts are read at once
     return tiny_engine(name, **{**values, **settings})
 
 
