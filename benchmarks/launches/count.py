@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, mode
 from typing import TYPE_CHECKING, Any
 
 from .phantom import PhantomGPU
@@ -49,8 +49,8 @@ class Count:
     """Bytes that they read, each launch's once."""
     matrix: int
     """Bytes of weights within `reads`."""
-    writes: int
-    """Bytes that they write."""
+    writes: float
+    """Bytes that they write; for decoding the average over steps that grow no pool."""
     syncs: float
     """Waits of the host per step or prompt."""
     drains: float
@@ -113,8 +113,18 @@ def with_layers(subject: Subject, count: int) -> Subject:
 
 
 def _typical(turns: list[Turn]) -> Turn:
-    """A step that fills no page: it submits one graph."""
-    return next((turn for turn in turns if len(turn.graphs) == 1), turns[0])
+    """A step as most are, which fill no page and write no recent rows into theirs."""
+    sizes = [len(turn.graphs[0].nodes) for turn in turns if len(turn.graphs) == 1]
+    usual = mode(sizes) if sizes else 0
+    return next((turn for turn in turns if len(turn.graphs) == 1 and len(turn.graphs[0].nodes) == usual), turns[0])
+
+
+def written(turns: list[Turn]) -> float:
+    """Bytes written per step, on average: some write what others have put off. Without steps in which pools grow, which are rare."""
+    from .ledger import ledger
+
+    usual = [ledger(turn.graphs[0]).writes for turn in turns if len(turn.graphs) == 1]
+    return sum(usual) / len(usual)
 
 
 def _decoding(name: str, make: Callable[[Subject], Program], program: Program, subject: Subject, rows: int, past: int) -> Count:
@@ -135,7 +145,7 @@ def _decoding(name: str, make: Callable[[Subject], Program], program: Program, s
         speeds[chip.name] = usual + rare + seconds(total([]), chip, drains=drains, host_s=exposed)
     wide, deep = layer(make, subject, rows, past)
     return Count(
-        name, f"decode {rows}", step.count, step.stages, wide, deep, step.reads, step.distinct, step.matrix, step.writes,
+        name, f"decode {rows}", step.count, step.stages, wide, deep, step.reads, step.distinct, step.matrix, written(turns),
         sum(turn.syncs for turn in turns) / len(turns), drains, host * 1e6, exposed * 1e6, dict(step.names), speeds,
     )  # fmt: skip
 
@@ -155,7 +165,8 @@ def _reading(name: str, program: Program, prompt: int) -> Count:
 
 
 def ceilings(gpu: PhantomGPU, limits: dict[str, Any]) -> dict[str, Any]:
-    """What `ceiling.json` limits, as it is now: per model and past, launches and stages of a layer of one row; drains of a long prompt."""
+    """What `ceiling.json` limits, as it is now: per model and past, launches and stages of a layer of one row; bytes that a step of two
+    layers writes for each row, by rows; drains of a long prompt."""
     from .models import subject
     from .programs import Ours
 
@@ -169,6 +180,7 @@ def ceilings(gpu: PhantomGPU, limits: dict[str, Any]) -> dict[str, Any]:
             wide, deep = layer(ours, model, 1, int(past))
             found.setdefault("layer", {}).setdefault(name, {})[past] = {"launches": wide, "stages": deep}
     shallow = with_layers(subject("llama-3.1", 4), 2)
+    found["written"] = {rows: round(written(ours(shallow).decode(int(rows), 1024)) / int(rows)) for rows in limits["written"]}
     found["prompt"] = {tokens: {"drains": ours(shallow).prefill(int(tokens)).drains} for tokens in limits["prompt"]}
     return found
 

@@ -46,7 +46,7 @@ def costs(counts: Counts, layers: int) -> str:
         ("GB read, each launch's once", "", lambda c: _gb(c["distinct"])),
         ("GB asked for", "", lambda c: _gb(c["reads"])),
         ("of that weights, GB", "", lambda c: _gb(c["matrix"])),
-        ("MB written", "", lambda c: f"{c['writes'] / 1e6:.0f}"),
+        ("MB written", "", lambda c: _mb(c["writes"])),
         ("waits of the host", "", lambda c: f"{c['syncs']:.2f}".rstrip("0").rstrip(".")),
         ("waits of the GPU for the host", "", lambda c: f"{c['drains']:.2f}".rstrip("0").rstrip(".")),
         ("host, ms", "", lambda c: f"{c['host_us'] / 1e3:.1f}"),
@@ -88,6 +88,10 @@ def _of(counts: Counts, program: str, work: str) -> dict[str, Any]:
 
 def _title(work: str) -> str:
     return "prompt" if work == "prefill" else f"{work.split()[1]} row{'s' * (not work.endswith(' 1'))}"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.3g}" if count < 1e9 else f"{count / 1e6:.0f}"
 
 
 def _gb(count: float) -> str:

@@ -123,7 +123,7 @@ def plan_decode(
     if rounded:
         table += [0] * (round_up(len(table)) - len(table))
         if divided:
-            idle = round_up(len(work)) - len(work)
+            idle = round_up(len(work), least=2) - len(work)  # each writes a part, though an empty one
             work += [_idle(written + i) for i in range(idle)]
             written += idle
     return DecodePlan(
@@ -143,11 +143,11 @@ def plan_decode(
     )
 
 
-def round_up(count: int) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, 64, and so on."""
-    size = 8
+def round_up(count: int, least: int = 8) -> int:
+    """The next of 8, 12, 16, 24, 32, 48, 64, and so on; `least` is another power of two to begin with."""
+    size = least
     while size < count:
-        size += size // 2 if size & (size - 1) == 0 else size // 3
+        size += max(size // 2, 1) if size & (size - 1) == 0 else size // 3
     return size
 
 

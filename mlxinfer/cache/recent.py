@@ -9,6 +9,9 @@ import mlx.core as mx
 
 from ..records import dataclass
 
+_FEW = 2
+"""Entries that are written one by one, with a launch each: all at once take two, and copy the rows twice."""
+
 Spans = tuple[tuple[int, int, int], ...]
 """(slot, start, stop) of each entry: rows `start` to `stop` of the slot's open page."""
 
@@ -29,6 +32,8 @@ class RecentRows:
 
     def written(self, pages: Sequence[mx.array]) -> list[mx.array]:
         """Open pages of keys and of values, `[slots, Hkv, 64, D]`, with these rows in them."""
+        if len(self.spans) <= _FEW:
+            return [self._written_each(page, recent) for page, recent in zip(pages, self.arrays, strict=True)]
         slots, rows, entries, places = _places(self.spans)
         written = []
         for page, recent in zip(pages, self.arrays, strict=True):
@@ -37,6 +42,13 @@ class RecentRows:
             new[slots, heads, rows] = recent[entries, heads, places]
             written.append(new)
         return written
+
+    def _written_each(self, page: mx.array, recent: mx.array) -> mx.array:
+        new = mx.reshape(page, page.shape)
+        for entry, (slot, start, stop) in enumerate(self.spans):
+            if start < stop:
+                new[slot, :, start:stop] = recent[entry, :, : stop - start]
+        return new
 
 
 @lru_cache(8)

@@ -2,7 +2,7 @@
 
 Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
 from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
-that has come twice. It is used with `MLXINFER_COMPILED_STEPS=1` only, until it has run on a Mac.
+that has come twice. `MLXINFER_COMPILED_STEPS=0` switches it off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..nn.kernel_trial import age, kernels_in_use
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
 _Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
-"""From tokens, arrays made by the host and arrays held by the cache to logits and what the step leaves in the cache."""
+"""From tokens, arrays made by the host and arrays held by the cache to scores and what the step leaves in the cache."""
 _numbers = count()
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,9 @@ class CompiledSteps:
         self._traces: dict[Hashable, _Trace] = {}
         self._seen: set[Hashable] = set()
         self._temperatures = list(_temperatures(model))
+        self._age = age()
         self.traced = 0
-        """Steps that were traced."""
+        """How often MLX has traced a step."""
         self.replayed = 0
         """Steps that were computed by a trace, those that made one included."""
 
@@ -55,9 +56,9 @@ class CompiledSteps:
         found = cls(model, cache)
         return found if found._cache.possible else None
 
-    def logits(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
-        """int32 `[T]` to logits `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be built as
-        ever, and nothing has changed."""
+    def scores(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """int32 `[T]` to the model's scores `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be
+        built as ever, and nothing has changed."""
         if not self._cache.possible:
             return None
         steady = self._cache.steady(step)
@@ -65,13 +66,9 @@ class CompiledSteps:
             return None
         rotations = self._model.rotations(step)
         given = [*steady.given, step.positions, *(rotation.waves for rotation in rotations.values())]
-        key = self._key(steady, step, tokens)
-        trace = self._traces.get(key)
+        trace = self._trace_of(self._key(steady, step, tokens))
         if trace is None:
-            if key not in self._seen:
-                self._see(key)
-                return None
-            trace = self._traced(key)
+            return None
         try:
             outputs = trace(tokens, given, steady.begin(), steady, step)
         except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built as ever
@@ -95,27 +92,37 @@ class CompiledSteps:
         hot = tuple([each.beyond(segments) for each in self._temperatures])
         return steady.key, tuple(regimes), hot, tokens.dtype, age(), get_ident()
 
-    def _see(self, key: Hashable) -> None:
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        self._seen.add(key)
+    def _trace_of(self, key: Hashable) -> _Trace | None:
+        """None where the key is new. Of too many traces, the one that was not used for longest is dropped."""
+        if self._age != age():  # other kernels are used: nothing of before comes again
+            self._age = age()
+            self._traces.clear()
+        trace = self._traces.pop(key, None)
+        if trace is None:
+            if key not in self._seen:
+                if len(self._seen) >= _MOST_SEEN:
+                    self._seen.clear()
+                self._seen.add(key)
+                return None
+            if len(self._traces) >= _MOST_TRACES:
+                self._traces.pop(next(iter(self._traces)))
+            trace = _trace(self._model, self._count)
+        self._traces[key] = trace
+        return trace
 
-    def _traced(self, key: Hashable) -> _Trace:
-        if len(self._traces) >= _MOST_TRACES:
-            self._traces.pop(next(iter(self._traces)))
-        made = self._traces[key] = _trace(self._model)
+    def _count(self) -> None:
         self.traced += 1
-        return made
 
 
-def _trace(model: Decoder) -> _Trace:
-    """A step as a function of arrays, which MLX traces when it is first called. Were it to trace it again, the step would be the current
-    one. A number of its own keeps MLX from taking it for another function that was at the same place in memory."""
+def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
+    """A step as a function of arrays, which MLX traces when it is first called, and calls `traced` then. Were it to trace it again, the
+    step would be the current one. A number of its own keeps MLX from taking it for another function at the same place in memory."""
     current: list[tuple[SteadyStep, CacheStep]] = []
     number = next(_numbers)
 
     def compute(_: int, tokens: mx.array, given: Sequence[mx.array], held: Sequence[mx.array]) -> list[mx.array]:
         ((steady, step),) = current
+        traced()
         rotations = model.rotations(step)
         first = len(given) - len(rotations)
         positions, step.positions = step.positions, given[first - 1]
@@ -123,8 +130,8 @@ def _trace(model: Decoder) -> _Trace:
             rotation.__dict__["waves"] = waves
         try:
             with steady.reading(given[: first - 1], held):
-                logits = model.logits(model.hidden(tokens, step, rotations=rotations))
-                return [logits, *steady.left()]
+                scores = model.scores(model.hidden(tokens, step, rotations=rotations))
+                return [scores, *steady.left()]
         finally:
             step.positions = positions
 

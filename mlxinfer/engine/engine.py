@@ -81,7 +81,7 @@ class Engine:
         self._take_memory = take_memory
         self._dtype = dtype
         self._ended = EngineStats()
-        self._steps = 0
+        self._steps, self._replays = 0, True
         self._kv_events: KVEventSink | None = None
         self.watch: Callable[[StepReport], None] | None = None
         """Is told of every step, for those who look on; it must not change anything."""
@@ -103,7 +103,7 @@ class Engine:
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
             disk=self._disk,
         )
-        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart, adapted=self._adapted)
+        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart, adapted=self._adapted, replays=self._replays)
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
@@ -364,11 +364,13 @@ class Engine:
         which compute again what is known of them, as after a preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not give_up_guilty(error, layers):
+        replays = self.runner.replays
+        if not give_up_guilty(error, layers, replays=replays):
             return False
+        self._replays = self._replays and not replays
         models = [self.model] + ([self.drafter.model] if self.drafter else [])
         unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
-        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *cost]
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["every step is built"] * replays, *cost]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):

@@ -23,10 +23,12 @@ TakeMemory = Callable[[int], int]
 """Asks for so many bytes beyond the plan; returns how many of them may be used from now on."""
 
 
-def give_up_guilty(error: BaseException, layers: Iterable[tuple[LayerStore, AttentionBackend]]) -> bool:
-    """Do without the kernels that fail their trial now, else without those of attention in these layers, else without all others. Returns
-    False where no kernel that is in use can have caused the error."""
-    return may_be_kernels(error) and (give_up(error, guilty=True) or give_up_kernels(layers, error) or give_up(error, guilty=False))
+def give_up_guilty(error: BaseException, layers: Iterable[tuple[LayerStore, AttentionBackend]], *, replays: bool) -> bool:
+    """Do without the kernels that fail their trial now, else without `replays` if there were any, else without the kernels of attention in
+    these layers, else without all others. Returns False where nothing that is in use can have caused the error."""
+    if not may_be_kernels(error):
+        return False
+    return give_up(error, guilty=True) or replays or give_up_kernels(layers, error) or give_up(error, guilty=False)
 
 
 def unpack_once(

@@ -14,6 +14,7 @@ import numpy as np
 from ..cache.base import Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
+from ..device import is_gpu
 from ..models.decoder import Model
 from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 COMPILED_STEPS = "MLXINFER_COMPILED_STEPS"
-"""The environment's variable that is 1 where steps are to be replayed (`compiled_step`)."""
+"""The environment's variable that is 0 where no step is to be replayed (`compiled_step`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class PendingStep:
     sealed: bool = False
     """Whether the pages that it fills have been given their places."""
     logits_to_sample: mx.array | None = None
-    """float32 `[R, vocab]` of the rows that are still to be sampled; None once they are."""
+    """`Model.scores` `[R, vocab]` of the rows that are still to be sampled; None once they are."""
     submitted: float = 0.0
     """When, in seconds of `perf_counter`."""
     _awaited: list[mx.array] = field(default_factory=list)
@@ -150,17 +151,25 @@ def accept(drafts: Proposed, sampled: list[int]) -> list[int]:
 class ModelRunner:
     """Owns the steps of the cache, and tells the sequences how far they have been computed."""
 
-    def __init__(self, model: Model, cache: PagedCache, *, apart: bool = False, adapted: AdaptedModel | None = None) -> None:
-        """`apart`: each sequence goes through the model by itself (`ChunkPolicy.apart`). `adapted`: the model with its adapters."""
+    def __init__(
+        self, model: Model, cache: PagedCache, *, apart: bool = False, adapted: AdaptedModel | None = None, replays: bool = True
+    ) -> None:
+        """`apart`: each sequence goes through the model by itself (`ChunkPolicy.apart`). `adapted`: the model with its adapters. `replays`:
+        on a GPU, MLX may replay steps instead of Python building each."""
         self.model = model
         self.cache = cache
         self._apart = apart
         self.adapted = adapted
-        self.compiled = None if apart else _compiled(model, cache)  # what MLX fuses may round differently
+        self.compiled = None if apart or not replays else _compiled(model, cache)  # what MLX fuses may round differently
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
         """The sequences of the last step, if each of them got one token and nothing was drafted, and the tokens."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether steps have been replayed."""
+        return self.compiled is not None and self.compiled.replayed > 0
 
     def submit(self, schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
         """Start a step without waiting for it. `before` is the one that is pending: if it fills pages, the new one is built while it is
@@ -270,7 +279,7 @@ class ModelRunner:
     def _logits(
         self, work: list[Work], segments: list[Segment], hidden: mx.array, wanted: dict[Sequence, tuple[int, mx.array]]
     ) -> list[mx.array]:
-        """Logits of the rows that are sampled, or nothing; what sequences that are only read ask for goes to `wanted`."""
+        """Scores of the rows that are sampled, or nothing; what sequences that are only read ask for goes to `wanted`."""
         sampled: list[int] = []
         for w, segment in zip(work, segments, strict=True):
             end = segment.start + segment.count
@@ -283,7 +292,7 @@ class ModelRunner:
                 wanted[w.sequence] = segment.past, self.model.logits(hidden[segment.start : end])
         if not sampled:
             return []
-        return [self.model.logits(hidden if len(sampled) == hidden.shape[0] else hidden[mx.array(sampled)])]
+        return [self.model.scores(hidden if len(sampled) == hidden.shape[0] else hidden[mx.array(sampled)])]
 
     def _tokens(self, schedule: Schedule) -> mx.array:
         """int32 `[T]`. A token that only the device knows yet is taken from there."""
@@ -327,8 +336,8 @@ class ModelRunner:
 
 
 def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
-    """What replays steps, where that is asked for: its modules are for GPUs, and take a while to import."""
-    if os.environ.get(COMPILED_STEPS) != "1":
+    """What replays steps, on a GPU and where it is not switched off: its modules take a while to import."""
+    if os.environ.get(COMPILED_STEPS, "1" if is_gpu() else "0") != "1":
         return None
     from .compiled_step import CompiledSteps
 
@@ -336,8 +345,8 @@ def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
 
 
 def _replayed(compiled: CompiledSteps, work: list[Work], tokens: mx.array, step: CacheStep) -> mx.array | None:
-    """The logits of all rows, if a compiled step computes them."""
-    return compiled.logits(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
+    """The scores of all rows, if a compiled step computes them."""
+    return compiled.scores(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
 
 
 def _segments(work: list[Work]) -> list[Segment]:

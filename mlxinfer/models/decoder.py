@@ -53,6 +53,10 @@ class Model(Protocol):
         """`[R, hidden]` to `[R, vocab]`, float32, with the model's own scaling and cap."""
         ...
 
+    def scores(self, hidden: mx.array) -> mx.array:
+        """`logits`, maybe in a narrower dtype that has all of their digits: whoever takes the highest needs no other."""
+        ...
+
     def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
         """A step of `mtp` alone: int32 `[R]` and the hidden rows of the tokens before them, `[R, hidden]`, to the rows that take their
         place for the next tokens, `[R, hidden]`, and logits `[R, vocab]` of these, float32."""
@@ -217,10 +221,15 @@ class Decoder:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` to `[R, vocab]` in float32."""
+        return self.scores(hidden).astype(mx.float32)
+
+    def scores(self, hidden: mx.array) -> mx.array:
+        """`logits` as the product with the head leaves them; in float32 where the model scales or caps them."""
         norm = None if self.joined else self.norm
         if norm is not None and norm.centring:
             hidden, norm = norm(hidden), None
-        return self._scaled(self.unembed(hidden, norm))
+        y = self._product(hidden, norm)
+        return y if self.logit_scale == 1.0 and self.logit_cap is None else self._scaled(y.astype(mx.float32))
 
     def _scaled(self, y: mx.array) -> mx.array:
         if self.logit_scale != 1.0:
@@ -231,7 +240,10 @@ class Decoder:
 
     def unembed(self, rows: mx.array, norm: RMSNorm | None = None) -> mx.array:
         """`[R, hidden]` through the head alone, after `norm` if it is given: float32 `[R, vocab]`, neither scaled nor capped."""
-        return (self.head(rows, norm=norm) if self.head else self.embedding.as_linear(rows, norm=norm)).astype(mx.float32)
+        return self._product(rows, norm).astype(mx.float32)
+
+    def _product(self, rows: mx.array, norm: RMSNorm | None) -> mx.array:
+        return self.head(rows, norm=norm) if self.head else self.embedding.as_linear(rows, norm=norm)
 
 
 def load_head(weights: Weights, vocab: int, hidden: int) -> Linear | None:

@@ -126,6 +126,8 @@ class FallbackModel:
         """float32."""
         return hidden.astype(mx.float32)
 
+    scores = logits
+
 
 def _module_name(config: Mapping[str, Any]) -> str | None:
     """The module of mlx-lm for this config. The name is looked up in a list, never imported as given."""

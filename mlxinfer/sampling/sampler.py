@@ -114,7 +114,7 @@ class SamplingBatch:
                     self._counted[i] = len(known)
 
     def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None) -> Sampled:
-        """Choose from float32 logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
+        """Choose from logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
         the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
         `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
         spread, seeds, rows = None if drafts is None else RaggedRows(drafts), self._seeds, logits.shape[0]
@@ -122,7 +122,10 @@ class SamplingBatch:
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
         pieces: list[Sampled] = []
-        size = rows if self._is_plain and allowed is None else SAMPLED_ROWS_AT_ONCE
+        plain = self._is_plain and allowed is None
+        if not plain or self._settings.argmax is not _plain_argmax:
+            logits = logits.astype(mx.float32)
+        size = rows if plain else SAMPLED_ROWS_AT_ONCE
         for start in range(0, rows, size):
             part = slice(start, start + size)
             picked: PickedRows | None = None
@@ -185,7 +188,7 @@ class Settings:
     bias: mx.array | None
     """float32, added to the logits; None where no row has any."""
     argmax: Callable[[mx.array], mx.array]
-    """From float32 `[R, vocab]` to uint32 `[R]`."""
+    """From `[R, vocab]` to uint32 `[R]`; the CPU kernels' from float32."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:

@@ -23,7 +23,8 @@ from mlxinfer.adapters.pattern import value_for
 from mlxinfer.errors import AdapterError
 
 IDS = list(range(3, 60))
-CLOSE = 1e-4
+CLOSE = 5e-4
+"""What float32 loses in the logits without the CPU kernels. An update that goes astray changes them by far more: `test_peft`."""
 
 
 def logits(model: Path, adapter: Path | None = None, **settings: object) -> np.ndarray:

@@ -25,7 +25,8 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder, name = tmp_path_factory.mktemp("vectors"), str(request.param)
     changes = random_changes(shapes_of(GOLDEN / name), size=0.2)
     merged = merge(Path(copytree(GOLDEN / name, folder / name)), changes)
-    with LLM(GOLDEN / name, adapters={"a": write_peft(folder / "a", changes)}) as llm, LLM(merged) as expected:
+    adapters = {"a": write_peft(folder / "a", changes)}
+    with LLM(GOLDEN / name, dtype="float32", adapters=adapters) as llm, LLM(merged, dtype="float32") as expected:
         yield llm, expected
 
 

@@ -60,7 +60,10 @@ def test_sequences_are_held_still_and_decoded_from_the_same_place(depth: int, mo
         assert bench.decode(held, 4) > 0
         assert [s.tokens for s in held] == before
     first, second, third, _ = seen
-    assert [s.tokens for s in first] == [s.tokens for s in second]
+    for once, again in zip(first, second, strict=True):  # a right draft may bring one of them more tokens than were asked for
+        both = min(len(once.tokens), len(again.tokens))
+        assert both >= max(depth, 1) + 10
+        assert once.tokens[:both] == again.tokens[:both]
     for base, copy in zip(before, third, strict=True):
         assert copy.tokens[: len(base)] == base
         assert len(copy.tokens) >= len(base) + 6

@@ -10,79 +10,48 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.adapters import random_changes, write_peft
-from support.tiny_engine import GOLDEN, request, run, tiny_engine, tiny_model
-from support.traceable_attention import TraceableAppend
+from support.drafting import Free
+from support.replayed import built, choices_of_a_gpu, engine, steps
+from support.tiny_engine import GOLDEN, request, run, tiny_model
 
 from mlxinfer.adapters.adapted import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
-from mlxinfer.cache.attention import metal, select, trial
-from mlxinfer.engine import compiled_step
-from mlxinfer.engine.compiled_step import CompiledSteps
+from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.model_runner import COMPILED_STEPS
 from mlxinfer.engine.scheduler import Schedule
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.kernels_metal.paged_attention import tiles
+from mlxinfer.models.hooks import RESIDUAL
+from mlxinfer.nn import kernel_trial
 
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (20, 9, 33)]
 
 
 @pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there."""
-    monkeypatch.setenv(COMPILED_STEPS, "1")
-    monkeypatch.delenv(select.SWITCH, raising=False)
-    monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)
-    monkeypatch.setattr(select, "why_unsupported", lambda *_: None)
-    monkeypatch.setattr(tiles, "DIMS", range(8, 513, 8))  # heads of tiny models
-    monkeypatch.setattr(metal, "append_launch", TraceableAppend)
-    monkeypatch.setattr(compiled_step, "kernels_in_use", lambda: True)
-    monkeypatch.setattr(compiled_step.executors, "traceable", lambda: True)
-    yield
-    trial.forget()
-
-
-def engine(name: str = "llama", **settings: object) -> Engine:
-    return tiny_engine(name, **{"prefix_cache": False, "max_context": 640, "max_draft": 0, **settings})
+def on_a_gpu() -> Iterator[None]:
+    with choices_of_a_gpu():
+        yield
 
 
 def asked(limit: int = 16, **params: object) -> list[Sequence]:
     return [request(prompt, limit, seed=i, **params) for i, prompt in enumerate(PROMPTS)]
 
 
-def steps(made: Engine) -> CompiledSteps:
-    assert made.runner.compiled is not None
-    return made.runner.compiled
-
-
-def built(name: str = "llama") -> Engine:
-    """An engine that builds every step."""
-    made = engine(name)
-    made.runner.compiled = None
-    return made
-
-
 @pytest.mark.parametrize("name", ["llama", "lfm2"])
 def test_a_step_that_cannot_be_traced_is_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails at the end of a real trace; nothing of that is left, no kernel is given up, and it is not tried again."""
     expected, made, failed = run(built(name), asked(8)), engine(name), []
-    plain = type(made.model).logits
+    plain = type(made.model).scores
 
-    def logits(self: object, hidden: mx.array) -> mx.array:
+    def scores(self: object, hidden: mx.array) -> mx.array:
         if any(frame.function == "compute" for frame in inspect.stack()):
             failed.append(1)
             raise RuntimeError("no trace")
         return plain(self, hidden)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(made.model), "logits", logits)
-    mx.enable_compile()
-    try:
-        runner = made.runner
-        assert run(made, asked(8)) == expected
-    finally:
-        mx.disable_compile()
+    monkeypatch.setattr(type(made.model), "scores", scores)
+    runner = made.runner
+    assert run(made, asked(8)) == expected
     assert len(failed) == 1
     assert made.runner is runner
     assert not steps(made).replayed
@@ -136,23 +105,108 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
     assert steps(made).replayed > 3
 
 
-def test_a_failed_step_on_the_way() -> None:
-    """The engine begins anew, and with it the traces: nothing of the old cache is in them."""
+def test_a_failed_step_on_the_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Replays are given up first: the engine begins anew without them, and with its kernels."""
+    monkeypatch.setattr(kernel_trial, "TRIALS", [])  # no kernel fails its trial now
     expected, made = run(built(), asked()), engine()
     runner, submit, calls = made.runner, made.runner.submit, []
 
     def failing(*arguments: object) -> object:
         calls.append(0)
-        if len(calls) == 10:
+        if len(calls) == 16:
+            raise RuntimeError("[metal::Device] Unable to load kernel")
+        return submit(*arguments)  # type: ignore[arg-type]
+
+    made.runner.submit = failing  # type: ignore[method-assign,assignment]
+    assert run(made, asked()) == expected
+    assert runner.replays
+    assert made.runner is not runner
+    assert made.runner.compiled is None
+    assert all(backend is METAL for _, backend in made.cache.attention)
+    assert "every step is built" in caplog.text
+
+
+def test_a_step_that_fails_before_any_was_replayed() -> None:
+    """The engine begins anew, and with it the traces: nothing of the old cache is in them."""
+    expected, made = run(built(), asked()), engine()
+    runner, calls = made.runner, []
+    submit = runner.submit
+
+    def failing(*arguments: object) -> object:
+        calls.append(0)
+        if len(calls) == 2:
             raise RuntimeError("[metal::Device] Unable to load kernel")
         return submit(*arguments)  # type: ignore[arg-type]
 
     made.runner.submit = failing  # type: ignore[method-assign,assignment]
     assert run(made, asked()) == expected
     assert made.runner is not runner
-    assert steps(made).replayed > 3
 
 
 def test_deterministic_answers_are_of_one_kind() -> None:
     """Alone, a sequence's steps could be replayed, and in company they could not: all are built."""
     assert engine(deterministic=True).runner.compiled is None
+
+
+class _OddTokens:
+    """A `Constraint`: only odd tokens may follow."""
+
+    fault = ""
+
+    def advance(self, token: int) -> str:
+        return "" if token % 2 else "even"
+
+    def rows(self, drafts: list[int]) -> np.ndarray:
+        return np.full((1 + len(drafts), 3), 0xAAAAAAAA, np.uint32).view(np.int32)
+
+    def allowed(self, drafts: list[int]) -> int:
+        return next((i for i, token in enumerate(drafts) if not token % 2), len(drafts))
+
+    def forced(self) -> list[int]:
+        return []
+
+    def expected(self) -> tuple[list[int], list[float]]:
+        return [], []
+
+    def copy(self) -> _OddTokens:
+        return self
+
+
+class _Steering:
+    """`Hooks` that change what enters the second block."""
+
+    def wants(self, place: str, layer: int) -> bool:
+        return place == RESIDUAL and layer == 1
+
+    def at(self, place: str, layer: int, x: mx.array, segments: object) -> mx.array:
+        return x * 1.5
+
+    def attended(self, *arguments: object) -> None: ...
+
+    def arrays(self) -> list[mx.array]:
+        return []
+
+
+def test_constraints_hooks_and_drafts() -> None:
+    """Answers held to a structure are sampled after the step; steps with hooks or drafts are built, the others replayed."""
+    pattern = [7, 9, 11, 13] * 12
+
+    def answers(made: Engine) -> list[list[int]]:
+        held, hooked, plain = asked(24)
+        held.constraint = _OddTokens()
+        hooked.hooks, hooked.max_length = _Steering(), len(hooked.prompt) + 8
+        repeated = request(pattern, 20)
+        found = run(made, [held, hooked, plain, repeated])
+        assert all(token % 2 for token in found[0])
+        assert repeated.drafted_tokens
+        return found
+
+    made = eager(engine(max_draft=4))
+    assert answers(made) == answers(eager(built(max_draft=4)))
+    assert steps(made).replayed > 3
+
+
+def eager(made: Engine) -> Engine:
+    """One that drafts wherever it can."""
+    made.proposer.times, made.proposer.account.share = Free(), 1e9
+    return made

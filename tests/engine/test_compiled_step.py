@@ -1,68 +1,170 @@
-"""Steps that MLX replays: the same tokens as without, few traces, and pools that stay where they are."""
+"""Steps that MLX replays over long times: few traces, no more of them as contexts grow, and pools that stay where they are."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_engine import request, run, tiny_engine
-from support.traceable_attention import TraceableAppend
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import traceable_attention
+from support.replayed import built, choices_of_a_gpu, engine, steps
+from support.tiny_engine import request, run
 
-from mlxinfer.cache.attention import metal, select, trial
-from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.engine import compiled_step
-from mlxinfer.engine.compiled_step import CompiledSteps
 from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.model_runner import COMPILED_STEPS
-from mlxinfer.kernels_metal.paged_attention import tiles
+from mlxinfer.engine.events import Token
+from mlxinfer.engine.sequence import Sequence
 
 RANDOM = np.random.default_rng(3)
-PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (70, 9, 130, 33)]
-FAMILIES = ("llama", "gemma3_text", "qwen3_moe", "qwen3_next", "falcon_h1", "phi3_longrope", "gpt_oss", "deepseek_v3", "lfm2")
+PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (70, 9, 130, 33, 64, 1)]
+PROMPTS += [[*PROMPTS[2], 7, 8], PROMPTS[0][:64]]
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there."""
-    monkeypatch.setenv(COMPILED_STEPS, "1")
-    monkeypatch.delenv(select.SWITCH, raising=False)
-    monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(select, "has_gpu_kernels", lambda: True)
-    monkeypatch.setattr(select, "why_unsupported", lambda *_: None)
-    monkeypatch.setattr(tiles, "DIMS", range(8, 513, 8))  # heads of tiny models
-    monkeypatch.setattr(metal, "append_launch", TraceableAppend)
-    monkeypatch.setattr(compiled_step, "kernels_in_use", lambda: True)
-    monkeypatch.setattr(compiled_step.executors, "traceable", lambda: True)
-    yield
-    trial.forget()
+@pytest.fixture(autouse=True, scope="module")
+def on_a_gpu() -> Iterator[None]:
+    with choices_of_a_gpu():
+        yield
 
 
-def engine(name: str = "llama", **settings: object) -> Engine:
-    made = tiny_engine(name, prefix_cache=False, max_context=640, max_draft=0, **settings)
-    assert all(backend is METAL for _, backend in made.cache.attention)
-    return made
+@pytest.mark.slow
+def test_two_thousand_steps_are_traced_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages fill, pools grow, and a sequence is divided into more and more parts."""
+    monkeypatch.setattr(traceable_attention, "MOST_PAGES", 34)
+    made = engine(max_context=2100)
+    sequence = request(PROMPTS[1], 2010)
+    run(made, [sequence])
+    assert len(sequence.answer) == 2010
+    assert steps(made).replayed > 1900
+    assert steps(made).traced <= 24, steps(made).traced
 
 
-def answered(made: Engine, limit: int = 90, **params: object) -> list[list[int]]:
-    return run(made, [request(prompt, limit - 7 * i, seed=i, **params) for i, prompt in enumerate(PROMPTS)])
+def test_a_trace_is_not_made_again() -> None:
+    """What is traced by the first answers serves all that come later."""
+    made = engine()
+    run(made, [request(prompt, 30) for prompt in PROMPTS[:4]])
+    before = steps(made).traced
+    run(made, [request(prompt, 30) for prompt in PROMPTS[:4]])
+    first = steps(made).traced
+    run(made, [request(prompt, 30) for prompt in PROMPTS[:4]])
+    assert steps(made).traced == first <= 2 * before
 
 
-def steps(made: Engine) -> CompiledSteps:
-    assert made.runner.compiled is not None
-    return made.runner.compiled
+def test_traces_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were not used for longest go, with what MLX keeps of them."""
+    monkeypatch.setattr(compiled_step, "_MOST_TRACES", 2)
+    expected = run(built(), [request(prompt, 50 - 9 * i) for i, prompt in enumerate(PROMPTS[:4])])
+    made = engine()
+    for _ in range(3):
+        assert run(made, [request(prompt, 50 - 9 * i) for i, prompt in enumerate(PROMPTS[:4])]) == expected
+    assert len(steps(made)._traces) == 2
+    assert steps(made).traced > 4
 
 
-@pytest.mark.usefixtures("on_a_gpu")
-@pytest.mark.parametrize("name", [name if name == "lfm2" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
-def test_the_tokens_are_those_of_steps_that_are_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four sequences of different lengths fill pages and end one after another; some of them sample."""
-    with monkeypatch.context() as patch:
-        patch.setenv(COMPILED_STEPS, "0")
-        plain = engine(name)
-        assert plain.runner.compiled is None
-        expected = [answered(plain), answered(plain, 40, temperature=0.9)]
-    made = engine(name)
-    assert [answered(made), answered(made, 40, temperature=0.9)] == expected
-    assert steps(made).replayed > 90, (steps(made).replayed, steps(made).traced)
-    assert steps(made).traced <= 12
+def test_pools_stay_where_they_are() -> None:
+    """A step changes no pool, and a page that it fills is written in place afterwards: no trace refers to the pools."""
+    made = engine()
+    made.add(request(PROMPTS[1], 200))
+    for _ in range(20):
+        made.step()
+    for store, _ in made.cache.attention:  # large enough that a copy would show
+        store.grow(pages=6000)
+    pools = [a for store, _ in made.cache.attention for a in store.sealed]
+    mx.eval(pools)
+    size, places = sum(a.nbytes for a in pools), [_address(a) for a in pools]
+    del pools
+    for _ in range(20):  # the first ones are built, and traced
+        made.step()
+    gc.collect()
+    before, replayed = mx.get_active_memory(), steps(made).replayed
+    mx.reset_peak_memory()
+    for _ in range(100):
+        made.step()
+    assert steps(made).replayed - replayed >= 96
+    assert mx.get_peak_memory() - before < size / 20
+    assert [_address(a) for store, _ in made.cache.attention for a in store.sealed] == places
+
+
+def _address(array: mx.array) -> int:
+    return int(np.asarray(memoryview(array)).__array_interface__["data"][0])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a history."""
+
+    prompt: int
+    """Which of `PROMPTS`."""
+    limit: int
+    """Tokens of its answer."""
+    after: int
+    """Steps after the request before it."""
+    temperature: float
+    """0: greedy."""
+    cancelled: int | None
+    """Steps after which it is cancelled."""
+
+
+ARRIVALS = st.builds(
+    Arrival,
+    st.integers(0, len(PROMPTS) - 1),
+    st.integers(1, 40),
+    st.integers(0, 12),
+    st.sampled_from([0.0, 0.9]),
+    st.none() | st.integers(0, 30),
+)
+
+
+def played(made: Engine, history: list[Arrival]) -> list[list[tuple[int, float]]]:
+    """Tokens with log-probabilities of each request."""
+    coming: list[tuple[int, Arrival]] = []
+    for arrival in history:
+        coming.append(((coming[-1][0] if coming else 0) + arrival.after, arrival))
+    found: dict[Sequence, list[tuple[int, float]]] = {}
+    leaving: list[tuple[int, Sequence]] = []
+    number = 0
+    while coming or not made.idle:
+        while coming and coming[0][0] <= number:
+            arrival = coming.pop(0)[1]
+            sequence = request(PROMPTS[arrival.prompt], arrival.limit, seed=len(found), temperature=arrival.temperature, logprobs=1)
+            found[sequence] = []
+            made.add(sequence)
+            if arrival.cancelled is not None:
+                leaving.append((number + arrival.cancelled, sequence))
+        for when, sequence in leaving:
+            if when == number:
+                made.abort(sequence)
+        for event in made.step():
+            if isinstance(event, Token):
+                found[event.sequence].append((event.token_id, float(event.logprob or 0.0)))
+        number += 1
+    return list(found.values())
+
+
+def check(name: str, histories: list[list[Arrival]]) -> None:
+    replaying, building = engine(name, prefix_cache=True), built(name, prefix_cache=True)
+    for history in histories:
+        assert played(replaying, history) == played(building, history)
+
+
+HISTORIES = st.lists(st.lists(ARRIVALS, min_size=1, max_size=6), min_size=1, max_size=3)
+"""One after another on the same engine."""
+
+
+@settings(max_examples=3)
+@given(histories=HISTORIES)
+def test_any_history_of_requests(histories: list[list[Arrival]]) -> None:
+    """Requests that come, end, are cancelled and share prefixes: answers are those of steps that are built."""
+    check("llama", histories)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "gpt_oss"])
+@settings(max_examples=40)
+@given(histories=HISTORIES)
+def test_many_histories_of_requests(name: str, histories: list[list[Arrival]]) -> None:
+    check(name, histories)

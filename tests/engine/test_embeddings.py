@@ -35,7 +35,7 @@ def cosines(a: Any, b: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[dict[str, LLM]]:
-    opened = {name: LLM(GOLDEN / name) for name in KINDS}
+    opened = {name: LLM(GOLDEN / name, dtype="float32") for name in KINDS}
     yield opened
     for llm in opened.values():
         llm.close()
@@ -151,7 +151,7 @@ def test_a_recipe_that_is_not_understood_is_refused_by_name(tmp_path: Path, file
 
 def test_flags_of_older_sentence_transformers(tmp_path: Path, models: dict[str, LLM]) -> None:
     flags = {"pooling_mode": None, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True, "word_embedding_dimension": 32}
-    with LLM(changed(tmp_path, "last", "1_Pooling/config.json", flags)) as llm:
+    with LLM(changed(tmp_path, "last", "1_Pooling/config.json", flags), dtype="float32") as llm:
         np.testing.assert_array_equal(llm.embed("cat"), models["last"].embed("cat"))
 
 
@@ -168,7 +168,7 @@ def test_many_tasks_and_answers_in_the_same_engine(models: dict[str, LLM], name:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
     async def ask() -> tuple[list[np.ndarray], list[list[Completion]]]:
-        async with AsyncLLM(GOLDEN / name, max_num_seqs=4) as llm:
+        async with AsyncLLM(GOLDEN / name, dtype="float32", max_num_seqs=4) as llm:
             vectors = asyncio.gather(*(llm.embed(told["texts"]) for _ in range(4)))
             answers = asyncio.gather(*(llm.generate([prompt], params) for prompt in prompts))
             return await vectors, await answers
@@ -236,7 +236,7 @@ def test_nothing_is_planned_for_what_is_never_kept(models: dict[str, LLM]) -> No
 
 def test_the_reranker_agrees_with_its_reference() -> None:
     told = reference("reranker")
-    with LLM(GOLDEN / "reranker") as llm:
+    with LLM(GOLDEN / "reranker", dtype="float32") as llm:
         found = llm.rerank(told["query"], told["documents"])
         best = np.argsort(told["scores"])[::-1]
         assert [each.index for each in found] == list(best)
@@ -255,7 +255,7 @@ def test_the_reranker_agrees_with_its_reference() -> None:
 
 def test_a_reranker_without_the_prefix_cache() -> None:
     told = reference("reranker")
-    with LLM(GOLDEN / "reranker", prefix_cache=False) as llm:
+    with LLM(GOLDEN / "reranker", dtype="float32", prefix_cache=False) as llm:
         scores = llm.relevance([(told["query"], document) for document in told["documents"]])
     np.testing.assert_allclose(scores, told["scores"], atol=2e-5)
 

@@ -193,7 +193,7 @@ def test_a_fault_of_plain_mlx_is_not_tried_again(folder: Path, kernels: Kernels,
             faults.append(1)
             raise ValueError("shapes do not fit")
 
-        monkeypatch.setattr(llm.engine.model, "logits", broken)
+        monkeypatch.setattr(llm.engine.model, "scores", broken)
         with pytest.raises(ValueError, match="do not fit"):
             llm.generate(PROMPTS[0], PARAMS[0])
     assert len(faults) == 2  # with kernels, and without

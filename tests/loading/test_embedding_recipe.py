@@ -33,7 +33,7 @@ def states_of(llm: LLM, ids: list[int]) -> np.ndarray:
 def test_the_pooling_type_of_a_gguf_file(tmp_path: Path, number: int, kind: str) -> None:
     """Against the same file's own states, pooled here; the tokenizer adds its end token."""
     more = {"llama.pooling_type": number, "tokenizer.ggml.add_eos_token": True}
-    with LLM(write_tiny_gguf(tmp_path / "tiny.gguf", more=more)) as llm:
+    with LLM(write_tiny_gguf(tmp_path / "tiny.gguf", more=more), dtype="float32") as llm:
         recipe = llm.loaded.embedding
         assert not isinstance(recipe, str)
         assert (recipe.pooling, recipe.normalized) == (kind, True)

@@ -16,6 +16,10 @@ from mlxinfer.nn.rope import Rope, make_rope
 LAYERS = (AttentionSpec(1, 8, 8),)
 
 
+CLOSE = 5e-3 if mx.metal.is_available() else 1e-5
+"""MLX's kernel takes `fast::cos` on a Mac, whose error is 2^-13 within half a turn and more beyond (Metal's specification)."""
+
+
 def rope(kind: str = "default", head_dim: int = 8, positions: int = 64, **others: Any) -> Rope:
     return make_rope({"rope_type": kind, "rope_theta": 10000.0, "partial_rotary_factor": 1.0, **others}, head_dim, positions)
 
@@ -40,7 +44,7 @@ def test_each_row_turns_by_its_own_position(partial: float) -> None:
     turner = rope(partial_rotary_factor=partial)
     x = np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
     expected = rotated(x, np.array([9, 10, 11, 5, 6]), turner.frequencies(0))
-    np.testing.assert_allclose(turner.at(step)(mx.array(x)), expected, atol=1e-5)
+    np.testing.assert_allclose(turner.at(step)(mx.array(x)), expected, atol=CLOSE)
 
 
 def test_sequences_on_both_sides_of_the_boundary_rotate_differently_in_one_step() -> None:
@@ -49,7 +53,7 @@ def test_sequences_on_both_sides_of_the_boundary_rotate_differently_in_one_step(
     x = np.random.default_rng(0).normal(size=(7, 2, 8)).astype(np.float32)
     short = rotated(x[:3], np.arange(3), turner.frequencies(16))
     long = rotated(x[3:], np.arange(4), turner.frequencies(17))
-    np.testing.assert_allclose(turner.at(step)(mx.array(x)), np.concatenate([short, long]), atol=1e-5)
+    np.testing.assert_allclose(turner.at(step)(mx.array(x)), np.concatenate([short, long]), atol=CLOSE)
 
 
 def test_a_mixed_step_agrees_with_one_sequence_at_a_time() -> None:
@@ -57,14 +61,14 @@ def test_a_mixed_step_agrees_with_one_sequence_at_a_time() -> None:
     x = mx.array(np.random.default_rng(0).normal(size=(30, 2, 8)).astype(np.float32))
     both = turner.at(PlainCache(LAYERS).step([(0, 10), (1, 20)]))(x)
     alone = [turner.at(PlainCache(LAYERS).step([(0, 10)]))(x[:10]), turner.at(PlainCache(LAYERS).step([(0, 20)]))(x[10:])]
-    np.testing.assert_allclose(both, mx.concatenate(alone), atol=1e-5)
+    np.testing.assert_allclose(both, mx.concatenate(alone), atol=CLOSE)
 
 
 def test_the_sequence_decides_and_not_the_chunk() -> None:
     turner = longrope()
     step = PlainCache(LAYERS).step([(0, 4)], {0: 40})
     x = np.random.default_rng(0).normal(size=(4, 1, 8)).astype(np.float32)
-    np.testing.assert_allclose(turner.at(step)(mx.array(x)), rotated(x, np.arange(4), turner.frequencies(40)), atol=1e-5)
+    np.testing.assert_allclose(turner.at(step)(mx.array(x)), rotated(x, np.arange(4), turner.frequencies(40)), atol=CLOSE)
 
 
 def test_the_dtype_of_heads_is_kept() -> None:

@@ -5,11 +5,12 @@ Sizes of intermediate arrays do not depend on how a plan is padded, so that answ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from mlxinfer.cache.kv_quantization import unseal_keys, unseal_values
 from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
 from mlxinfer.kernels_metal.append_rows.plan import RECENT, AppendPlan
 from mlxinfer.kernels_metal.append_rows.reference import _heads, _turned
@@ -21,11 +22,10 @@ MOST_PAGES = 12
 
 
 class TraceableAppend:
-    """In place of `metal.append_launch`, for pools in 16 bits (here: the compute dtype)."""
+    """In place of `metal.append_launch`."""
 
     def __init__(self, parts: tuple[Part, Part, Part], append: AppendPlan, plan: DecodePlan, **options: Any) -> None:
         assert plan.appends
-        assert (plan.shape.k_bits, plan.shape.v_bits) == (16, 16)
         self.places = [part.at for part in parts]
         self.append, self.plan, self.options = append, plan, options
 
@@ -39,10 +39,18 @@ class TraceableAppend:
         k = _turned(_heads(parts[1], s.kv_heads, s.key_dim), norms[1], options["waves"]).astype(s.dtype)
         v = _heads(parts[2], s.kv_heads, s.value_dim).astype(s.dtype)
         recent = [self._recent(x, old[i] if old else None) for i, x in enumerate((k, v))]
-        keys, seen = self._tokens(sealed[0].swapaxes(-1, -2), opened[0], recent[0])
-        values, _ = self._tokens(sealed[1], opened[1], recent[1])
+        shared = 1 if s.k_bits == 16 else 2
+        keys, seen = self._tokens(sealed[:shared], first[:1], opened[0], recent[0], self._unsealed_keys)
+        values, _ = self._tokens(sealed[shared:], first[1:], opened[1], recent[1], self._unsealed_values)
         y = self._attend(q, keys, values, seen, logits)
         return y.reshape(y.shape[0], -1).astype(s.dtype), recent
+
+    def _unsealed_keys(self, pages: Sequence[mx.array], bits: int | None = None) -> mx.array:
+        return unseal_keys(list(pages), self.plan.shape.k_bits if bits is None else bits, self.plan.shape.dtype)
+
+    def _unsealed_values(self, pages: Sequence[mx.array], bits: int | None = None) -> mx.array:
+        s = self.plan.shape
+        return unseal_values(list(pages), s.v_bits if bits is None else bits, s.value_dim, s.dtype)
 
     def _recent(self, x: mx.array, old: mx.array | None) -> mx.array:
         """`[entries, Hkv, length, D]`."""
@@ -54,7 +62,14 @@ class TraceableAppend:
         before = mx.pad(before[:, :, :length], [(0, 0), (0, 0), (0, max(length - before.shape[2], 0)), (0, 0)])
         return mx.where(place < kept, before, mx.where(place < kept + new, fresh, 0)).astype(x.dtype)
 
-    def _tokens(self, pool: mx.array, opened: mx.array, recent: mx.array) -> tuple[mx.array, mx.array]:
+    def _tokens(
+        self,
+        pools: Sequence[mx.array],
+        first: Sequence[mx.array],
+        opened: mx.array,
+        recent: mx.array,
+        unsealed: Callable[..., mx.array],
+    ) -> tuple[mx.array, mx.array]:
         """Keys or values that each row may see, `[rows, Hkv, tokens, D]`, and which it sees, `[rows, tokens]`."""
         slot, row, count, past, oldest, _, end, table, _, kept, entry = mx.split(
             self.plan.work[: 11 * self.plan.items].reshape(-1, 11), 11, 1
@@ -66,8 +81,13 @@ class TraceableAppend:
         behind = rows[:, None] - row
         position, oldest, page = past + behind, oldest + behind, mx.arange(MOST_PAGES)[None]
         ids = self.plan.table[mx.clip(table + page, 0, self.plan.table.size - 1)]
-        shape = (self.plan.rows, pool.shape[0], MOST_PAGES * PAGE, pool.shape[-1])
-        far = mx.zeros(shape, pool.dtype) if not pool.shape[1] else mx.take(pool, ids, axis=1).swapaxes(0, 1).reshape(shape)
+        shape = (self.plan.rows, opened.shape[1], MOST_PAGES * PAGE, opened.shape[-1])
+        far = mx.zeros(shape, opened.dtype)
+        if pools[0].shape[1]:
+            far = self._chosen(pools, mx.maximum(ids, 0), shape, unsealed)
+        if first and first[0].shape[1]:
+            own = mx.repeat(ids >= 0, PAGE, axis=1)[:, None, :, None]
+            far = mx.where(own, far, self._chosen(first, mx.maximum(-1 - ids, 0), shape, lambda pages: unsealed(pages, 16)))
         near = opened[slot[:, 0]]
         late = recent[entry[:, 0]]
         late = mx.pad(late, [(0, 0), (0, 0), (0, RECENT - late.shape[2]), (0, 0)])
@@ -80,6 +100,14 @@ class TraceableAppend:
         where = mx.concatenate(places, axis=1)
         seen = mx.concatenate(there, axis=1) & (where <= position) & (where >= oldest)
         return mx.concatenate([far, near, late], axis=2), seen
+
+    @staticmethod
+    def _chosen(
+        pools: Sequence[mx.array], ids: mx.array, shape: tuple[int, ...], unsealed: Callable[[Sequence[mx.array]], mx.array]
+    ) -> mx.array:
+        """The pages `ids` `[rows, pages]` in the compute dtype, as `shape`."""
+        pages = unsealed([mx.take(pool, ids.reshape(-1), axis=1) for pool in pools])
+        return mx.unflatten(pages, 1, ids.shape).swapaxes(0, 1).reshape(shape)
 
     def _attend(self, q: mx.array, keys: mx.array, values: mx.array, seen: mx.array, logits: mx.array) -> mx.array:
         s, options = self.plan.shape, self.options

@@ -114,6 +114,8 @@ def test_norms_of_heads_and_partial_rotation_take_none(tmp_path: Path) -> None:
 
 
 def test_a_step_in_sixteen_writes_pages(model: Model, tmp_path: Path) -> None:
-    """Where a seventeenth row would lie apart. Keys and values are gathered and scattered, next to the row of launches."""
-    assert decoded(model, tmp_path, [5], warm=11) == (9, 5)
+    """Where a seventeenth row would lie apart. Keys and values of one sequence are written, those of several gathered and scattered, next
+    to the row of launches."""
+    assert decoded(model, tmp_path, [5], warm=11) == (7, 5)
+    assert decoded(model, tmp_path, [5, 5, 5], warm=11) == (9, 5)
     assert decoded(model, tmp_path, [5], warm=12) == (5, 5)
