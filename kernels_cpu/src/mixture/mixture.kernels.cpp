@@ -7,13 +7,13 @@ namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
 
 template <typename T>
-void widen(const void* from, float* out, int64_t size) {
+void widen_row(const void* from, float* out, int64_t size) {
   auto x = static_cast<const T*>(from);
   for_lanes(size, [=](auto load, auto store, int64_t i) { store(out + i, load(x + i)); });
 }
 
 template <typename T>
-void sum(const void* from, int64_t stride, const float* shares, int64_t count, const void* base, void* to, int64_t size) {
+void sum_rows(const void* from, int64_t stride, const float* shares, int64_t count, const void* base, void* to, int64_t size) {
   auto x = static_cast<const T*>(from), onto = static_cast<const T*>(base);
   auto y = static_cast<T*>(to);
   for_lanes(size, [=](auto load, auto store, int64_t i) {
@@ -56,7 +56,7 @@ namespace mlxinfer::cpu {
   {MLXINFER_ISA::gate<T, Unit::sigmoid>, MLXINFER_ISA::gate<T, Unit::silu>, MLXINFER_ISA::gate<T, Unit::gelu_tanh>, \
    MLXINFER_ISA::gate<T, Unit::clamped_swiglu>, MLXINFER_ISA::gate<T, Unit::relu_squared>}
 MLXINFER_DEFINE_KERNELS(MixtureKernels, mixture_kernels) = {
-    {MLXINFER_ISA::widen<float>, MLXINFER_ISA::widen<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::widen<MLXINFER_ISA::Half>},
-    {MLXINFER_ISA::sum<float>, MLXINFER_ISA::sum<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::sum<MLXINFER_ISA::Half>},
+    {MLXINFER_ISA::widen_row<float>, MLXINFER_ISA::widen_row<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::widen_row<MLXINFER_ISA::Half>},
+    {MLXINFER_ISA::sum_rows<float>, MLXINFER_ISA::sum_rows<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::sum_rows<MLXINFER_ISA::Half>},
     {MLXINFER_UNITS_(float), MLXINFER_UNITS_(MLXINFER_ISA::Bfloat), MLXINFER_UNITS_(MLXINFER_ISA::Half)}};
 }
