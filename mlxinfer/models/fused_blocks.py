@@ -10,6 +10,7 @@ import mlx.core as mx
 from .. import kernels_cpu
 from ..cache.base import Step
 from ..nn.attention import Temperature
+from ..nn.packing import holders
 from ..records import dataclass
 from .block import AnyBlock, Block, ParallelBlock, SingleBlock
 from .native_parts import NotNative, Parts, Sink
@@ -83,8 +84,9 @@ def _hidden(block: AnyBlock) -> int:
 
 
 def _fits(block: AnyBlock, dtype: mx.Dtype) -> bool:
-    if not _hidden(block):
-        return False
+    matrices = [holder.matrix for holder in holders(block)]
+    if not matrices or not _hidden(block) or not all(isinstance(m, kernels_cpu.Packed) for m in matrices):
+        return False  # what is not loaded cannot be evaluated
     try:
         _add(block, Parts(_hidden(block), dtype))
     except NotNative:

@@ -172,7 +172,11 @@ class Checker {
   void keep(std::vector<std::vector<int64_t>> shapes) {
     std::vector<mx::Shape> found;
     for (const auto& shape : shapes) {
-      found.emplace_back(shape.begin(), shape.end());
+      mx::Shape sizes;
+      for (int64_t size : shape) {
+        sizes.push_back(static_cast<int>(size));
+      }
+      found.push_back(std::move(sizes));
     }
     b_.states.push_back(std::move(found));
   }

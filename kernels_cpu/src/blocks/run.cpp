@@ -132,7 +132,9 @@ void check_states(const Blocks& blocks, const Arrays& states, const Stretches* s
   for (const auto& shapes : blocks.states) {
     for (const auto& shape : shapes) {
       mx::Shape wanted{stretches == nullptr ? 0 : static_cast<int>(stretches->all.size())};
-      wanted.insert(wanted.end(), shape.begin(), shape.end());
+      for (auto size : shape) {
+        wanted.push_back(size);
+      }
       if (next >= states.size() || states[next].shape() != wanted || states[next].dtype() != mx::float32) {
         refuse(kName, "states must be float32, and that of a layer " + shape_text(wanted) + ".");
       }
