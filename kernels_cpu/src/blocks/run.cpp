@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "blocks/plan.h"
+#include "blocks/lower.h"
 #include "blocks/run.h"
 
 namespace mlxinfer::cpu {

@@ -1,4 +1,4 @@
-#include "blocks/plan.h"
+#include "blocks/lower.h"
 
 namespace mlxinfer::cpu {
 namespace {
