@@ -26,7 +26,15 @@ from .study import keep, read, table, turns
 @click.option("--folder", type=click.Path(path_type=Path), help="Where models are written and left.  [default: none is left]")
 @cpus_option
 def families(
-    name: str, chosen: str, kind: str, engines: tuple[str, ...], rounds: int, steps: int, threads: int | None, folder: Path | None, cpus: list[int]
+    name: str,
+    chosen: str,
+    kind: str,
+    engines: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    threads: int | None,
+    folder: Path | None,
+    cpus: list[int],
 ) -> None:
     """Random models of a real small size. Adds to results/NAME.csv, and writes its .json and table."""
     from .random_models import models, write

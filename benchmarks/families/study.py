@@ -39,7 +39,9 @@ class Turn:
     """Share of the processors that other processes used meanwhile."""
 
 
-def turns(name: str, path: Path, engines: Sequence[str], rounds: int, steps: int, threads: int, tell: Callable[[str], None]) -> Iterator[Turn]:
+def turns(
+    name: str, path: Path, engines: Sequence[str], rounds: int, steps: int, threads: int, tell: Callable[[str], None]
+) -> Iterator[Turn]:
     """Rounds of one turn for each engine, each time in another order. Raises `WorkerError`."""
     with ExitStack() as stack:
         workers = {}

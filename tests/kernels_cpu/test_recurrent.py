@@ -114,7 +114,9 @@ def test_gated_delta(sizes, dtype):
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize(("sizes", "first", "biased", "least"), [((6, 5, 19, 2, 4), True, True, 0.0), ((3, 7, 33, 1, 2), False, False, 0.3)])
+@pytest.mark.parametrize(
+    ("sizes", "first", "biased", "least"), [((6, 5, 19, 2, 4), True, True, 0.0), ((3, 7, 33, 1, 2), False, False, 0.3)]
+)
 def test_mamba(sizes, first, biased, least, dtype):
     rng = np.random.default_rng(2)
     heads, dim, size, groups, taps = sizes
@@ -179,7 +181,12 @@ def test_states_that_do_not_fit_are_refused():
     parts = [program.stream.columns(i * 2, 2) for i in range(3)]
     program.add(program.short_convolution(*parts, mx.zeros((2, 3, 1)), None), parts[0])
     blocks = program.finish()
-    for states, stretches in (([], []), ([mx.zeros((1, 1, 2))], [(0, 1)]), ([mx.zeros((1, 2, 2))], [(0, 2)]), ([mx.zeros((2, 2, 2))], [(0, 1)])):
+    for states, stretches in (
+        ([], []),
+        ([mx.zeros((1, 1, 2))], [(0, 1)]),
+        ([mx.zeros((1, 2, 2))], [(0, 2)]),
+        ([mx.zeros((2, 2, 2))], [(0, 1)]),
+    ):
         with pytest.raises(ValueError, match="run_blocks"):
             run_blocks(mx.zeros((1, 6)), blocks, [], [], [], [], states=states, stretches=stretches)
     with pytest.raises(ValueError, match="stretches"):
@@ -189,7 +196,9 @@ def test_states_that_do_not_fit_are_refused():
 def test_a_state_that_others_hold_is_not_written():
     program = Program(6, mx.float32)
     stream = program.stream
-    y = program.mamba((stream.columns(1, 3), stream.columns(4, 1)), (1, 1, 1, 1), mx.ones((3, 2, 1)), None, [mx.zeros((1,))] * 3, (0.0, 9.0))
+    y = program.mamba(
+        (stream.columns(1, 3), stream.columns(4, 1)), (1, 1, 1, 1), mx.ones((3, 2, 1)), None, [mx.zeros((1,))] * 3, (0.0, 9.0)
+    )
     program.add(program.gated_norm(y, stream.columns(0, 1), None, 0.0, normed=False), stream.columns(0, 1))
     blocks, held = program.finish(), mx.ones((1, 1, 1, 1)) + 0
     after = run_blocks(mx.ones((1, 6)), blocks, [], [], [], [], states=[mx.zeros((1, 1, 3)), held], stretches=[(0, 1)])

@@ -17,7 +17,16 @@ from mlxinfer.nn.packing import settle
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
 
-OTHERS = ["cohere2", "deepseek_v2", "deepseek_v3", "falcon_h1", "falcon_h1_norms", "gemma4_text", "gemma4_text_experts", "gemma4_text_shared"]
+OTHERS = [
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "falcon_h1",
+    "falcon_h1_norms",
+    "gemma4_text",
+    "gemma4_text_experts",
+    "gemma4_text_shared",
+]
 OTHERS += ["glm4_moe_lite", "hunyuan_v1_dense", "minicpm3", "mistral4"]
 """Families whose blocks run operation by operation."""
 WHOLE = [folder.name for folder in sorted(GOLDEN.iterdir()) if folder.name not in OTHERS]

@@ -25,8 +25,8 @@ from ..common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..native_parts import Parts, Sink
 from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
+from ..native_parts import Parts, Sink
 from ..rope_config import read_rope
 
 QWEN3_NEXT = {
