@@ -220,8 +220,8 @@ class Program:
     def gated_norm(
         self, x: View, gate: View, weight: mx.array | None, eps: float, *, normed: bool = True, first: bool = False, groups: int = 1
     ) -> View:
-        """`norm(x * silu(gate))`, or `norm(x) * silu(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight` is
-        that of a part or of all."""
+        """`norm(x * silu(gate))`, or `norm(x) * silu(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight`
+        is that of a part or of all."""
         y = self.view("answers", x.count)
         self._add(native().GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, groups))
         return y
