@@ -77,6 +77,7 @@ void choose(const Route& r, const float* bias, float* scores, float* room, int32
   }
   if (r.scores == Scores::none) {
     softmax(shares, r.chosen);
+    sum = 1.0f;
   }
   const float factor = r.normalized ? r.scale / (std::max(sum, r.least) + r.added) : r.scale;
   std::transform(shares, shares + r.chosen, shares, [factor](float s) { return s * factor; });
