@@ -23,7 +23,7 @@ from .operations import (
     threshold,
 )
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
-from .program import Choice, Norm, Program, Projection, Router, View
+from .program import Choice, Norm, Program, Projection, Router, View, can_run_blocks
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "can_feed_back",
     "can_fit",
     "can_mask",
+    "can_run_blocks",
     "default_precision",
     "feed_back",
     "fit_affine",

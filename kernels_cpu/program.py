@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..records import dataclass
-from .native import Blocks, native
+from .native import Blocks, in_use, native
 from .packed import GATES, PRECISIONS, Packed
 
 Norm = tuple[mx.array, float]
@@ -91,6 +91,11 @@ class Router:
     """Groups that experts come from."""
     ranked: int = 1
     """Best scores of a group that rank it."""
+
+
+def can_run_blocks() -> bool:
+    """Whether a `Program` can be made: a module that was built before there were instructions goes on to serve."""
+    return in_use() and hasattr(native(), "Multiply")
 
 
 class Program:

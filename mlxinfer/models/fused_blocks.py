@@ -52,7 +52,7 @@ class NativeBlock(Protocol):
 
 def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
-    if not kernels_cpu.in_use():
+    if not kernels_cpu.can_run_blocks():
         return [Run(blocks)] if blocks else []
     found: list[Run] = []
     for same, is_native in _grouped(blocks, dtype):
