@@ -36,7 +36,7 @@ def families(
     folder: Path | None,
     cpus: list[int],
 ) -> None:
-    """Random models of a real small size. Adds to results/NAME.csv, and writes its .json and table."""
+    """Random models of a real small size, in processes that take turns. Adds to results/NAME.csv, and writes its .json and table."""
     from .random_models import models, write
 
     place = folder or Path(tempfile.mkdtemp())
@@ -48,7 +48,8 @@ def families(
             if not path.exists():
                 write(path, model, kind)
             count = threads or len(cpus)
-            found = list(turns(f"{key} {kind}", path, engines, rounds, steps, count, lambda text: click.echo(text, err=True)))
+            label = f"{key} {kind}, {count} thread{'s' * (count > 1)}"
+            found = list(turns(label, path, engines, rounds, steps, count, lambda text: click.echo(text, err=True)))
             keep(RESULTS / f"{name}.csv", found)
     except WorkerError as error:
         raise click.ClickException(str(error)) from error

@@ -26,7 +26,7 @@ class Turn:
     """One engine's turn in a round."""
 
     model: str
-    """Name of the model and its type of blocks."""
+    """Name of the model, its type of blocks, and how many threads an engine has."""
     engine: str
     """Name of the engine."""
     round: int
