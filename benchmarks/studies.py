@@ -8,6 +8,7 @@ import click
 
 from .batch.command import batch
 from .conversions.command import conversion
+from .families.command import families
 from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
 from .serving.command import serving
@@ -183,5 +184,5 @@ def resume(models: dict[str, Path], tokens: int, pairs: int) -> None:
 
 COMMANDS = (
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
-    *(batch, serving, memory_cap, resume, structure, structured, types, conversion),
+    *(batch, serving, memory_cap, resume, structure, structured, types, conversion, families),
 )

@@ -57,7 +57,14 @@ class PlainStep:
         """Never called: no plan is made where layers share their pages."""
         raise AssertionError
 
-    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        layers: Sequence[int],
+        rotations: Sequence[Rotation | None],
+        recurrent: Sequence[int] = (),
+    ) -> mx.array:
         """Never called, as `runs_blocks` says."""
         raise AssertionError
 

@@ -10,11 +10,9 @@ from .feedback import MOST_COLUMNS, can_feed_back, feed_back
 from .fit import can_fit, fit_affine
 from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
 from .operations import (
-    Block,
-    Projection,
+    AfterBlocks,
     argmax,
     attention_plan,
-    blocks,
     can_mask,
     masked,
     paged_attention,
@@ -25,26 +23,32 @@ from .operations import (
     threshold,
 )
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
+from .program import Choice, Norm, Program, Projection, Router, View, can_run_blocks
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
     "ALIGNMENT",
     "MOST_COLUMNS",
     "PRECISIONS",
+    "AfterBlocks",
     "AttentionPlan",
-    "Block",
     "Blocks",
+    "Choice",
+    "Norm",
     "Packed",
+    "Program",
     "Projection",
     "Rotation",
+    "Router",
+    "View",
     "WeightFile",
     "argmax",
     "attention_plan",
     "available",
-    "blocks",
     "can_feed_back",
     "can_fit",
     "can_mask",
+    "can_run_blocks",
     "default_precision",
     "feed_back",
     "fit_affine",

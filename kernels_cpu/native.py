@@ -155,13 +155,35 @@ class Native(Protocol):
         /,
     ) -> list[mx.array]: ...
 
+    View: Callable[[int, int, int, int, int, int], object]
+
     Projection: Callable[[mx.array, Layout, int, mx.array | None], object]
 
     Norm: Callable[[mx.array | None, float], object]
 
-    Block: Callable[..., object]
+    Multiply: Callable[..., object]
 
-    def blocks(self, blocks: Sequence[object], /) -> Blocks: ...
+    NormView: Callable[..., object]
+
+    Attend: Callable[..., object]
+
+    ChooseExperts: Callable[..., object]
+
+    AddRows: Callable[..., object]
+
+    GateView: Callable[..., object]
+
+    Delta: Callable[..., object]
+
+    Mamba: Callable[..., object]
+
+    ShortConvolution: Callable[..., object]
+
+    GatedNorm: Callable[..., object]
+
+    def stretches(self, rows: Sequence[tuple[int, int]], /) -> object: ...
+
+    def blocks(self, instructions: Sequence[object], hidden: int, dtype: mx.Dtype, /) -> Blocks: ...
 
     def run_blocks(
         self,
@@ -173,6 +195,8 @@ class Native(Protocol):
         bits: Sequence[tuple[int, int]],
         plans: Sequence[AttentionPlan],
         rotations: Sequence[Rotation | None],
+        states: Sequence[mx.array],
+        stretches: object | None,
         /,
     ) -> list[mx.array]: ...
 

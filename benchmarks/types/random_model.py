@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,15 +64,15 @@ def write(path: Path, sizes: Sizes, type_of: TypeOf) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(sizes.head)
     writer.add_rope_freq_base(10000.0)
-    _add_vocabulary(writer, sizes.vocabulary)
+    add_vocabulary(writer, sizes.vocabulary)
     ones = np.ones(sizes.hidden, np.float32)
-    _add_matrix(writer, "token_embd.weight", type_of("token_embd", 0), (sizes.vocabulary, sizes.hidden))
+    add_matrix(writer, "token_embd.weight", type_of("token_embd", 0), (sizes.vocabulary, sizes.hidden))
     writer.add_tensor("output_norm.weight", ones)
     for layer in range(sizes.layers):
         writer.add_tensor(f"blk.{layer}.attn_norm.weight", ones)
         writer.add_tensor(f"blk.{layer}.ffn_norm.weight", ones)
         for name, shape in sizes.matrices().items():
-            _add_matrix(writer, f"blk.{layer}.{name}.weight", type_of(name, layer), shape)
+            add_matrix(writer, f"blk.{layer}.{name}.weight", type_of(name, layer), shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,17 +89,18 @@ def random_blocks(kind: str, rows: int, blocks: int, rng: np.random.Generator) -
     return data.reshape(rows, blocks * size)
 
 
-def _add_matrix(writer: gguf.GGUFWriter, name: str, kind: str, shape: tuple[int, int]) -> None:
-    rows, columns = shape
+def add_matrix(writer: gguf.GGUFWriter, name: str, kind: str, shape: tuple[int, ...]) -> None:
+    """Add a random matrix `[..., rows, columns]` of this type of block. Raises ValueError if its size does not divide the columns."""
+    columns = shape[-1]
     block = GGML_QUANT_SIZES[Kind[kind]][0]
     if columns % block:
         raise ValueError(f"{name}: {columns} columns are no blocks of {kind}")
     seed = int.from_bytes(name.encode()[-8:], "little")
-    data = random_blocks(kind, rows, columns // block, np.random.default_rng(seed))
-    writer.add_tensor(name, data, raw_dtype=Kind[kind])
+    data = random_blocks(kind, math.prod(shape[:-1]), columns // block, np.random.default_rng(seed))
+    writer.add_tensor(name, data.reshape(*shape[:-1], -1), raw_dtype=Kind[kind])
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """Every byte is a token, in GPT-2's alphabet; the remaining tokens never occur in a text."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

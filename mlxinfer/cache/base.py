@@ -190,8 +190,16 @@ class Step(Protocol):
         """Whether `run_blocks` can be called."""
         ...
 
-    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
-        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers. Returns `[T, hidden]`."""
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        layers: Sequence[int],
+        rotations: Sequence[Rotation | None],
+        recurrent: Sequence[int] = (),
+    ) -> mx.array:
+        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers, `recurrent` those with
+        states. Returns `[T, hidden]`."""
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:

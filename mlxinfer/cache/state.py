@@ -81,8 +81,12 @@ class RecurrentStore:
         together = self._together.get(slots[0])
         return together.states if together is not None and together.slots == list(slots) else None
 
+    def join(self, slots: Sequence[int]) -> list[mx.array]:
+        """The states of these slots, each `[B, *shape]`, which are in one array from now on."""
+        return self._joined(list(slots)).states
+
     def advance(self, slots: Sequence[int], states: list[mx.array]) -> None:
-        """Replace what `together` has returned."""
+        """Replace what `together` or `join` has returned."""
         self._together[slots[0]].states = states
 
     def _joined(self, slots: list[int]) -> _Together:

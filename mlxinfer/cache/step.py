@@ -64,9 +64,22 @@ class CacheStep:
     def runs_blocks(self) -> bool:
         return self._runs_blocks
 
-    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        layers: Sequence[int],
+        rotations: Sequence[Rotation | None],
+        recurrent: Sequence[int] = (),
+    ) -> mx.array:
         parts = [self._attention[layer] for layer in layers]
-        y, filled = run_blocks(x, blocks, parts, rotations)
+        slots, stores = [s.slot for s in self.segments], [self._recurrent[layer] for layer in recurrent]
+        states = [store.join(slots) for store in stores]
+        after, filled = run_blocks(x, blocks, parts, rotations, [a for arrays in states for a in arrays], self.segments)
+        left = iter(after.states)
+        for store, arrays in zip(stores, states, strict=True):
+            store.advance(slots, [next(left) for _ in arrays])
+        y = after.rows
         self._written.append(y)
         for layer, full in zip(layers, filled, strict=True):
             if full:

@@ -207,9 +207,10 @@ class Decoder:
                 x = block(x, step, rotations, own)
         else:
             for run in self.runs:
-                if run.native is not None and step.runs_blocks and not (run.temperatures and run.warm(step)):
+                native = run.natively(step)
+                if native is not None:
                     turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-                    x = step.run_blocks(x, run.native, run.layers, turns)
+                    x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
                 else:
                     for block in run.blocks:
                         x = block(x, step, rotations)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
-from typing import cast
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import HeadNorm, Step
-from ..nn.activations import Activated
-from ..nn.attention import Attention, Temperature
-from ..nn.linear import Linear
-from ..nn.mlp import GatedMLP
-from ..nn.norms import RMSNorm
+from ..cache.base import Step
+from ..nn.attention import Temperature
+from ..nn.packing import holders
 from ..records import dataclass
-from .block import AnyBlock, Block
+from .block import AnyBlock, Block, ParallelBlock, SingleBlock
+from .native_parts import NotNative, Parts, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,80 +25,94 @@ class Run:
     native: kernels_cpu.Blocks | None = None
     """The same blocks for the CPU kernels, or None."""
     layers: Sequence[int] = ()
-    """Index of each block's attention layer in the cache, for the CPU kernels."""
+    """Indices of their attention layers in the cache, for the CPU kernels."""
     ropes: Sequence[str | None] = ()
-    """Key of each block's rope, None where it does not rotate, for the CPU kernels."""
+    """Key of each attention layer's rope, None where it does not rotate, for the CPU kernels."""
     temperatures: Sequence[Temperature] = ()
     """Those of its attention layers: the CPU kernels know none."""
+    recurrent: Sequence[int] = ()
+    """Indices of their recurrent layers in the cache, for the CPU kernels."""
 
-    def warm(self, step: Step) -> bool:
-        """Whether a temperature changes anything in this step, which the CPU kernels then cannot compute."""
-        return any(t.beyond(step.segments) for t in self.temperatures)
+    def natively(self, step: Step) -> kernels_cpu.Blocks | None:
+        """The form for the CPU kernels, if they can compute this step: no temperature changes anything in it, and states need not be kept
+        for drafts that may be taken back."""
+        if self.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in self.temperatures):
+            return None
+        return None if self.recurrent and any(s.drafts for s in step.segments) else self.native
+
+
+@runtime_checkable
+class NativeBlock(Protocol):
+    """A block of one family's own that says what it is for the CPU kernels."""
+
+    def as_native(self, parts: Parts) -> None:
+        """Adds its instructions. Raises `NotNative`."""
+        ...
 
 
 def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
-    found = []
-    for is_native, group in groupby(blocks, key=lambda block: _fits(block, dtype)):
-        same = list(group)
-        if is_native:
-            layers = [_attention(block).layer for block in same]
-            ropes = [cast(Block, block).rope if _attention(block).rotates else None for block in same]
-            temperatures = [t for block in same if (t := _attention(block).temperature) is not None]
-            native = kernels_cpu.blocks([_native(block) for block in same], dtype)
-            found.append(Run(same, native, layers, ropes, list(dict.fromkeys(temperatures))))
-        else:
+    if not kernels_cpu.can_run_blocks():
+        return [Run(blocks)] if blocks else []
+    found: list[Run] = []
+    for same, is_native in _grouped(blocks, dtype):
+        if not is_native:
             found.append(Run(same))
+            continue
+        parts = Parts(_hidden(same[0]), dtype)
+        for block in same:
+            _add(block, parts)
+        temperatures = list(dict.fromkeys(parts.temperatures))
+        found.append(Run(same, parts.program.finish(), parts.layers, parts.ropes, temperatures, parts.recurrent))
     return found
 
 
-def _attention(block: AnyBlock) -> Attention:
-    assert isinstance(block, Block)
-    assert isinstance(block.mixer, Attention)
-    return block.mixer
+def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[tuple[list[AnyBlock], bool]]:
+    groups: list[tuple[list[AnyBlock], bool]] = []
+    for block in blocks:
+        is_native = _fits(block, dtype)
+        if groups and groups[-1][1] == is_native:
+            groups[-1][0].append(block)
+        else:
+            groups.append(([block], is_native))
+    return groups
+
+
+def _hidden(block: AnyBlock) -> int:
+    norm = block.norms.before_mixer or block.norms.after_mixer
+    return 0 if norm is None else norm.weight.shape[0]
 
 
 def _fits(block: AnyBlock, dtype: mx.Dtype) -> bool:
-    if not isinstance(block, Block):
+    matrices = [holder.matrix for holder in holders(block)]
+    if not matrices or not _hidden(block) or not all(isinstance(m, kernels_cpu.Packed) for m in matrices):
+        return False  # what is not loaded cannot be evaluated
+    try:
+        _add(block, Parts(_hidden(block), dtype))
+    except NotNative:
         return False
-    attention, mlp = block.mixer, block.mlp
-    if type(attention) is not Attention or type(mlp) is not GatedMLP or block.residual != 1.0:
-        return False
-    if attention.query_gain is not None or attention.wide_norms or not isinstance(mlp.gate, Activated) or len(mlp.gate_up.linears) != 1:
-        return False
-    matrices = [linear.matrix for linear in (*attention.qkv.linears, attention.output, *mlp.gate_up.linears, mlp.down)]
-    return mlp.gate_up.linears[0].can_gate(mlp.gate.activation) and all(
-        isinstance(m, kernels_cpu.Packed) and (dtype == mx.float32 or m.dtype is None or m.dtype == dtype) for m in matrices
-    )
+    return True
 
 
-def _native(block: AnyBlock) -> kernels_cpu.Block:
-    assert isinstance(block, Block)
-    attention, mlp, norms = _attention(block), block.mlp, block.norms
-    assert isinstance(mlp, GatedMLP)
-    assert isinstance(mlp.gate, Activated)
-    return kernels_cpu.Block(
-        before_attention=_norm(norms.before_mixer),
-        after_attention=_norm(norms.after_mixer),
-        before_mlp=_norm(norms.before_mlp),
-        after_mlp=_norm(norms.after_mlp),
-        qkv=[_projection(linear) for linear in attention.qkv.linears],
-        query_norm=_norm(attention.q_norm),
-        key_norm=_norm(attention.k_norm),
-        sinks=attention.params.sinks,
-        scale=attention.params.scale,
-        softcap=attention.params.softcap,
-        output=_projection(attention.output),
-        gate_up=_projection(mlp.gate_up.linears[0]),
-        gate=mlp.gate.activation,
-        down=_projection(mlp.down),
-    )
-
-
-def _norm(norm: RMSNorm | HeadNorm | None) -> tuple[mx.array, float] | None:
-    return None if norm is None else (norm.weight, norm.eps)
-
-
-def _projection(linear: Linear) -> kernels_cpu.Projection:
-    assert isinstance(linear.matrix, kernels_cpu.Packed)
-    return kernels_cpu.Projection(linear.matrix, linear.bias)
+def _add(block: AnyBlock, parts: Parts) -> None:
+    stream = parts.program.stream
+    if type(block) is Block:
+        sink = Sink(parts, block.norms.after_mixer, block.residual)
+        parts.mix(block.mixer, stream, block.norms.before_mixer, sink, block.rope)
+        sink.finish()
+        sink = Sink(parts, block.norms.after_mlp, block.residual)
+        parts.feed_forward(block.mlp, stream, block.norms.before_mlp, sink)
+        sink.finish()
+    elif type(block) is SingleBlock:
+        if block.mixer is not None:
+            parts.mix(block.mixer, stream, block.norm, Sink(parts), None)
+        else:
+            parts.feed_forward(block.mlp, stream, block.norm, Sink(parts))
+    elif type(block) is ParallelBlock:
+        row = parts.normed(stream, block.norm)
+        parts.mix(block.mixer, row, None, Sink(parts), block.rope)
+        parts.feed_forward(block.mlp, row, None, Sink(parts))
+    elif isinstance(block, NativeBlock):
+        block.as_native(parts)
+    else:
+        raise NotNative

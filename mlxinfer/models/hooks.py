@@ -71,7 +71,14 @@ class HookedStep:
         y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
-    def run_blocks(self, x: mx.array, blocks: Blocks, layers: Sequence[int], rotations: Sequence[Rotation | None]) -> mx.array:
+    def run_blocks(
+        self,
+        x: mx.array,
+        blocks: Blocks,
+        layers: Sequence[int],
+        rotations: Sequence[Rotation | None],
+        recurrent: Sequence[int] = (),
+    ) -> mx.array:
         raise NotImplementedError
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:

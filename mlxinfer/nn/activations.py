@@ -107,12 +107,27 @@ def gated_again(activation: str) -> Gate:
     return lambda gate, up: function(gate) * up
 
 
-def clamped_swiglu(alpha: float, limit: float) -> Gate:
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
     """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, with g clamped from above and u on both sides to `limit`."""
+
+    alpha: float
+    """Factor within the sigmoid."""
+    limit: float
+    """Where gates and ups are clamped."""
+    compute: Gate
+    """The whole gated unit."""
+
+    def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
+        return self.compute(gate, up)
+
+
+def clamped_swiglu(alpha: float, limit: float) -> ClampedSwiglu:
+    """The gated unit of gpt-oss."""
 
     def gate_and_up(gate: mx.array, up: mx.array) -> mx.array:
         gate = mx.minimum(gate, limit)
         up = mx.clip(up, -limit, limit)
         return gate * mx.sigmoid(alpha * gate) * (up + 1)
 
-    return fused(gate_and_up)
+    return ClampedSwiglu(alpha, limit, fused(gate_and_up))

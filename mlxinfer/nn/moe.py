@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from ..device import is_gpu
-from ..kernels_cpu import Packed
+from ..kernels_cpu import Packed, Router
 from ..records import dataclass
 from .activations import Gate
 from .half_scales import is_mixed, narrowed, restored
@@ -171,26 +171,52 @@ class MixtureOfExperts:
         return y if onto is None else onto + y
 
 
+@dataclass(frozen=True, slots=True)
+class SoftmaxThenTop:
+    """Probabilities over all experts, then the best."""
+
+    count: int
+    """Experts for each token."""
+    normalized: bool
+    """Whether the weights are rescaled to sum to one."""
+
+    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        shares = mx.softmax(logits.astype(mx.float32), axis=-1)
+        best = _top(shares, self.count)
+        shares = mx.take_along_axis(shares, best, axis=-1)
+        return best, shares / shares.sum(axis=-1, keepdims=True) if self.normalized else shares
+
+    @property
+    def router(self) -> Router:
+        """The same for the CPU kernels."""
+        return Router(self.count, "softmax", normalized=self.normalized)
+
+
 def softmax_then_top(count: int, *, normalized: bool) -> Route:
     """Probabilities over all experts, then the `count` best; `normalized` rescales these to sum to one."""
+    return SoftmaxThenTop(count, normalized)
 
-    def route(logits: mx.array) -> tuple[mx.array, mx.array]:
-        shares = mx.softmax(logits.astype(mx.float32), axis=-1)
-        best = _top(shares, count)
-        shares = mx.take_along_axis(shares, best, axis=-1)
-        return best, shares / shares.sum(axis=-1, keepdims=True) if normalized else shares
 
-    return route
+@dataclass(frozen=True, slots=True)
+class TopThenSoftmax:
+    """The best experts, then probabilities over those only."""
+
+    count: int
+    """Experts for each token."""
+
+    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        best = _top(logits, self.count)
+        return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
+
+    @property
+    def router(self) -> Router:
+        """The same for the CPU kernels."""
+        return Router(self.count, "none")
 
 
 def top_then_softmax(count: int) -> Route:
     """The `count` best experts, then probabilities over those only."""
-
-    def route(logits: mx.array) -> tuple[mx.array, mx.array]:
-        best = _top(logits, count)
-        return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
-
-    return route
+    return TopThenSoftmax(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +253,15 @@ class BiasedRoute:
         if self.normalized:
             shares = shares / (mx.maximum(shares.sum(axis=-1, keepdims=True), self.least) + self.added)
         return best, shares * self.scale
+
+    @property
+    def router(self) -> Router | None:
+        """The same for the CPU kernels; None if they do not know the scores."""
+        known = "sigmoid" if self.scores is mx.sigmoid else "softmax" if self.scores is softmax_of_all else None
+        if known is None:
+            return None
+        numbers = self.normalized, self.least, self.added, self.scale
+        return Router(self.count, known, self.bias, *numbers, self.groups, self.kept, self.ranked)
 
     def _from_groups(self, wanted: mx.array) -> mx.array:
         rows, experts = wanted.shape

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.native_blocks import Block, blocks
 from support.packed_matrices import DTYPES, draw, random
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_quantization import seal_keys, seal_values
-from mlxinfer.kernels_cpu import Block, Projection, blocks, run_blocks
+from mlxinfer.kernels_cpu import Projection, run_blocks
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
 
@@ -38,6 +39,8 @@ def block(rng: np.random.Generator, dtype: str, *, after: bool, heads_normed: bo
         before_mlp=norm(rng, HIDDEN, dtype, True),
         after_mlp=norm(rng, HIDDEN, dtype, after),
         qkv=[projection(rng, n, HIDDEN, dtype, bias) for n in joined],
+        widths=widths,
+        dim=DIM,
         query_norm=norm(rng, DIM, dtype, heads_normed),
         key_norm=norm(rng, DIM, dtype, heads_normed),
         sinks=random(rng, (KV * PER_KV,), "float32") if sinks else None,
@@ -102,7 +105,7 @@ def raw(a: mx.array) -> bytes:
 def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, turned, pieces, counts, bits, first16, seed):
     rng = np.random.default_rng(seed)
     parts = [block(rng, dtype, after=after, heads_normed=heads_normed, bias=bias, sinks=sinks, pieces=pieces) for _ in range(2)]
-    joined = blocks(parts, DTYPES[dtype])
+    joined = blocks(parts, HIDDEN, DTYPES[dtype])
     sealed = [sealed_pages(rng, dtype, bits) for _ in parts]
     first = [[random(rng, (KV, 1, *shape), dtype) for shape in ((DIM, 64), (64, DIM))] if first16 else [] for _ in parts]
     open, open_alone, past = open_pages(2, dtype), open_pages(2, dtype), 0
@@ -111,7 +114,8 @@ def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, 
         numbers = [~page if first16 and page == 0 else page for page in range(past // 64)]
         plan = kernels_cpu.attention_plan([(0, 0, count, past, 0, numbers)])
         rotation = kernels_cpu.rotation([([0.3] * (DIM // 2), past, count)]) if turned else None
-        got, full, full_first = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2, [bits] * 2, first)
+        after = run_blocks(x, joined, sealed, open, [plan] * 2, [rotation] * 2, [bits] * 2, first)
+        got, full, full_first = after.rows, after.filled, after.first
         mx.eval(got, full, full_first)
         want = x
         for i, part in enumerate(parts):
@@ -130,13 +134,13 @@ def plain() -> Block:
 
 
 def test_the_graph_holds_no_reference_to_python_objects():
-    joined, pages = blocks([plain()], mx.float32), open_pages(2, "float32")
+    joined, pages = blocks([plain()], HIDDEN, mx.float32), open_pages(2, "float32")
     plan, rotation = kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])]), kernels_cpu.rotation([([1.0], 0, 1)])
     held = (joined, plan, rotation, *pages[0])
     before = [sys.getrefcount(a) for a in held]
     graph = run_blocks(mx.zeros((1, HIDDEN)), joined, [no_pages()], pages[:1], [plan], [rotation])
     assert [sys.getrefcount(a) for a in held] == before
-    mx.eval(graph)
+    mx.eval(graph.rows)
 
 
 WRONG = projection(np.random.default_rng(1), 32, HIDDEN, "float32", False) if kernels_cpu.available() else None
@@ -155,7 +159,7 @@ WRONG = projection(np.random.default_rng(1), 32, HIDDEN, "float32", False) if ke
 )
 def test_blocks_that_do_not_fit_together_are_refused(change):
     with pytest.raises(ValueError, match="blocks"):
-        blocks([replace(plain(), **change)], mx.float32)
+        blocks([replace(plain(), **change)], HIDDEN, mx.float32)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_blocks_that_do_not_fit_together_are_refused(change):
 def test_steps_that_do_not_fit_the_blocks_are_refused(change):
     arguments = {
         "x": mx.zeros((1, HIDDEN)),
-        "blocks": blocks([plain()], mx.float32),
+        "blocks": blocks([plain()], HIDDEN, mx.float32),
         "sealed": [no_pages()],
         "open": open_pages(1, "float32"),
         "plans": [kernels_cpu.attention_plan([(0, 0, 1, 0, 0, [])])],

@@ -4,7 +4,7 @@
 
 namespace mlxinfer::cpu {
 
-// Every row x normed, weighted and added to `onto` where there is one; see RmsNormKernels. `out` is contiguous and may be `onto`.
+// Every row x normed, weighted and added to `onto` where there is one; see RmsNormKernels. `out` may be `onto` or x.
 struct NormRows {
   Rows x;
   const void* weight; // or null
@@ -12,6 +12,7 @@ struct NormRows {
   Rows onto; // or data null
   void* out;
   Float dtype; // of all
+  int64_t out_stride = 0; // 0: rows are contiguous
 
   void run() const;
 };

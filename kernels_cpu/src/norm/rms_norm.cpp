@@ -74,7 +74,7 @@ void NormRows::run() const {
   };
   parallel_for(static_cast<size_t>(x.count), static_cast<size_t>(std::max<int64_t>(1, kPieceElements / x.size)), [&](size_t begin, size_t end) {
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
-      kernel(at(x, i), weight, eps, at(onto, i), static_cast<char*>(out) + i * x.size * item, x.size);
+      kernel(at(x, i), weight, eps, at(onto, i), static_cast<char*>(out) + i * (out_stride == 0 ? x.size : out_stride) * item, x.size);
     }
   });
 }

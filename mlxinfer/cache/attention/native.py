@@ -139,11 +139,14 @@ def run_blocks(
     blocks: kernels_cpu.Blocks,
     parts: Sequence[tuple[LayerStore, StepAttention]],
     rotations: Sequence[Rotation | None],
-) -> tuple[mx.array, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`. Returns the rows, and the filled pages of each part."""
+    states: Sequence[mx.array] = (),
+    segments: Sequence[Segment] = (),
+) -> tuple[kernels_cpu.AfterBlocks, list[Full]]:
+    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`. `states` are those of all recurrent layers for the
+    sequences of `segments`. Returns rows and states, and the filled pages of each part."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
-    x, filled, first = kernels_cpu.run_blocks(
+    after = kernels_cpu.run_blocks(
         x,
         blocks,
         [store.sealed for store in stores],
@@ -152,7 +155,9 @@ def run_blocks(
         _native_rotations(steps, rotations),
         [(store.format.k_bits, store.format.v_bits) for store in stores],
         [store.first for store in stores],
+        states,
+        [(s.start, s.count) for s in segments],
     )
-    if not any(filled):
-        return x, [{}] * len(parts)
-    return x, [step.full(*pages) for step, *pages in zip(steps, filled, first, strict=True)]
+    if not any(after.filled):
+        return after, [{}] * len(parts)
+    return after, [step.full(*pages) for step, *pages in zip(steps, after.filled, after.first, strict=True)]

@@ -189,8 +189,8 @@ def grouped_value_rows(info: TensorInfo, config: Config) -> MappedTensor:
 def grouped_columns(info: TensorInfo, config: Config) -> MappedTensor:
     """As `grouped_rows`, for the inputs of a projection."""
     heads = config["linear_num_value_heads"]
-    if len(info.shape) != 2 or info.shape[-1] % heads:
-        return unchanged(info)
+    if len(info.shape) != 2 or info.shape[-1] % heads or heads == config["linear_num_key_heads"]:
+        return unchanged(info)  # of one value head for each key head nothing is moved, and blocks stay as they are
     return columns(info, _value_heads(config, -2), info.shape[-1] // heads)
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...cache.base import AttentionSpec, LayerSpec, Rotation, Step
+from ...kernels_cpu import View
 from ...nn.activations import Gate, gated
 from ...nn.attention import Attention, load_output
 from ...nn.gated_delta import DeltaSizes, GatedDelta
@@ -25,6 +26,7 @@ from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
+from ..native_parts import Parts, Sink
 from ..rope_config import read_rope
 
 QWEN3_NEXT = {
@@ -239,6 +241,15 @@ class GatedAttention:
         q, k, v = self.attention.heads_of(q, k, v, rotation=rotation)
         y = self.attention.attend(q, k, v, step)
         return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)), onto=onto)
+
+    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+        """The same for the CPU kernels. A head's queries and its gate stand next to each other."""
+        heads = self.attention.heads
+        both, k, v = parts.split(self.inputs, x, "projected", norm=norm)
+        y = parts.attend(self.attention, both, k, v, rope, step=2 * heads.dim)
+        gate = both.columns(heads.dim, both.count - heads.dim)
+        parts.program.gate(y, gate, "sigmoid", y, parts=heads.count, step=2 * heads.dim)
+        sink.product(self.attention.output, y)
 
 
 def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: DeltaSizes, load_inputs: LoadInputs) -> GatedDelta:

@@ -94,6 +94,7 @@ void pool(int rounds, bool may_fork);
 void floats();
 void products();
 void attention();
+void recurrent();
 void together(int rounds);
 
 } // namespace mlxinfer::cpu::check

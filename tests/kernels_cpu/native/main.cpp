@@ -20,6 +20,7 @@ int main(int count, char** arguments) {
   run("floats", check::floats);
   run("products", check::products);
   run("attention", check::attention);
+  run("recurrent", check::recurrent);
   run("together", [=] { check::together(rounds); });
   std::printf(": fine\n");
 }

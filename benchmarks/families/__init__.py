@@ -1,0 +1,1 @@
+"""The study of decoding: families with experts, and hybrids of attention and recurrence."""

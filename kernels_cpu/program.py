@@ -1,0 +1,257 @@
+"""Decoder blocks for the CPU kernels, as a list of instructions on buffers: what a step runs as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..records import dataclass
+from .native import Blocks, in_use, native
+from .packed import GATES, PRECISIONS, Packed
+
+Norm = tuple[mx.array, float]
+"""Weight `[n]` and epsilon of a root-mean-square norm."""
+
+SCORES = {"none": 0, "softmax": 1, "sigmoid": 2}
+"""What a router makes of its logits before it chooses."""
+UNITS = {"sigmoid": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3, "relu_squared": 4}
+"""What rows can be multiplied with; `relu_squared` reads no other rows."""
+
+_SAME, _FLOAT32, _INT32 = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A packed matrix with an optional bias."""
+
+    matrix: Packed
+    """`[out, in]`, or one per expert `[experts, out, in]`."""
+    bias: mx.array | None = None
+    """`[out]`, or `[experts, out]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Neighbouring columns of a buffer."""
+
+    buffer: int
+    """Number of the buffer; 0 is the residual stream."""
+    width: int
+    """Columns of the buffer."""
+    first: int
+    """The first column meant."""
+    count: int
+    """Columns meant."""
+    each: int = 1
+    """Rows of the buffer for each row of the step."""
+    kind: int = _SAME
+    """0: numbers of the stream's dtype, 1: float32, 2: int32."""
+
+    def columns(self, first: int, count: int) -> View:
+        """Some of these columns."""
+        return View(self.buffer, self.width, self.first + first, count, self.each, self.kind)
+
+    @property
+    def native(self) -> object:
+        return native().View(self.buffer, self.width, self.first, self.count, self.each, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The experts of each row, and how much each of them counts."""
+
+    experts: View
+    """int32, `each` rows of one column."""
+    shares: View
+    """float32, like `experts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How experts are chosen from logits; the numbers are those of `nn.moe.BiasedRoute`."""
+
+    chosen: int
+    """Experts for each row."""
+    scores: str
+    """One of `SCORES`; with "none" the shares are a softmax over the chosen logits."""
+    bias: mx.array | None = None
+    """float32 `[experts]`, added where experts are chosen."""
+    normalized: bool = False
+    """Whether shares are divided by their sum."""
+    least: float = 0.0
+    """The sum is at least this."""
+    added: float = 0.0
+    """Added to the sum."""
+    scale: float = 1.0
+    """Factor of the shares."""
+    groups: int = 1
+    """Groups of neighbouring experts."""
+    kept: int = 1
+    """Groups that experts come from."""
+    ranked: int = 1
+    """Best scores of a group that rank it."""
+
+
+def can_run_blocks() -> bool:
+    """Whether a `Program` can be made: a module that was built before there were instructions goes on to serve."""
+    return in_use() and hasattr(native(), "Multiply")
+
+
+class Program:
+    """Collects instructions. Those that give a result take the name of the buffer for it: instructions of one name share a buffer, which is
+    as large as the largest of them needs."""
+
+    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
+        """Rows `[T, hidden]` of `dtype`."""
+        self.hidden = hidden
+        self.dtype = dtype
+        self.stream = View(0, hidden, 0, hidden)
+        self.instructions: list[object] = []
+        self._buffers = {"": 0}
+
+    def view(self, name: str, width: int, each: int = 1, kind: int = _SAME) -> View:
+        """All columns of the buffer with this name."""
+        return View(self._buffers.setdefault(name, len(self._buffers)), width, 0, width, each, kind)
+
+    def finish(self) -> Blocks:
+        """The blocks. Raises ValueError if sizes do not fit."""
+        return native().blocks(self.instructions, self.hidden, self.dtype)
+
+    def multiply(
+        self,
+        x: View,
+        projection: Projection,
+        name: str = "",
+        *,
+        to: View | None = None,
+        norm: Norm | None = None,
+        onto: View | None = None,
+        gate: str | None = None,
+        experts: View | None = None,
+    ) -> View:
+        """`norm(x) @ matrix.T + bias + onto`, or its `gate`; see `Packed.multiply`. The result is written to `to`, or to a buffer."""
+        m = projection.matrix
+        width = m.layout.n // (2 if gate else 1)
+        y = to or self.view(name, width, x.each if experts is None else experts.each)
+        n = native()
+        made = n.Projection(m.data, m.layout, PRECISIONS[m.precision], self.vector(projection.bias))
+        self._add(n.Multiply(x.native, y.native, made, self._norm(norm), _maybe(onto), _maybe(experts), 0 if gate is None else GATES[gate]))
+        return y
+
+    def norm(self, x: View, norm: Norm, name: str = "", *, to: View | None = None, onto: View | None = None) -> View:
+        """`norm(x) + onto`."""
+        y = to or self.view(name, x.count, x.each)
+        self._add(native().NormView(x.native, y.native, self._norm(norm), _maybe(onto)))
+        return y
+
+    def attend(
+        self,
+        queries: View,
+        keys: View,
+        values: View,
+        width: int,
+        *,
+        step: int,
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+        sinks: mx.array | None = None,
+        scale: float,
+        softcap: float | None = None,
+    ) -> View:
+        """Attention in the next layer that has some, `width` columns; query heads begin `step` columns after one another."""
+        y, n = self.view("answers", width), native()
+        views = [view.native for view in (queries, keys, values, y)]
+        norms = self._norm(query_norm), self._norm(key_norm)
+        self._add(n.Attend(*views, step, *norms, self.vector(sinks, mx.float32), scale, softcap or 0.0))
+        return y
+
+    def choose(self, logits: View, router: Router) -> Choice:
+        """The experts of each row."""
+        experts, shares = self.view("experts", 1, router.chosen, _INT32), self.view("shares", 1, router.chosen, _FLOAT32)
+        bias = self.vector(router.bias, mx.float32)
+        numbers, groups = (router.least, router.added, router.scale), (router.groups, router.kept, router.ranked)
+        views = logits.native, experts.native, shares.native
+        self._add(native().ChooseExperts(*views, bias, SCORES[router.scores], router.normalized, numbers, groups))
+        return Choice(experts, shares)
+
+    def add(
+        self, x: View, to: View, *, onto: View | None = None, shares: View | None = None, gate: View | None = None, factor: float = 1.0
+    ) -> None:
+        """`onto + factor * sum(shares * x)` over the rows that x has for each row; or `sigmoid(gate) * x`, with a gate of one column."""
+        self._add(native().AddRows(x.native, to.native, _maybe(shares), _maybe(gate), _maybe(onto), factor))
+
+    def gate(
+        self, x: View, gate: View, unit: str, to: View, *, parts: int = 1, step: int = 0, alpha: float = 1.0, limit: float = 0.0
+    ) -> None:
+        """`unit(gate) * x`, in equal parts of the rows; those of the gate begin `step` columns after one another."""
+        self._add(native().GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
+
+    def delta(
+        self, inputs: Sequence[View], sizes: tuple[int, int, int, int], convolution: mx.array, decay: mx.array, decay_bias: mx.array
+    ) -> View:
+        """A gated delta net's recurrence, float32: `inputs` are queries, keys and values in one, beta, and decay; `sizes` key heads, value
+        heads, and the channels of each; `convolution` `[channels, taps, 1]`."""
+        y, taps = self.view("states", sizes[1] * sizes[3], kind=_FLOAT32), convolution.shape[1]
+        vectors = [self.vector(a, mx.float32) for a in (decay, decay_bias)]
+        self._add(native().Delta(*(view.native for view in inputs), y.native, (*sizes, taps), _by_tap(convolution), *vectors))
+        return y
+
+    def mamba(
+        self,
+        inputs: Sequence[View],
+        sizes: tuple[int, int, int, int],
+        convolution: mx.array,
+        bias: mx.array | None,
+        vectors: Sequence[mx.array],
+        limits: tuple[float, float],
+    ) -> View:
+        """Mamba 2's, float32: `inputs` are what is convolved, and steps; `sizes` heads, their channels, numbers of state, and groups;
+        `vectors` `[heads]` are decays, factors of the input, and what is added to steps, which lie within `limits`."""
+        y, taps = self.view("states", sizes[0] * sizes[1], kind=_FLOAT32), convolution.shape[1]
+        made = [self.vector(a, mx.float32) for a in vectors]
+        views = [view.native for view in inputs]
+        bias = self.vector(bias, mx.float32)
+        self._add(native().Mamba(*views, y.native, (*sizes, taps), _by_tap(convolution), bias, *made, limits))
+        return y
+
+    def short_convolution(self, before: View, after: View, x: View, convolution: mx.array, bias: mx.array | None) -> View:
+        """`after * conv(before * x)`."""
+        y, taps = self.view("answers", x.count), convolution.shape[1]
+        views = [view.native for view in (before, after, x, y)]
+        self._add(native().ShortConvolution(*views, taps, _by_tap(convolution), self.vector(bias, mx.float32)))
+        return y
+
+    def gated_norm(
+        self, x: View, gate: View, weight: mx.array | None, eps: float, *, normed: bool = True, first: bool = False, groups: int = 1
+    ) -> View:
+        """`norm(x * silu(gate))`, or `norm(x) * silu(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight`
+        is that of a part or of all."""
+        y = self.view("answers", x.count)
+        self._add(native().GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, groups))
+        return y
+
+    def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None:
+        """Evaluated and contiguous, because the operation reads its memory directly."""
+        if a is None:
+            return None
+        a = mx.contiguous(a.astype(dtype or self.dtype))
+        mx.eval(a)
+        return a
+
+    def _norm(self, pair: Norm | None) -> object:
+        return None if pair is None else native().Norm(self.vector(pair[0]), pair[1])
+
+    def _add(self, instruction: object) -> None:
+        self.instructions.append(instruction)
+
+
+def _maybe(view: View | None) -> object:
+    return None if view is None else view.native
+
+
+def _by_tap(convolution: mx.array) -> mx.array:
+    """`[channels, taps, 1]` to float32 `[taps, channels]`."""
+    a = mx.contiguous(convolution[..., 0].astype(mx.float32).T)
+    mx.eval(a)
+    return a

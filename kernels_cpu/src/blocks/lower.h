@@ -1,0 +1,67 @@
+#pragma once
+
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "attention/operands.h"
+#include "blocks/program.h"
+#include "norm/norm_rows.h"
+#include "recurrent/work.h"
+
+namespace mlxinfer::cpu {
+
+using Work = std::variant<Product, AttentionWork, NormRows, RouteRows, SumRows, GateRows, DeltaWork, MambaWork, ShortConvWork, GatedRows>;
+
+// Where the states of a recurrent instruction are read and written: the window, then the state, if there is one.
+struct StatePlaces {
+  const float* from[2];
+  float* to[2];
+};
+
+// Lays out all the work of a step: instructions become work on pointers, in order.
+class Plan {
+ public:
+  // `attention` are the attention layers' works, with pages, plan and rotation; `states` the places of recurrent instructions.
+  Plan(
+      const Blocks& blocks,
+      int64_t rows,
+      void* stream,
+      std::vector<AttentionWork> attention,
+      std::vector<StatePlaces> states,
+      std::shared_ptr<const Stretches> stretches,
+      mx::cpu::CommandEncoder& encoder);
+
+  std::vector<Work> take() {
+    return std::move(work_);
+  }
+
+  void operator()(const Multiply& m);
+  void operator()(const NormView& n);
+  void operator()(const Attend& a);
+  void operator()(const ChooseExperts& c);
+  void operator()(const AddRows& a);
+  void operator()(const GateView& g);
+  void operator()(const Delta& d);
+  void operator()(const Mamba& m);
+  void operator()(const ShortConvolution& s);
+  void operator()(const GatedNorm& g);
+
+ private:
+  char* place(const View& v) const;
+  Rows rows(const View& v) const;
+  Rows rows(const std::optional<View>& v) const;
+
+  const Float float_;
+  const int64_t rows_;
+  std::vector<char*> buffers_;
+  std::vector<AttentionWork> attention_;
+  std::vector<StatePlaces> states_;
+  const std::shared_ptr<const Stretches> stretches_;
+  size_t next_attention_ = 0, next_state_ = 0;
+  std::vector<Work> work_;
+};
+
+void run(const Work& work);
+
+} // namespace mlxinfer::cpu

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "matmul/multiply.h"
+#include "mixture/rows.h"
+#include "op/op.h"
+
+namespace mlxinfer::cpu {
+
+// Decoder blocks are a list of instructions on buffers, which a step makes anew; buffer 0 is the residual stream. A buffer has rows for
+// each row of the step: numbers of x's dtype, or of another one.
+enum class Kind : int { same, f32, i32 };
+
+// Columns `first` to `first + count` of a buffer whose rows are `width` numbers wide, `each` rows for each row of the step.
+struct View {
+  int buffer;
+  int64_t width, first, count, each;
+  Kind kind;
+
+  bool is_whole() const {
+    return first == 0 && count == width;
+  }
+};
+
+// A packed matrix `[n, k]`, or one per expert `[experts, n, k]`, and perhaps a bias `[n]` or `[experts, n]`.
+struct Projection {
+  mx::array data;
+  Layout layout;
+  Precision precision;
+  std::optional<mx::array> bias;
+};
+
+struct Norm {
+  mx::array weight;
+  float eps;
+};
+
+// y = gate(norm(x) @ matrix.T) + onto
+struct Multiply {
+  View x, y;
+  Projection projection;
+  std::optional<Norm> norm;
+  std::optional<View> onto, experts;
+  std::optional<Gate> gate;
+};
+
+// y = norm(x) + onto
+struct NormView {
+  View x, y;
+  Norm norm;
+  std::optional<View> onto;
+};
+
+// Attention over a layer's pages. Query heads begin `query_step` columns after one another.
+struct Attend {
+  View queries, keys, values, y;
+  int64_t query_step;
+  std::optional<Norm> query_norm, key_norm; // of each head
+  std::optional<mx::array> sinks; // float32, one per query head
+  float scale, softcap; // softcap 0: none
+};
+
+// See RouteRows.
+struct ChooseExperts {
+  View logits, experts, shares;
+  Route route;
+  std::optional<mx::array> bias;
+};
+
+// See SumRows.
+struct AddRows {
+  View x, y;
+  std::optional<View> shares, gate, onto;
+  float factor;
+};
+
+// See GateRows.
+struct GateView {
+  View x, gate, y;
+  Unit unit;
+  float alpha, limit;
+  int64_t parts, gate_step;
+};
+
+// See DeltaWork; all vectors are float32.
+struct Delta {
+  View qkv, beta, rate, y;
+  int64_t key_heads, value_heads, key_dim, value_dim, taps;
+  mx::array convolution, decay, decay_bias;
+};
+
+// See MambaWork.
+struct Mamba {
+  View mixed, steps, y;
+  int64_t heads, dim, size, groups, taps;
+  mx::array convolution;
+  std::optional<mx::array> bias;
+  mx::array decay, skip, step_bias;
+  float least, most;
+};
+
+// See ShortConvWork.
+struct ShortConvolution {
+  View before, after, x, y;
+  int64_t taps;
+  mx::array convolution;
+  std::optional<mx::array> bias;
+};
+
+// See GatedRows.
+struct GatedNorm {
+  View x, gate, y;
+  std::optional<mx::array> weight;
+  float eps;
+  bool normed, first;
+  int64_t groups;
+};
+
+using Instruction =
+    std::variant<Multiply, NormView, Attend, ChooseExperts, AddRows, GateView, Delta, Mamba, ShortConvolution, GatedNorm>;
+
+// Shared as a plan is (attention/plan.h).
+struct Blocks : std::enable_shared_from_this<Blocks> {
+  Blocks(std::vector<Instruction> given, int64_t hidden, mx::Dtype dtype); // throws std::invalid_argument where sizes do not fit
+
+  std::vector<Instruction> instructions;
+  int64_t hidden;
+  mx::Dtype dtype; // of x and, but for what is float32, of all vectors
+  std::vector<int64_t> sizes; // bytes of each buffer for a row of the step; that of the stream is 0
+  std::vector<const Attend*> attends; // those among the instructions
+  std::vector<std::vector<mx::Shape>> states; // shapes that recurrent instructions keep for a sequence, in their order
+};
+
+} // namespace mlxinfer::cpu

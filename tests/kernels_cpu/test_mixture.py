@@ -1,0 +1,121 @@
+"""Routers, products with chosen experts and sums of them against float64, as parts of a program."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.packed_matrices import DTYPES
+
+from mlxinfer import kernels_cpu
+from mlxinfer.kernels_cpu import Program, Projection, Router, run_blocks
+from mlxinfer.nn.moe import BiasedRoute, SoftmaxThenTop, TopThenSoftmax, softmax_of_all
+
+pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
+
+EXPERTS, HIDDEN = 12, 48
+BIAS = np.random.default_rng(0).standard_normal(EXPERTS).astype(np.float32)
+ROUTES = {
+    "softmax": SoftmaxThenTop(3, False),
+    "normalized": SoftmaxThenTop(5, True),
+    "top": TopThenSoftmax(4),
+    "all": TopThenSoftmax(EXPERTS),
+    "biased": BiasedRoute(3, mx.array(BIAS), added=1e-20, scale=2.5),
+    "plain": BiasedRoute(2, None, normalized=False, least=0.5),
+    "groups": BiasedRoute(3, mx.array(BIAS), groups=4, kept=2, added=0.1),
+    "ranked": BiasedRoute(2, None, softmax_of_all, groups=3, kept=1, ranked=1, scale=0.5),
+}
+
+
+def run(program, x, dtype):
+    after = run_blocks(mx.array(x).astype(DTYPES[dtype]), program.finish(), [], [], [], [])
+    return np.array(after.rows.astype(mx.float32), np.float64)
+
+
+def rounded(a, dtype):
+    return np.array(mx.array(a.astype(np.float32)).astype(DTYPES[dtype]).astype(mx.float32), np.float64)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", list(ROUTES))
+def test_experts(name, dtype):
+    rng, route = np.random.default_rng(3), ROUTES[name]
+    matrices = rounded(rng.standard_normal((EXPERTS, HIDDEN, HIDDEN)), dtype)
+    biases = rounded(rng.standard_normal((EXPERTS, HIDDEN)), dtype)
+    packed = kernels_cpu.pack(mx.array(matrices.astype(np.float32)).astype(DTYPES[dtype]))
+    program = Program(HIDDEN, DTYPES[dtype])
+    stream = program.stream
+    choice = program.choose(stream.columns(7, EXPERTS), route.router)
+    y = program.multiply(stream, Projection(packed, mx.array(biases.astype(np.float32))), "inner", experts=choice.experts)
+    y = program.multiply(y, Projection(packed), "outer", experts=choice.experts)
+    program.add(y, stream, onto=stream, shares=choice.shares, factor=0.5)
+    x = rounded(rng.standard_normal((37, HIDDEN)), dtype)
+    best, shares = route(mx.array(x[:, 7 : 7 + EXPERTS].astype(np.float32)))
+    want = x.copy()
+    for t in range(len(x)):
+        for expert, share in zip(np.array(best)[t], np.array(shares)[t], strict=True):
+            inner = rounded(matrices[expert] @ x[t] + biases[expert], dtype)
+            want[t] += 0.5 * share * rounded(matrices[expert] @ inner, dtype)
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    assert np.abs(run(program, x, dtype) - want).max() <= tolerance * np.abs(want).max()
+
+
+def test_experts_are_different_ones_whatever_the_logits():
+    program = Program(HIDDEN, mx.float32)
+    packed = kernels_cpu.pack(mx.array(np.stack([np.full((HIDDEN, HIDDEN), 2.0**e) for e in range(EXPERTS)]).astype(np.float32)))
+    choice = program.choose(program.stream.columns(0, EXPERTS), Router(4, "none"))
+    program.add(program.multiply(program.stream.columns(0, HIDDEN), Projection(packed), "y", experts=choice.experts), program.stream)
+    for value in (np.nan, -np.inf, np.inf, 0.0):
+        x = np.zeros((1, HIDDEN))
+        x[0, :EXPERTS], x[0, -1] = value, 1.0
+        if value == 0.0:
+            powers = run(program, x, "float32")[0, 0]
+            assert bin(int(powers)).count("1") == 4
+        else:
+            run(program, x, "float32")
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_gates(dtype):
+    rng, heads, dim = np.random.default_rng(4), 3, 13
+    width = 3 * heads * dim
+    x = rounded(rng.standard_normal((9, width)) * 3, dtype)
+    part = heads * dim
+
+    def made(unit, **settings):
+        program = Program(width, DTYPES[dtype])
+        a, both = program.stream.columns(0, part), program.stream.columns(part, 2 * part)
+        program.gate(a, both if settings.get("parts") else both.columns(0, part), unit, a, **settings)
+        return run(program, x, dtype)[:, :part]
+
+    a, g = x[:, :part], x[:, part : 2 * part]
+    sigmoid = 1 / (1 + np.exp(-g))
+    clamped = np.minimum(g, 1.5)
+    apart = x[:, part:].reshape(9, heads, 2 * dim)[..., :dim].reshape(9, part)
+    wanted = {
+        "silu": g * sigmoid * a,
+        "gelu_tanh": 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * a,
+        "relu_squared": np.maximum(g, 0) ** 2,
+        "clamped_swiglu": clamped / (1 + np.exp(-1.7 * clamped)) * (np.clip(a, -1.5, 1.5) + 1),
+    }
+    tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}[dtype]
+    for unit, want in wanted.items():
+        settings = {"alpha": 1.7, "limit": 1.5} if unit == "clamped_swiglu" else {}
+        assert np.abs(made(unit, **settings) - want).max() <= tolerance * np.abs(want).max()
+    got = made("sigmoid", parts=heads, step=2 * dim)
+    assert np.abs(got - a / (1 + np.exp(-apart))).max() <= tolerance * np.abs(a).max()
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_sums_weighed_by_a_gate(dtype):
+    program, x = Program(21, DTYPES[dtype]), rounded(np.random.default_rng(5).standard_normal((5, 21)), dtype)
+    stream = program.stream
+    program.add(stream.columns(0, 10), stream.columns(0, 10), onto=stream.columns(10, 10), gate=stream.columns(20, 1), factor=3.0)
+    want = x[:, 10:20] + 3 * x[:, :10] / (1 + np.exp(-x[:, 20:]))
+    assert np.abs(run(program, x, dtype)[:, :10] - want).max() <= {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}[dtype] * 5
+
+
+def test_wrong_routers_are_refused():
+    for router in (Router(0, "none"), Router(EXPERTS + 1, "none"), Router(2, "softmax", groups=5), Router(5, "sigmoid", groups=4, kept=1)):
+        program = Program(EXPERTS, mx.float32)
+        program.choose(program.stream, router)
+        with pytest.raises(ValueError, match="blocks"):
+            program.finish()
