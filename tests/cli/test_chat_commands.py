@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from support.terminal import end
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
@@ -144,7 +145,7 @@ def terminal(tmp_path, own_home):
     child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(24, 100), timeout=60)
     child.expect("/help lists the commands")
     yield child
-    child.close(force=True)
+    end(child)
 
 
 def test_on_a_terminal(terminal):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from support.terminal import end
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.cli.repl.tools import ToolRunner, tools_of_file
@@ -99,7 +100,7 @@ def start(tmp_path: Path, own_home: Path, tools_file: Path) -> Iterator[Callable
 
     yield begin
     for child in started:
-        child.close(force=True)
+        end(child)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from support.terminal import end
 from support.tiny_directory import tiny_directory
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
@@ -41,7 +42,7 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
 
     yield start
     for child in started:
-        child.close(force=True)
+        end(child)
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
@@ -180,7 +181,7 @@ def test_ctrl_z_at_the_prompt_is_no_text(endless):
     shell.expect("context 0 of 100000")
     shell.send("/exit\r")
     shell.sendline("exit")
-    shell.close(force=True)
+    end(shell)
 
 
 @pytest.mark.long
