@@ -369,7 +369,7 @@ class Engine:
         self._replays = self._replays and not self.runner.replays
         models = [self.model] + ([self.drafter.model] if self.drafter else [])
         unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
-        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["every step is built"] * (not self._replays), *cost]
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["all steps are built"][self._replays :], *cost]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):
