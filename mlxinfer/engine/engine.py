@@ -364,13 +364,12 @@ class Engine:
         which compute again what is known of them, as after a preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        replays = self.runner.replays
-        if not give_up_guilty(error, layers, replays=replays):
+        if not give_up_guilty(error, layers, replays=self.runner.replays):
             return False
-        self._replays = self._replays and not replays
+        self._replays = self._replays and not self.runner.replays
         models = [self.model] + ([self.drafter.model] if self.drafter else [])
         unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
-        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["every step is built"] * replays, *cost]
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["all steps are built"][self._replays :], *cost]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):

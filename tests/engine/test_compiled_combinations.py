@@ -123,7 +123,7 @@ def test_a_failed_step_on_the_way(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert made.runner is not runner
     assert made.runner.compiled is None
     assert all(backend is METAL for _, backend in made.cache.attention)
-    assert "every step is built" in caplog.text
+    assert "all steps are built" in caplog.text
 
 
 def test_a_step_that_fails_before_any_was_replayed() -> None:
