@@ -155,8 +155,8 @@ class Parts:
             raise NotNative
         gates, ups = self.split(joined, x, "inner", norm=norm, experts=experts)
         y = self.program.view("gated", ups.count, ups.each)
-        limits = {"alpha": clamped.alpha, "limit": clamped.limit} if clamped else {}
-        self.program.gate(ups, gates, unit, y, **limits)
+        alpha, limit = (clamped.alpha, clamped.limit) if clamped else (1.0, 0.0)
+        self.program.gate(ups, gates, unit, y, alpha=alpha, limit=limit)
         return y
 
     def _activated(self, activation: Callable[[mx.array], mx.array], x: View) -> View:
