@@ -12,7 +12,7 @@ from ..cache.base import HeadNorm
 from ..kernels_cpu import Norm, Program, Projection, View
 from ..nn.activations import Activated, ClampedSwiglu, Gate, relu_squared
 from ..nn.attention import Attention, Temperature
-from ..nn.gated_delta import GatedDelta
+from ..nn.gated_delta import GatedDelta, gated_by_silu
 from ..nn.linear import JoinedLinear, Linear
 from ..nn.mamba2 import Mamba2
 from ..nn.mlp import GatedMLP, PlainMLP
@@ -155,8 +155,8 @@ class Parts:
             raise NotNative
         gates, ups = self.split(joined, x, "inner", norm=norm, experts=experts)
         y = self.program.view("gated", ups.count, ups.each)
-        limits = {"alpha": clamped.alpha, "limit": clamped.limit} if clamped else {}
-        self.program.gate(ups, gates, unit, y, **limits)
+        alpha, limit = (clamped.alpha, clamped.limit) if clamped else (1.0, 0.0)
+        self.program.gate(ups, gates, unit, y, alpha=alpha, limit=limit)
         return y
 
     def _activated(self, activation: Callable[[mx.array], mx.array], x: View) -> View:
@@ -197,6 +197,8 @@ class Parts:
 
     def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Sink) -> None:
         s = delta.sizes
+        if not isinstance(delta.inputs, JoinedLinear) or s.by_channel or delta.gate is not gated_by_silu:
+            raise NotNative
         qkv, beta, decay, gate = self.split(delta.inputs, x, "projected", norm=norm)
         self.recurrent.append(delta.layer)
         sizes = s.key_heads, s.value_heads, s.key_dim, s.value_dim

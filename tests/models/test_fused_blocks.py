@@ -27,7 +27,7 @@ OTHERS = [
     "gemma4_text_experts",
     "gemma4_text_shared",
 ]
-OTHERS += ["glm4_moe_lite", "hunyuan_v1_dense", "minicpm3", "mistral4"]
+OTHERS += ["glm4_moe_lite", "hunyuan_v1_dense", "kimi_linear", "minicpm3", "mistral4"]
 """Families whose blocks run operation by operation."""
 WHOLE = [folder.name for folder in sorted(GOLDEN.iterdir()) if folder.name not in OTHERS]
 STEPS = [[(0, 70), (1, 3)], [(0, 1), (1, 1), (2, 130)], [(1, 61), (0, 60)], [(2, 1)], [(0, 1), (1, 1), (2, 1)]]
