@@ -99,6 +99,7 @@ class Stack:
         if isinstance(self.a, Packed):
             return self._packed(y, x, choice, norm)
         assert isinstance(self.a, mx.array)
+        assert isinstance(self.b, mx.array)
         rows = x.astype(self.a.dtype)
         if len(choice.runs) == 1:
             delta = self._run(rows, choice.runs[0][0])
