@@ -311,7 +311,7 @@ def _correction(cross: np.ndarray, sums: np.ndarray) -> np.ndarray:
     damped = sums / roots / roots[:, None]
     np.fill_diagonal(damped, 1.0)
     found = np.linalg.solve(damped, ((cross - sums) / roots).T).T / roots
-    return (_SHARE * found).astype(np.float32)
+    return np.asarray(_SHARE * found, np.float32)
 
 
 class _Rounding:

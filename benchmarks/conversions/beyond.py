@@ -83,7 +83,7 @@ def q4_k_by_feedback(source: Path, target: Path) -> float:
         scales, biases = _scales_of_q4_k(quantize(plain, "Q4_K", columns, weighing), plain.shape)
         start = mx.zeros(plain.shape, mx.uint8), mx.array(scales), mx.array(biases)
         codes = to_numpy(encode(mx.array(plain), Format(4, 32), factor, start)[0])
-        return codes * np.repeat(scales, 32, -1) + np.repeat(biases, 32, -1)
+        return np.asarray(codes * np.repeat(scales, 32, -1) + np.repeat(biases, 32, -1))
 
     return _written(source, target, rounded, nbytes * 8 / size)
 
@@ -110,7 +110,7 @@ def emulated_trellis(bits: float) -> Callable[[Path, Path], float]:
             rng.normal(size=plain.shape) * deviations[:, None]
         )  # what each column is rounded by, once those before it have been fed back
         errors = np.linalg.solve(upper.T, steps.T).T
-        return (plain + errors @ turn.T[turned.order]).astype(np.float32)
+        return np.asarray(plain + errors @ turn.T[turned.order], np.float32)
 
     return lambda source, target: _written(source, target, rounded, bits)
 
