@@ -64,7 +64,7 @@ def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, 
 
 
 def _update(path: Path, name: str, mapped: MappedTensor, alpha: float, file: GGUFFile) -> Update:
-    """Of a projection that the file has in several parts, the updates become one: `a` of all under each other, and `b` in blocks."""
+    """The updates of a projection that the file has in several parts become one: `a` of all under each other, and `b` in blocks."""
     parts = [(file.tensors[stem + _A], file.tensors[stem + _B]) for stem in mapped.sources]
     first, out = parts[0][0], [b.shape[0] for _, b in parts]
     for (a, b), stem in zip(parts, mapped.sources, strict=True):

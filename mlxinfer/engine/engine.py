@@ -159,10 +159,8 @@ class Engine:
         if sequence.adapter is not None and not sequence.adapter.slot:
             raise SamplingError(f"adapter: {sequence.adapter.name!r} was unloaded before the request began")
         if not self.cache.fits(sequence.max_length):
-            raise MemoryPlanError(
-                f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory: "
-                "lower max_tokens or the context length"
-            )
+            message = f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory"
+            raise MemoryPlanError(f"{message}: lower max_tokens or the context length")
         apart = [] if self.cache.can_fork and len(sequence.prompt) > 1 else sequence.samples_to_fork
         self.scheduler.waiting.check(1 + len(apart))
         if apart:
