@@ -29,7 +29,7 @@ BODIES = {"Content-Type: application/json"}
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     writer = tiny_directory(tmp_path_factory.mktemp("models") / "writer")
     models = {"tiny": GOLDEN / "last", "mean": GOLDEN / "mean", "reranker": GOLDEN / "reranker", "writer": writer}
-    with live_server({name: lambda path=path: AsyncLLM(path) for name, path in models.items()}) as server:  # type: ignore[misc]
+    with live_server({name: lambda path=path: AsyncLLM(path, dtype="float32") for name, path in models.items()}) as server:  # type: ignore[misc]
         yield server
 
 

@@ -61,14 +61,14 @@ def test_two_adapters_of_one_name_for_one_model_are_refused(tmp_path: Path) -> N
         found.models({}, ())
 
 
-def test_a_replay_of_more_than_a_socket_holds_by_default(tmp_path: Path) -> None:
+def test_a_replay_of_more_than_a_socket_holds_by_default(short_path: Path) -> None:
     zmq = pytest.importorskip("zmq")
     pytest.importorskip("msgspec")
     from mlxinfer.cache.kv_events import AllBlocksCleared
     from mlxinfer.server.kv_events import KVEventPublisher
 
-    count, endpoint = 4000, f"ipc://{tmp_path}/replay"
-    with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{tmp_path}/events", endpoint) as publisher:
+    count, endpoint = 4000, f"ipc://{short_path}/replay"
+    with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{short_path}/events", endpoint) as publisher:
         publisher._queue.put(None)
         publisher._thread.join()  # from here on nothing is read while it is sent
         assert publisher._replay is not None
