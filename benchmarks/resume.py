@@ -109,7 +109,7 @@ def _go_on(model: str, said: Path, folder: str) -> Turn:
     from mlxinfer import LLM, SamplingParams
     from mlxinfer.cli.repl.conversation import Conversation
 
-    with LLM(model, max_num_seqs=1, **({"prefix_disk_gb": 4, "prefix_dir": folder} if folder else {})) as llm:
+    with LLM(model, max_num_seqs=1, prefix_disk_gb=4 if folder else 0, prefix_dir=folder or None) as llm:
         conversation = Conversation(llm, SamplingParams(temperature=0, max_tokens=1))
         conversation.turns = json.loads(said.read_text(encoding="utf-8"))
         asked, asked_cpu = time(), own()
