@@ -115,8 +115,9 @@ def _go_on(model: str, said: Path, folder: str) -> Turn:
         asked, asked_cpu = time(), own()
         chunk = next(iter(conversation.ask("And in one sentence?")))
         now, cpu = time(), own()
-        assert chunk.usage is not None
-        return Turn(chunk.usage.prompt_tokens, chunk.usage.stats.reused_tokens, now - asked, cpu - asked_cpu, now - began, cpu)
+        usage = chunk.usage
+        assert usage is not None  # the first chunk is the last, of one token
+        return Turn(usage.prompt_tokens, usage.stats.reused_tokens, now - asked, cpu - asked_cpu, now - began, cpu)
 
 
 if __name__ == "__main__":
