@@ -32,7 +32,7 @@ _HELD_OUT = 512
 FOLLOW = False
 """Whether texts pass through the rounded model as well, so that each matrix answers for what those before it have done to its inputs."""
 _SHARE = 0.5
-"""Of the correction that least squares asks for: all of it would fit the tokens that were read."""
+"""Share that is applied of the correction that least squares asks for: all of it would fit the tokens that were read."""
 _CORRECTED_DAMPING = 0.01
 """Share of the mean of H's diagonal that is added to it for the correction."""
 _LEAST_SEEN = 4

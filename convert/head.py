@@ -73,7 +73,8 @@ class FinalStates:
     def factor(self) -> Factor:
         """For error feedback in the head, of the states by which it is not judged."""
         others = np.delete(self._rows, np.s_[:: self._step()], axis=0)
-        return factorize(others.T @ others / max(len(others), 1), self.name)
+        others = others if len(others) else self._rows
+        return factorize(others.T @ others / len(others), self.name)
 
     def costs(self, forms: Sequence[Format], dtype: mx.Dtype, factor: Factor | None = None) -> list[float]:
         """The mean KL divergence, in nats, that rounding the head to each format causes, by the weighted fit or with `factor` by error
@@ -90,7 +91,7 @@ class FinalStates:
         return [float((shift + total.value() - before[:, 0]).mean()) for shift, total in zip(shifts, totals, strict=True)]
 
     def _step(self) -> int:
-        return max(len(self._rows) // _JUDGED, 1)
+        return max(len(self._rows) // _JUDGED, 2)  # some are left that do not judge
 
     def _draw(self) -> np.ndarray:
         """A token for each state, drawn from its probabilities; notes the logarithms of their sums."""

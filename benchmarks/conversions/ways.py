@@ -33,7 +33,7 @@ Make = Callable[[Path, Path], "float | None"]
 
 
 _MLX_LM_PIECES = 1
-"""Of the samples: more of them take it hours on a CPU."""
+"""Pieces of the samples that it reads: more of them take it hours on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
