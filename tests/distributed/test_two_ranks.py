@@ -24,7 +24,7 @@ PARAMS = [
 
 def blocks_of(path):
     config = json.loads((path / "config.json").read_text())
-    return config.get("text_config", config)["num_hidden_layers"]
+    return config.get("text_config", config).get("num_hidden_layers", 2)
 
 
 HYBRIDS = ("qwen3_next", "falcon_h1", "nemotron_h")
