@@ -110,12 +110,22 @@ class EngineError(MLXInferError):
     """The engine stopped; the request was not finished."""
 
 
+class GroupLostError(EngineError):
+    """A machine that has a part of the model ended or stalled."""
+
+    exit_code = 75  # EX_TEMPFAIL: to be started again
+
+
 class DeadlineError(EngineError):
     """What was asked for took longer than its `timeout_s`."""
 
 
 class ServerError(MLXInferError):
     """The server cannot be set up as asked: a socket in use, a path too long, an address that needs a key."""
+
+
+class NodesError(MLXInferError):
+    """Machines that are to run a model together cannot: they are not reached, or differ in version, model or plan."""
 
 
 class MemoryPlanError(MLXInferError):

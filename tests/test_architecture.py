@@ -36,11 +36,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": BELOW_LOADING | {"loading"},
     "engine": BELOW_ENGINE,
     "evaluation": BELOW_ENGINE | {"engine"},
+    "distributed": BELOW_ENGINE | {"engine"},
     "convert": BELOW_ENGINE | {"engine", "evaluation"},
     "server": BELOW_ENGINE | {"engine"},
     "notebook": BELOW_ENGINE | {"engine", "evaluation"},
     "bench": BELOW_ENGINE | {"engine"},
-    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation"},
+    "cli": BELOW_ENGINE | {"engine", "bench", "server", "notebook", "convert", "evaluation", "distributed"},
 }
 ROOT_MODULES = {"__init__": {*PLAIN, "engine", "notebook"}, "__main__": {"cli"}}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from ..errors import AdapterError
-from ..models.decoder import Decoder, Model
+from ..models.decoder import Model
 from ..models.fused_blocks import Run
+from ..models.stack import BlockStack
 from ..records import dataclass
 from .linear import AdaptedLinear
 from .places import changes, planned_bytes
@@ -40,13 +41,13 @@ class AdaptedModel:
     the old ones.
     """
 
-    def __init__(self, model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> None:
+    def __init__(self, model: Model | BlockStack, adapters: Sequence[Adapter], dtype: mx.Dtype) -> None:
         """Reads the numbers of the adapters, in `dtype`, that of the activations. Raises `AdapterError`s."""
         self.adapters: dict[str, LoadedAdapter] = {}
         """Those that requests can ask for, by name. Belongs to the thread that computes; others may look names up."""
         self.nbytes = 0
         """Bytes that the adapters take."""
-        self.adapted: Model = model
+        self.adapted: Model | BlockStack = model
         """The graph for steps with adapters."""
         self._model, self._dtype = model, dtype
         self._choice = Choice()
@@ -86,8 +87,12 @@ class AdaptedModel:
 
     def for_rows(self, rows: Sequence[tuple[LoadedAdapter | None, int]]) -> Model:
         """The graph for a step: `rows` are adapters and how many rows they are for, in order. Good until the next call."""
-        self._choice.set([(0 if adapter is None else adapter.slot, count) for adapter, count in rows])
-        return self.adapted
+        return cast("Model", self.for_slots([(0 if adapter is None else adapter.slot, count) for adapter, count in rows]))
+
+    def for_slots(self, rows: Sequence[tuple[int, int]]) -> BlockStack:
+        """The same, for the adapters' places in the stacks; 0 is none."""
+        self._choice.set(rows)
+        return cast("BlockStack", self.adapted)
 
     def _hold(self, there: Sequence[tuple[LoadedAdapter, Adapter]]) -> None:
         """Stack these, in the order of their slots. Raises `AdapterError`, and then nothing has changed."""
@@ -95,7 +100,7 @@ class AdaptedModel:
         found = changes(self._model, adapters)
         stacks = {id(each.linear): stack(each, adapters, self._dtype, self._stacks.get(id(each.linear)), before) for each in found}
         replaced = {id(each.linear): AdaptedLinear(each.linear, stacks[id(each.linear)], self._choice) for each in found}
-        self.adapted = _twin(self._model, replaced) if replaced else self._model
+        self.adapted = _twin(self._model, replaced, self._choice) if replaced else self._model
         self.nbytes = sum(each.nbytes for each in stacks.values())
         self._stacks, self._there = stacks, list(there)
         for slot, (loaded, _) in enumerate(there, 1):
@@ -104,12 +109,15 @@ class AdaptedModel:
             loaded.slot = slot
 
 
-def _twin(model: Model, replaced: Mapping[int, AdaptedLinear]) -> Decoder:
-    assert isinstance(model, Decoder)  # `changes` refuses others
+def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choice: Choice) -> BlockStack:
+    assert isinstance(model, BlockStack)  # `changes` refuses others
     twin = copy.copy(model)
     memo: dict[int, Any] = dict(replaced)
     twin.blocks = [_copied(block, memo) for block in model.blocks]
     twin.runs = [Run(twin.blocks)]
+    rest = model.rest
+    if rest is not None:
+        twin.rest = lambda x, step, inputs, adapters=(): rest(x, step, inputs, choice.counts)
     return twin
 
 

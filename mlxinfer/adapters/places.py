@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 
 import mlx.core as mx
@@ -12,7 +12,8 @@ import numpy as np
 from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import UnsupportedModelError
-from ..models.decoder import Decoder, Model
+from ..models.decoder import Model
+from ..models.stack import BlockStack
 from ..nn.linear import Linear
 from ..nn.packing import objects
 from ..records import dataclass
@@ -64,9 +65,9 @@ class Changes:
         return sum(self.ranks[before] for before in keys[: keys.index(key)])
 
 
-def places(model: Model) -> dict[str, Place]:
+def places(model: Model | BlockStack) -> dict[str, Place]:
     """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""
-    if not isinstance(model, Decoder):
+    if not isinstance(model, BlockStack):
         raise UnsupportedModelError(
             "adapters need a graph of this project's own, and this model runs on mlx-lm's: convert it with the adapter"
         )
@@ -80,7 +81,7 @@ def places(model: Model) -> dict[str, Place]:
     return found
 
 
-def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
+def changes(model: Model | BlockStack, adapters: Sequence[Adapter]) -> list[Changes]:
     """What adapters change in a model, matrix by matrix; the model may have shapes only. Raises `AdapterError` for an update that has no
     place or another shape."""
     known = places(model)
@@ -99,6 +100,12 @@ def changes(model: Model, adapters: Sequence[Adapter]) -> list[Changes]:
     return list(found.values())
 
 
+def of_part(model: Model | BlockStack, adapters: Sequence[Adapter]) -> tuple[Adapter, ...]:
+    """What adapters change in a part of a model, once it is known that they fit the whole."""
+    known = places(model)
+    return tuple([replace(a, updates={key: update for key, update in a.updates.items() if key in known}) for a in adapters])
+
+
 def factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
     """What factors are kept in where activations are in `dtype`: where MLX computes on a CPU float32, as it gathers nothing else there."""
     return dtype if is_gpu() or packs_factors() else mx.float32
@@ -109,7 +116,7 @@ def packs_factors() -> bool:
     return not is_gpu() and kernels_cpu.available()
 
 
-def planned_bytes(model: Model, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:
+def planned_bytes(model: Model | BlockStack, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:
     """Bytes that adapters will take next to activations in `dtype`. Raises as `changes`."""
     found, size = changes(model, adapters), factor_dtype(dtype).size
     slots = len(adapters) + 1

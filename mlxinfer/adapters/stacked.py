@@ -51,6 +51,11 @@ class Choice:
         """Whether to compute the runs one by one."""
         return self.rows >= LONG_RUN * len(self.runs)
 
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """Slots and how many rows they are for, as `set` takes them."""
+        return [(slot, stop - first) for slot, first, stop in self.runs]
+
     def changed(self, slots: frozenset[int]) -> mx.array:
         """bool `[T, 1]`: the rows that have one of these slots."""
         if slots not in self._changed:  # one for all layers, usually

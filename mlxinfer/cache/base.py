@@ -84,7 +84,21 @@ class OpaqueSpec:
 RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 """`(inputs [B, L, C], states [B, ...]) -> (outputs [B, L, D], states)`: B sequences advance by L tokens."""
 
-LayerSpec = Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec]
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A layer that another machine computes, and whose pages and states it keeps: here they are only counted."""
+
+    spec: Union[AttentionSpec, RecurrentSpec]
+    """What it stores there."""
+
+
+LayerSpec = Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec, Elsewhere]
+
+
+def whole_spec(spec: LayerSpec) -> Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec]:
+    """What a layer stores, wherever it is."""
+    return spec.spec if isinstance(spec, Elsewhere) else spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,9 @@ class Segment:
     longrope) read it, so that chunking never changes a result."""
     drafts: int = 0
     """How many of the last tokens are drafts, which may have to be taken back (`PagedCache.verified`)."""
+    read: int = 0
+    """How many of the last rows are read once the step is computed, to sample from them or to return them: others need not come back from
+    machines that compute the last layers."""
 
     @property
     def filled(self) -> int:

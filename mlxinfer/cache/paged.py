@@ -10,13 +10,13 @@ import mlx.core as mx
 
 from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.select import attention_backend
-from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment
+from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment, whole_spec
 from .kv_events import AllBlocksCleared, KVEventSink
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
-from .pool import PageDemand, PagePool, PoolUsage
+from .pool import PageDemand, PagePool, Places, PoolUsage
 from .prefix_match import Match
-from .state import RecurrentStore, Rows, put_rows, take_rows
+from .state import RecurrentStore, Rows, put_rows, rows_elsewhere, take_rows
 from .step import CacheStep
 from .store import LayerStore
 
@@ -53,13 +53,15 @@ class PagedCache:
         `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps it across restarts."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
+        self._dtype = dtype
         self._opaque: dict[int, OpaqueState] = {}
         self._bidirectional = {i: s for i, s in enumerate(self.layers) if isinstance(s, BidirectionalSpec)}
         self._recurrent = {i: RecurrentStore(s) for i, s in enumerate(self.layers) if isinstance(s, RecurrentSpec)}
         formats = layer_kv or {}
         self._stores = {i: LayerStore(s, dtype, formats.get(i, kv)) for i, s in enumerate(self.layers) if isinstance(s, AttentionSpec)}
+        everywhere = list(map(whole_spec, self.layers))
         self.pool = PagePool(
-            [store.spec.window for store in self._stores.values()],
+            [spec.window for spec in everywhere if isinstance(spec, AttentionSpec)],
             kv_cache_tokens=kv_cache_tokens,
             chunk=chunk,
             first=kv.first16,
@@ -80,7 +82,7 @@ class PagedCache:
     @property
     def _keeps_states(self) -> bool:
         """Whether sequences cannot resume without their layers' states."""
-        return any(isinstance(s, RecurrentSpec) and not s.optional for s in self.layers)
+        return any(isinstance(s, RecurrentSpec) and not s.optional for s in map(whole_spec, self.layers))
 
     def _on_disk(self, tier: DiskStorage) -> PrefixPrefetcher | None:
         from .disk.layout import CacheLayout
@@ -145,24 +147,28 @@ class PagedCache:
         slot = self.pool.open(match, cache_salt)
         if self._disk and match:
             self._disk.used(match)
-        self._grow_slots()
-        rows = match.snapshot.content if match and match.snapshot else None
-        if rows is None:
-            for recurrent in self._recurrent.values():
-                recurrent.reset(slot)
+        snapshot = match.snapshot if match else None
+        if match is None or snapshot is None:
+            self._begin_slot(slot, None, 0)
         else:
-            assert match
-            assert match.snapshot
-            assert isinstance(rows, Rows)
-            put_rows(rows, slot, match.reused % PAGE, self._stores, self._recurrent)
-            if match.reused != match.snapshot.position:  # only states that are optional can be missing
-                for recurrent in self._recurrent.values():
-                    recurrent.reset(slot)
-            self._submit_open()
+            assert isinstance(snapshot.content, Rows)
+            # only states that are optional can be missing
+            self._begin_slot(slot, snapshot.content, match.reused % PAGE, states=match.reused == snapshot.position)
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
             self._opaque[slot] = opaque[0].make()
         return slot
+
+    def _begin_slot(self, slot: int, rows: Rows | None, count: int, *, states: bool = True) -> None:
+        """Start a slot with the first `count` open rows of a snapshot, and with its states, or with nothing."""
+        self._grow_slots()
+        if rows is not None:
+            put_rows(rows, slot, count, self._stores, self._recurrent)
+        if rows is None or not states:
+            for recurrent in self._recurrent.values():
+                recurrent.reset(slot)
+        if rows is not None:
+            self._submit_open()
 
     def _grow_slots(self) -> None:
         for store in self._stores.values():
@@ -172,13 +178,17 @@ class PagedCache:
         """A new slot with the same past: sealed pages are shared, the open page and states are copied."""
         assert self.can_fork
         new = self.pool.fork(slot)
+        self._copy_slot(slot, new)
+        return new
+
+    def _copy_slot(self, slot: int, new: int) -> None:
+        """Copy the open page and the states of a slot to another."""
         self._grow_slots()
         for store in self._stores.values():
             store.copy_open(slot, new)
         self._submit_open()
         for recurrent in self._recurrent.values():
             recurrent.copy(slot, new)
-        return new
 
     def _submit_open(self) -> None:
         """Submit all layers at once: otherwise the next step would wait for one layer after another."""
@@ -197,7 +207,7 @@ class PagedCache:
 
     def _rows(self, slot: int, count: int) -> tuple[Rows, int]:
         rows = take_rows(slot, count, self._stores, self._recurrent)
-        return rows, rows.nbytes
+        return rows, rows.nbytes + rows_elsewhere(self.layers, count, self._dtype)
 
     def verified(self, slot: int, rows: int) -> None:
         """After a step in which a sequence had drafts: this many rows of its segment hold. The states of recurrent layers are those after
@@ -264,7 +274,7 @@ class PagedCache:
             native = native and isinstance(attend, NativeStep)
             for layer in layers:
                 attention[layer] = self._stores[layer], attend
-        return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native)
+        return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native, has_pages=bool(self.pool.groups))
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
         """`seal` and `submit`, for a step that has been evaluated."""
@@ -298,7 +308,10 @@ class PagedCache:
             mx.async_eval([a for store in self._stores.values() for a in store.arrays])  # type: ignore[no-untyped-call]
 
     def _seal(self, segment: Segment, step: CacheStep, tokens: Sequence[int] | None) -> None:
-        places = self.pool.seal(segment.slot, segment.past, segment.count, tokens)
+        self._store(segment, step, self.pool.seal(segment.slot, segment.past, segment.count, tokens))
+
+    def _store(self, segment: Segment, step: CacheStep, places: Sequence[Places]) -> None:
+        """Write the pages that a segment has filled to their places, by group."""
         for group, pages in zip(self.pool.groups, places, strict=True):
             if all(page is None for page in pages):
                 continue

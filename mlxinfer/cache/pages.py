@@ -73,6 +73,10 @@ class PageAllocator:
             ids.append(page)
         return ids
 
+    def reach(self, pages: Sequence[int]) -> None:
+        """Another process has handed out these ids: storage must have room for them."""
+        self._fresh = max(self._fresh, *(page + 1 for page in pages), 0)
+
     def share(self, pages: Sequence[int]) -> None:
         """Add one user to each page; a page may have had none."""
         for page in pages:
@@ -170,12 +174,12 @@ class AttentionGroup:
 
     def share(self, pages: Sequence[int]) -> None:
         """Add one user to each page of a table."""
-        for allocator, ids in self._owners(pages):
+        for allocator, ids in self.owners(pages):
             allocator.share(ids)
 
     def release(self, pages: Sequence[int]) -> None:
         """Remove one user from each page of a table."""
-        for allocator, ids in self._owners(pages):
+        for allocator, ids in self.owners(pages):
             allocator.release(ids)
 
     def owner(self, page: int) -> tuple[PageAllocator, int]:
@@ -185,7 +189,8 @@ class AttentionGroup:
         assert self.first
         return self.first, ~page
 
-    def _owners(self, pages: Sequence[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
+    def owners(self, pages: Sequence[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
+        """Both allocators, each with the ids that are pages of a table there."""
         yield self.allocator, [page for page in pages if page >= 0]
         if self.first:
             yield self.first, [~page for page in pages if page < 0]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import mlx.core as mx
 
 from ..records import dataclass
-from .base import RecurrentSpec, RecurrentUpdate, Segment
+from .base import Elsewhere, LayerSpec, RecurrentSpec, RecurrentUpdate, Segment
 from .store import LayerStore
 
 
@@ -189,6 +190,17 @@ def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent
     )
     mx.async_eval(rows.arrays)  # type: ignore[no-untyped-call]
     return rows
+
+
+def rows_elsewhere(layers: Sequence[LayerSpec], count: int, dtype: mx.Dtype) -> int:
+    """Bytes that a snapshot with `count` open rows takes on other machines, counted as in `Rows.nbytes`."""
+    total = 0
+    for spec in (layer.spec for layer in layers if isinstance(layer, Elsewhere)):
+        if isinstance(spec, RecurrentSpec):
+            total += sum(max(4 * prod(shape), LEAST_BYTES) for shape in spec.shapes)
+        elif count:
+            total += sum(max(count * spec.kv_heads * dim * dtype.size, LEAST_BYTES) for dim in (spec.key_dim, spec.value_dim))
+    return total
 
 
 def put_rows(rows: Rows, slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:

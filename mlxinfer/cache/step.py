@@ -26,14 +26,18 @@ class CacheStep:
         opaque: Mapping[int, OpaqueState],
         *,
         runs_blocks: bool,
+        has_pages: bool = False,
     ) -> None:
-        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all layers attend by the native CPU operation."""
+        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all layers attend by the native CPU operation.
+        `has_pages`: there are attention layers, here or elsewhere."""
         self.segments = segments
         self._runs_blocks = runs_blocks
         filled = [s for s in segments if (s.past + s.count) // PAGE > s.past // PAGE]
-        self.needs_commit = bool(attention) and bool(filled)
+        self.needs_commit = has_pages and bool(filled)
         """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
         self.full: dict[tuple[int, int], Filled] = {}
+        self.sent: list[mx.array] = []
+        """What goes to another machine: to be submitted before the rest of the step, which may wait for the answer to it."""
         self._attention = attention
         self._replaced: set[int] = set()
         self._written: list[mx.array] = []

@@ -24,15 +24,26 @@ _REPORT = "mlxinfer-report.md"
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
 @click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most this much.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
+@click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Ask the machines in this hostfile of MLX instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", "report_file", is_flag=False, flag_value=_REPORT, type=click.Path(path_type=Path), metavar="[FILE]",
               help=f"Write all that helps to mend something here into a file, without names or keys.  [default: {_REPORT}]")  # fmt: skip
 def doctor(
-    model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, as_json: bool, report_file: Path | None
+    model: str | None,
+    kv: str,
+    kv_first16: bool,
+    memory_gb: float | None,
+    draft: str | None,
+    nodes: Path | None,
+    as_json: bool,
+    report_file: Path | None,
 ) -> None:
     """Show the device, its memory, versions, models, and what is missing. With MODEL: what each layer keeps in the cache, and how the
     memory is used.
     """
+    if nodes is not None:
+        _check_nodes(nodes, model, kv)
+        return
     if report_file is not None:
         _write_report(model, report_file)
         return
@@ -43,6 +54,24 @@ def doctor(
     for title, lines in found.sections():
         click.secho(title, bold=True)
         click.echo("\n".join(f"  {line}" for line in lines))
+
+
+def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
+    """Whether these machines can run a model together, and who would have which part."""
+    from ..cache.kv_format import KVFormat
+    from ..distributed.checkup import examine, plan_lines
+    from ..distributed.nodes import read_nodes
+
+    nodes = read_nodes(hostfile)
+    machines = examine(nodes)
+    click.secho("machines", bold=True)
+    click.echo("\n".join(f"  {machine.line()}" for machine in machines))
+    if model is not None:
+        lines = list(plan_lines(model, KVFormat.parse(kv), nodes, machines))
+        click.secho("plan", bold=True)
+        click.echo("\n".join(f"  {line}" for line in lines))
+    if any(machine.problem for machine in machines):
+        raise click.ClickException("not all machines can take part")
 
 
 def _write_report(model: str | None, file: Path) -> None:

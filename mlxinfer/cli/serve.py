@@ -58,6 +58,16 @@ ADAPTER_ROOM_GB = 0.25
 )
 @click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at tcp://ADDRESS:PORT.")
 @click.option("--kv-events-replay", metavar="ENDPOINT", help="Where they ask for what they missed.")
+@click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Run one MODEL on the machines in this hostfile of MLX.")
+@click.option("--rank", type=click.IntRange(0), envvar="MLX_RANK", help="With --nodes: which of them this is.  [default: mlx.launch tells]")
+@click.option(
+    "--split",
+    "split_by",
+    type=click.Choice(["pipeline", "tensor"]),
+    default="pipeline",
+    show_default=True,
+    help="With --nodes: divide the model by layers, or by heads and columns.",
+)
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
@@ -69,6 +79,9 @@ def serve(
     models_dir: Path | None,
     pinned: tuple[str, ...],
     keep_alive: float | None,
+    nodes: Path | None,
+    rank: int | None,
+    split_by: str,
     **options: Any,
 ) -> None:
     """Serve MODELs to programs that speak OpenAI's, Anthropic's or Ollama's API.
@@ -86,9 +99,20 @@ def serve(
     if install:
         _print_plist(models, aliases, models_dir, pinned, settings, model_settings)
         return
+    if nodes is not None:
+        _serve_on_nodes(() if models_dir else models, nodes, rank, settings, names, model_settings, split_by)
+        return
     from ..server.serve import run
 
     run(_listed(models, names, models_dir, pinned, keep_alive, model_settings), settings, tell=click.echo)
+
+
+def _serve_on_nodes(models: tuple[str, ...], *rest: Any) -> None:
+    from .nodes import serve_on_nodes
+
+    if len(models) != 1:
+        raise click.UsageError("several machines serve one model: name one MODEL with --nodes")
+    serve_on_nodes(models[0], *rest)
 
 
 def _settings(

@@ -39,8 +39,13 @@ class AdapterSet:
         except OSError as error:
             raise AdapterError(f"the adapter {name!r} cannot be read: {error.strerror or error}") from None
 
+    def _check_alone(self) -> None:
+        if getattr(self._model.model, "rest", None) is not None:
+            raise AdapterError("the model runs on several machines, whose adapters stay as they were at the start: restart with --adapter")
+
     def load(self, adapter: Adapter) -> None:
         """Let requests ask for it. Raises `AdapterError` and `MemoryPlanError`, and then nothing has changed."""
+        self._check_alone()
         if adapter.name in self.loaded:
             raise AdapterError(f"there is an adapter called {adapter.name!r} already: unload it first, or give this one another name")
         from ..adapters.adapted import AdaptedModel
@@ -56,6 +61,7 @@ class AdapterSet:
 
     def unload(self, name: str) -> None:
         """Let no further request ask for it. Its memory is given back when none has it any more. Raises `AdapterError`."""
+        self._check_alone()
         if self.adapted is None or name not in self.loaded:
             known = f"there are {', '.join(self.loaded)}" if self.loaded else "the model has none"
             raise AdapterError(f"there is no adapter called {name!r} to unload; {known}")

@@ -50,8 +50,14 @@ class CompiledSteps:
     @classmethod
     def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
         """None where no step could be replayed."""
-        # A head that drafts reads the rows of every step, replayed or not.
-        if not isinstance(model, Decoder) or model.mtp is not None or not kernels_in_use() or not executors.traceable():
+        # A head that drafts reads the rows of every step, replayed or not, and other machines are told of each.
+        if (
+            not isinstance(model, Decoder)
+            or model.mtp is not None
+            or model.rest is not None
+            or not kernels_in_use()
+            or not executors.traceable()
+        ):
             return None
         found = cls(model, cache)
         return found if found._cache.possible else None

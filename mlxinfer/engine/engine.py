@@ -66,11 +66,12 @@ class Engine:
         disk: DiskStorage | None = None,
         take_memory: TakeMemory = lambda wanted: 0,
         adapted: AdaptedModel | None = None,
+        make_cache: Callable[..., PagedCache] = PagedCache,
     ) -> None:
         """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
         cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process; no
         other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is the model with
-        its adapters, for sequences that have one."""
+        its adapters, for sequences that have one. `make_cache` is called as `PagedCache` is, for every new cache."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -79,6 +80,7 @@ class Engine:
         self._disk = disk
         self._adapted = adapted
         self._take_memory = take_memory
+        self._make_cache = make_cache
         self._dtype = dtype
         self._ended = EngineStats()
         self._steps, self._replays = 0, True
@@ -92,7 +94,7 @@ class Engine:
         rope = RopeRegime(self.model)
         chunks = chunk_policy(self.model, config, rope)
         rows = chunks.step_rows(config.max_num_batched_tokens, config.max_num_seqs)
-        self.cache = PagedCache(
+        self.cache = self._make_cache(
             self.model.layers,
             dtype=self._dtype,
             kv_cache_tokens=config.kv_cache_tokens,

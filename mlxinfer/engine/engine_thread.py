@@ -232,6 +232,13 @@ class EngineThread:
             request.cancelled = True
             self._commands.put(partial(self._cancel, request))
 
+    def give_up(self, reason: str) -> None:
+        """End all requests though the thread may never come back from what it waits for; the process should end soon."""
+        self._over = self._over or reason
+        for request in set(self._requests.values()):
+            with suppress(RuntimeError):  # its loop is closed
+                request.loop.call_soon_threadsafe(request.take, stopped(reason))
+
     def close(self) -> None:
         """End everything after the step that is running; `ended` tells when."""
         self._closing = True

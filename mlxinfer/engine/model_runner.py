@@ -99,6 +99,9 @@ class PendingStep:
         """Start it, without waiting for it."""
         self.submitted = perf_counter()
         arrays = self._arrays()
+        sent = [array for step in self.steps for array in step.sent]
+        if sent:
+            mx.async_eval(sent)  # type: ignore[no-untyped-call]
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         # Kept only where `wait` needs them: MLX writes in place only what nobody else refers to.
         self._awaited = arrays if self.needs_commit else []
@@ -186,7 +189,7 @@ class ModelRunner:
         start = 0
         kept: list[mx.array] = []
         for part in self._parts(work):
-            segments = _segments(part)
+            segments = _segments(part, all_rows=self.model.mtp is not None)
             step = self.cache.begin(segments)
             count = segments[-1].start + segments[-1].count
             hooks = part[0].sequence.hooks
@@ -349,14 +352,17 @@ def _replayed(compiled: CompiledSteps, work: list[Work], tokens: mx.array, step:
     return compiled.scores(tokens, step) if all(w.count == 1 and w.samples and not w.drafts for w in work) else None
 
 
-def _segments(work: list[Work]) -> list[Segment]:
+def _segments(work: list[Work], *, all_rows: bool) -> list[Segment]:
+    """`all_rows`: the model reads every row once more, whether it is sampled or not."""
     segments = []
     start = 0
     for w in work:
         s = w.sequence
         assert s.slot is not None
         past = s.num_computed_tokens
-        segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.drafts))
+        whole = all_rows or s.wants_logits or s.pooling is not None
+        read = w.count if whole else 1 + w.drafts if w.samples else 0
+        segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.drafts, read))
         start += w.count
     return segments
 

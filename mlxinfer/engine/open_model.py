@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 
 from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
+from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
 from ..device import DeviceMemory
 from ..errors import SettingError
@@ -25,6 +26,7 @@ from ..loading.memory_budget import BUDGET, Reservation, shares
 from ..loading.memory_plan import GOOD_CONTEXT, MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
+from ..models.decoder import Model
 from ..nn import row_products
 from ..records import dataclass
 from ..sampling import cuts
@@ -72,6 +74,22 @@ class ModelInfo:
     """The adapters that requests can ask for now, by name."""
 
 
+class OtherMachines(Protocol):
+    """Machines that have the rest of a model."""
+
+    def share(self, found: Prepared) -> Prepared:
+        """The same with this machine's part of the model only. Raises `MLXInferError` where they do not agree on that."""
+        ...
+
+    def limited(self, config: EngineConfig) -> EngineConfig:
+        """What all of them have room for."""
+        ...
+
+    def join(self, model: Model) -> Callable[..., PagedCache]:
+        """Wait until they have read their parts, and connect the model with those. Returns what makes its caches."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
     """A model that is ready to run."""
@@ -94,25 +112,32 @@ class OpenModel:
     """Makes sequences of prompts."""
     info: ModelInfo
     """What the front doors tell about the model."""
+    make_cache: Callable[..., PagedCache] = PagedCache
+    """Makes the cache of each new engine."""
 
     @classmethod
-    def open(cls, args: EngineArgs, progress: Progress | None = None) -> OpenModel:
-        """Plan the memory for the model, its draft model and the cache, then read the weights. Raises `MLXInferError`s."""
+    def open(cls, args: EngineArgs, progress: Progress | None = None, others: OtherMachines | None = None) -> OpenModel:
+        """Plan the memory for the model, its draft model and the cache, then read the weights, those of a part of the model where `others`
+        have the rest. Raises `MLXInferError`s."""
         if args.tool_format is not None:
             from ..output_format.derive import check_format_name
 
             check_format_name(args.tool_format)
         with prepared(args) as found:
+            if others is not None:
+                found = others.share(found)
             reservation = BUDGET.reserve(found.plan)
             try:
                 config = engine_config(args, reservation.plan)
+                if others is not None:
+                    config = others.limited(config)
                 tokenizer = found.target.load_tokenizer()
                 if found.draft is None:
-                    return cls._of(found, found.target.read(tokenizer, progress), config, reservation, None)
+                    return cls._of(found, found.target.read(tokenizer, progress), config, reservation, None, others)
                 drafting = found.draft.load_tokenizer()
                 check_draft(found.draft.model, drafting, tokenizer)
                 loaded, draft = found.target.read(tokenizer, progress), found.draft.read(drafting)
-                return cls._of(found, loaded, config, reservation, Drafter.of(loaded, draft))
+                return cls._of(found, loaded, config, reservation, Drafter.of(loaded, draft), others)
             except BaseException:
                 reservation.release()
                 raise
@@ -125,11 +150,13 @@ class OpenModel:
         config: EngineConfig,
         reservation: Reservation,
         drafter: Drafter | None,
+        others: OtherMachines | None,
     ) -> OpenModel:
         args, kv = found.args, found.kv
         vocab_size = loaded.model.vocab_size
         grammars = GrammarCompiler(loaded.tokenizer, vocab_size)
         recommended = default_params(loaded.generation_config)
+        make_cache = PagedCache if others is None else others.join(loaded.model)
         adapters = AdapterSet(loaded, found.with_adapters(loaded), found.adapter_bytes, reservation.take)
         inputs = InputProcessor(
             loaded.tokenizer,
@@ -164,6 +191,7 @@ class OpenModel:
             adapters=adapters,
             inputs=inputs,
             info=info,
+            make_cache=make_cache,
         )
 
     def close(self) -> None:
@@ -186,6 +214,7 @@ class OpenModel:
             drafter=self.drafter,
             take_memory=self.reservation.take,
             adapted=self.adapters.adapted,
+            make_cache=self.make_cache,
         )
 
     def _disk(self) -> DiskStorage | None:

@@ -16,7 +16,8 @@ from ..cache.kv_format import KVFormat
 from ..device import is_gpu
 from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
-from ..models import Model, build, supports
+from ..models import Model, build, build_blocks, supports
+from ..models.stack import BlockStack, Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
 from ..records import dataclass
@@ -73,8 +74,10 @@ class LoadedModel:
     """As in `PreparedModel`; nothing is left to read."""
 
 
-ReadWeights = Callable[[Progress | None], tuple[Model, list[str]]]
-"""Reads the weights. Returns the model that has them, and notes for the user."""
+ReadWeights = Callable[["Progress | None", "Part | None"], "tuple[Model, list[str]]"]
+"""Reads the weights, of some blocks only where a part is given. Returns the model that has them, and notes for the user."""
+ReadBlocks = Callable[["Part"], "tuple[BlockStack, int]"]
+"""Reads some blocks alone. Returns them, and how many bytes of the checkpoint were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,14 @@ class PreparedModel:
     """Repacked matrices of a GGUF file; None where there can be none."""
     read_weights: ReadWeights
     """Reads them."""
+    read_blocks: ReadBlocks | None = None
+    """Reads some blocks alone; None for a model on mlx-lm's graph."""
+    outline: Callable[[Part], Model] | None = None
+    """The graph of a part without values; None for a model on mlx-lm's graph."""
+    block_bytes: tuple[int, ...] = ()
+    """Bytes that the weights of each block will take in memory."""
+    part: Part | None = None
+    """The blocks that this process has, where others have the rest."""
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer, which `read` needs. Raises `TokenizerError`."""
@@ -113,7 +124,7 @@ class PreparedModel:
         checkpoint = self.checkpoint
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
-        model, notes = self.read_weights(progress)
+        model, notes = self.read_weights(progress, self.part)
         mx.clear_cache()
         if self.copies:
             self.copies.keep()
@@ -194,6 +205,9 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
                     quantize=quantize,
                     copies=copies,
                     read_weights=outline.read,
+                    read_blocks=outline.read_blocks,
+                    outline=outline.outline,
+                    block_bytes=outline.block_bytes,
                 )
         finally:
             checkpoint.close()
@@ -225,6 +239,9 @@ class _Outline:
     sizes: list[int]
     """Bytes of each tensor in memory."""
     read: ReadWeights
+    read_blocks: ReadBlocks | None = None
+    block_bytes: tuple[int, ...] = ()
+    outline: Callable[[Part], Model] | None = None
 
 
 def _own_graph(
@@ -237,22 +254,39 @@ def _own_graph(
 ) -> _Outline:
     """`whole` is the checkpoint with the tensors of a head; `mtp` as in `build`."""
     meta = MetaWeights(whole, dtype)
-    outline = build(checkpoint.config, meta, mtp=mtp)
+    asked: dict[int, int] = {}
+    outline = build(checkpoint.config, meta, lambda part: asked.update({id(part): len(meta.tensors)}), mtp=mtp)
     meta.finish()
 
-    def read(progress: Progress | None) -> tuple[Model, list[str]]:
-        scales = scale_dtype(checkpoint, dtype)
-        weights = CheckpointWeights(whole, dtype, quantize=quantize, scales=scales, progress=progress, index=meta.index)
-        ready = partial(settle, copies=copies, dtype=dtype, measured=speeds_file())
-        model = build(checkpoint.config, weights, ready, mtp=mtp)
+    def weights_of(progress: Progress | None) -> CheckpointWeights:
+        return CheckpointWeights(
+            whole, dtype, quantize=quantize, scales=scale_dtype(checkpoint, dtype), progress=progress, index=meta.index
+        )
+
+    def ready(part: Part | None) -> Callable[[object], None]:
+        # What is packed of a part is no copy of the file.
+        return partial(settle, copies=None if part else copies, dtype=dtype, measured=speeds_file())
+
+    def read(progress: Progress | None, part: Part | None) -> tuple[Model, list[str]]:
+        weights = weights_of(progress)
+        model = build(checkpoint.config, weights, ready(part), mtp=mtp, part=part)
         weights.finish()
         return model, [*notes, *_notes(weights)]
 
+    def read_blocks(part: Part) -> tuple[BlockStack, int]:
+        weights = weights_of(None)
+        stack = build_blocks(checkpoint.config, weights, part, ready(part), dtype)
+        weights.finish()
+        return stack, weights.read_bytes
+
     notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
     sizes = [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()]
+    ends = [asked[id(block)] for block in outline.blocks]
+    starts = [max((n for n in asked.values() if n < ends[0]), default=0), *ends]
+    blocks = tuple(sum(sizes[start:end]) for start, end in zip(starts, ends, strict=False))
     if outline.mtp is not None and outline.mtp.output is not None:  # rows of another matrix, which are there twice
         sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
-    return _Outline(outline, sizes, read)
+    return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part))
 
 
 def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Format) -> list[str]:
@@ -285,7 +319,7 @@ def _borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, 
         raise UnsupportedModelError(
             f"{model_type(checkpoint)} has no graph of its own here: it runs with mlx-lm's cache, which is not quantized: use kv 16"
         )
-    return _Outline(borrowed.model, borrowed.sizes, lambda progress: (borrowed.read(progress), []))
+    return _Outline(borrowed.model, borrowed.sizes, lambda progress, part: (borrowed.read(progress), []))
 
 
 def open_checkpoint(path: Path, *, raw_blocks: bool = False) -> Checkpoint:

@@ -223,7 +223,8 @@ class CheckpointWeights(_IndexedWeights):
         self._quantize = quantize
         self._progress = progress
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names()) if progress else 0
-        self._done = 0
+        self.read_bytes = 0
+        """Bytes of the checkpoint that were read."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
         target = request.dtype or self.dtype
@@ -241,9 +242,9 @@ class CheckpointWeights(_IndexedWeights):
         return settle(matrix)
 
     def _count(self, request: TensorRequest) -> None:
+        self.read_bytes += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
         if self._progress:
-            self._done += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
-            self._progress(min(self._done, self._total), self._total)
+            self._progress(min(self.read_bytes, self._total), self._total)
 
     def _with_scales(self, request: TensorRequest, matrix: Quantized, dtype: mx.Dtype) -> Matrix:
         rounded = cast(matrix, dtype)

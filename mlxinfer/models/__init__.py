@@ -7,10 +7,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import mlx.core as mx
+
 from ..errors import DraftError, UnsupportedModelError
 from ..nn.weights import Weights
 from .decoder import Architecture, Decoder, Model, keep_lazy
 from .mtp import HeadPlan
+from .stack import BlockStack, Part
 from .vlm_text import NOTE, TEXT_MODELS, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
@@ -70,14 +73,32 @@ def build(
     ready: Callable[[object], None] = keep_lazy,
     *,
     mtp: bool | Mapping[str, Any] | None = False,
-) -> Model:
+    part: Part | None = None,
+) -> Decoder:
     """The model of a config, its tensors asked of `weights`.
 
     `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). `mtp`: with the checkpoint's head
-    that predicts several tokens (None: if there is one), or with another, whose config is given and whose tensors `weights` has too. Raises
-    `UnsupportedModelError` before any tensor is asked for, if the config holds something that is not understood, and `DraftError` if there
-    is no such head.
+    that predicts several tokens (None: if there is one), or with another, whose config is given and whose tensors `weights` has too.
+    `part`: with these blocks only. Raises `UnsupportedModelError` before any tensor is asked for, if the config holds something that is
+    not understood, and `DraftError` if there is no such head.
     """
+    plan, renamed = _planned(config, weights, part)
+    return Decoder(config["model_type"], replace(plan, mtp=_head(plan, renamed, weights, mtp)), renamed, ready, part)
+
+
+def build_blocks(config: dict[str, Any], weights: Weights, part: Part, ready: Callable[[object], None], dtype: mx.Dtype) -> BlockStack:
+    """Some of its blocks alone, for rows of `dtype`, as `build` makes them. Raises `UnsupportedModelError`."""
+    plan, renamed = _planned(config, weights, part)
+    return BlockStack(plan, renamed, dtype, ready, part)
+
+
+def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tuple[Architecture, Weights]:
+    """What the config says, and the weights under the names of the family, those of a share of the blocks where `part` says so."""
+    if part is not None and part.shares > 1:
+        from .share import Share, ShareWeights, shared_config
+
+        share = Share(part.share, part.shares)
+        config, weights = shared_config(config, share), ShareWeights(weights, share)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not supports(model_type):
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
@@ -85,8 +106,7 @@ def build(
     plan = architecture(text_config(config) if wrapped else config)
     if wrapped and config.get("text_config"):
         plan = replace(plan, notes=(*plan.notes, NOTE))
-    renamed = text_weights(weights) if wrapped else bare_weights(weights)
-    return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp)), renamed, ready)
+    return plan, text_weights(weights) if wrapped else bare_weights(weights)
 
 
 def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None) -> HeadPlan | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from ..cache.base import LayerSpec, Rotation, Step
-from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.residual import Stream, fallback_lines
@@ -18,8 +17,8 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import runs
 from .mtp import Head, HeadPlan, Places, with_vocabulary
+from .stack import BlockStack, Part
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -96,6 +95,11 @@ class Architecture:
 class LayerInputs(Protocol):
     """Makes an input for each block."""
 
+    @property
+    def width(self) -> int:
+        """Columns of such an input."""
+        ...
+
     def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
         """int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
         ...
@@ -105,19 +109,23 @@ def keep_lazy(node: object) -> None:
     """Leave a finished part of the model unevaluated: the default of `Decoder`'s `ready`."""
 
 
-class Decoder:
+class Decoder(BlockStack):
     """A causal language model on a flat row of tokens; implements `Model`."""
 
-    def __init__(self, model_type: str, plan: Architecture, weights: Weights, ready: Callable[[object], None] = keep_lazy) -> None:
+    def __init__(
+        self,
+        model_type: str,
+        plan: Architecture,
+        weights: Weights,
+        ready: Callable[[object], None] = keep_lazy,
+        part: Part | None = None,
+    ) -> None:
         """`ready` is called with each part once its tensors were asked for; a loader evaluates it there (`nn.packing.settle`), so that the
-        sources of joined projections are freed before the next block is read."""
+        sources of joined projections are freed before the next block is read. With a `part`, only its blocks are loaded: others are
+        called through `rest`."""
         sizes, head = plan.sizes, plan.mtp
         self.model_type = model_type
         self.vocab_size = sizes.vocab
-        self.layers = (*plan.specs, *(head.specs(sizes.hidden) if head else ()))
-        self.ropes = {**plan.ropes, **(head.ropes if head else {})}
-        self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
-        self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
         self.embedding_scale = plan.embedding_scale
         self.logit_scale = plan.logit_scale
         self.logit_cap = plan.logit_cap
@@ -130,18 +138,17 @@ class Decoder:
         self.inputs = plan.inputs(weights) if plan.inputs else None
         if self.inputs is not None:
             ready(self.inputs)
-        self.blocks: list[AnyBlock] = []
-        for layer in range(sizes.layers):
-            self.blocks.append(plan.block(weights, layer))
-            ready(self.blocks[-1])
+        super().__init__(plan, weights, self.embedding.dtype, ready, part)
+        if head is not None:
+            self.layers += head.specs(sizes.hidden)
+            self.ropes.update(head.ropes)
+        self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
+        self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
         self.mtp = self._load_head(head, weights, plan) if head else None
         if self.mtp is not None:
             ready(self.mtp)
-        self.runs = runs(self.blocks, self.embedding.dtype)
-        self.joined = kernels_in_use()
-        """Whether sums and norms between the parts are one kernel."""
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
         self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
 
@@ -155,10 +162,6 @@ class Decoder:
 
     def rotation(self, length: int) -> tuple[int, ...]:
         return tuple(rope.regime(length) for rope in self.ropes.values())
-
-    def rotations(self, step: Step) -> dict[str, Rotation]:
-        """How the rows of a step are rotated, by key of `ropes`."""
-        return {name: rope.at(step) for name, rope in self.ropes.items()}
 
     def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None) -> mx.array:
         """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
@@ -193,28 +196,15 @@ class Decoder:
         self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None, inputs: mx.array | None = None
     ) -> tuple[mx.array, mx.array]:
         """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such."""
-        if self.joined and hooks is None and inputs is None:
-            stream = Stream(x)
-            for block in self.blocks:
-                stream = block.advance(stream, step, rotations)
+        if self.spread is not None:
+            x = self.spread(x, step, inputs)
+        own = None if inputs is None else inputs[self.part.first : self.part.last]
+        stream = self.advance(x, step, rotations, hooks, own)
+        if self.rest is not None:
+            stream = Stream(self.rest(stream.sum(), step, inputs))
+        if self.joined:
             return stream.normed(self.norm)
-        if hooks is not None and inputs is None:
-            from .hooks import run_blocks
-
-            x = run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
-        elif inputs is not None:
-            for block, own in zip(self.blocks, inputs, strict=True):
-                x = block(x, step, rotations, own)
-        else:
-            for run in self.runs:
-                native = run.natively(step)
-                if native is not None:
-                    turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-                    x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
-                else:
-                    for block in run.blocks:
-                        x = block(x, step, rotations)
-        return x, self.norm(x) if self.joined else x
+        return stream.sum(), stream.sum()
 
     def normed(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -112,8 +112,9 @@ class Models:
     """What the log says about them at the start."""
 
 
-def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print) -> None:
-    """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where.
+def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print, sockets: Listeners | None = None) -> None:
+    """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where. `sockets` are those that the caller
+    has opened for these settings.
 
     The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
     """
@@ -123,8 +124,8 @@ def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] 
     # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     settings = with_files(settings)
-    with listening(settings) as sockets:
-        asyncio.run(_run(models, settings, sockets, tell))
+    with listening(settings) if sockets is None else nullcontext(sockets) as listeners:
+        asyncio.run(_run(models, settings, listeners, tell))
 
 
 async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tell: Callable[[str], Any]) -> None:

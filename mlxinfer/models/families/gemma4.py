@@ -201,6 +201,10 @@ class LayerEmbeddings:
     layers: int
     """Number of blocks."""
 
+    @property
+    def width(self) -> int:
+        return int(self.norm.weight.shape[0])
+
     @classmethod
     def load(cls, weights: Weights, sizes: Sizes, vocab: int, size: int) -> LayerEmbeddings:
         norm = RMSNorm.load(weights, "model.per_layer_projection_norm", size, sizes.eps)

@@ -1,0 +1,141 @@
+"""Which rank has which blocks: from the headers of the checkpoint and the memory of each machine, before a weight is read."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from ..cache.base import BidirectionalSpec
+from ..cache.kv_format import KVFormat
+from ..cache.paged import PagedCache
+from ..errors import NodesError, UnsupportedModelError
+from ..loading.load import PreparedModel
+from ..loading.memory_plan import GOOD_CONTEXT
+from ..models.decoder import Decoder
+from ..models.stack import Part, layers_of, only
+from ..records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """Consecutive blocks for each rank. Rank 0 has the embedding and the head as well."""
+
+    parts: tuple[Part, ...]
+    """By rank."""
+    weights: tuple[int, ...]
+    """Bytes of weights, by rank."""
+    memory: tuple[int, ...]
+    """Bytes that each rank may take, by rank."""
+    extra: tuple[int, ...]
+    """Columns of a row besides the hidden ones, as rank r sends it: inputs of later ranks' blocks; 0 for most families."""
+
+    @property
+    def digest(self) -> str:
+        """Equal where two ranks have planned the same."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def lines(self, label: Sequence[str]) -> Iterator[str]:
+        """For people; `label` names the ranks."""
+        for name, part, weights, memory in zip(label, self.parts, self.weights, self.memory, strict=True):
+            ends = ", embedding and head" if part.first == part.share == 0 else ""
+            ends = f", one share of {part.shares}{ends}" if part.shares > 1 else ends
+            sizes = f"{weights / 1e9:.3g} GB of weights, {memory / 1e9:.3g} GB may be used"
+            yield f"{name}: blocks {part.first} to {part.last - 1}{ends}, {sizes}"
+
+
+def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int]) -> SplitPlan:
+    """Such that the fullest machine has as much room left as possible, for weights and `GOOD_CONTEXT` tokens of context. Raises
+    `NodesError` where the machines are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
+    graph = cuttable(found)
+    first = found.weight_bytes - sum(found.block_bytes)
+    pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
+    costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
+    cuts = best_cuts(costs, first, memory, allowed_cuts(graph))
+    parts = tuple(Part(cuts[rank], cuts[rank + 1]) for rank in range(len(memory)))
+    weights = [sum(found.block_bytes[part.first : part.last]) for part in parts]
+    weights[0] += first
+    width = 0 if graph.inputs is None else graph.inputs.width
+    extra = tuple(width * (len(graph.blocks) - part.last) for part in parts)
+    return SplitPlan(parts, tuple(weights), tuple(memory), extra)
+
+
+def plan_shares(found: PreparedModel, memory: Sequence[int]) -> SplitPlan:
+    """An equal share of every block for each rank. Raises `NodesError` where one of them has too little memory for it, and
+    `UnsupportedModelError` for a model that cannot be divided so."""
+    ranks, blocks = len(memory), len(found.block_bytes)
+    cuttable(found)
+    parts = tuple(Part(0, blocks, rank, ranks) for rank in range(ranks))
+    assert found.outline is not None
+    found.outline(parts[0])
+    share = -(-sum(found.block_bytes) // ranks)
+    weights = (share + found.weight_bytes - sum(found.block_bytes), *[share] * (ranks - 1))
+    for rank, (size, room) in enumerate(zip(weights, memory, strict=True)):
+        if size > room:
+            raise NodesError(f"rank {rank} has {room / 1e9:.3g} GB, and its share of the weights takes {size / 1e9:.3g} GB")
+    return SplitPlan(parts, weights, tuple(memory), (0,) * ranks)
+
+
+def cuttable(found: PreparedModel) -> Decoder:
+    """The graph of a model that can run on several machines. Raises `UnsupportedModelError`."""
+    if found.borrowed or not isinstance(found.model, Decoder):
+        raise UnsupportedModelError(f"{found.model_type} runs on mlx-lm's graph, which cannot be divided among machines: run it on one")
+    if any(isinstance(spec, BidirectionalSpec) for spec in found.model.layers):
+        raise UnsupportedModelError(f"{found.model_type} makes vectors only, and has no need of several machines: run it on one")
+    return found.model
+
+
+def part_outline(graph: Decoder, part: Part) -> Decoder:
+    """A graph without values as one rank has it, for a plan of its memory."""
+    twin = copy.copy(graph)
+    twin.part, twin.blocks = part, graph.blocks[part.first : part.last]
+    own = layers_of(twin.blocks)
+    if graph.mtp is not None and part.first == 0:
+        own |= {graph.mtp.places.attention, graph.mtp.places.state}
+    twin.layers = only(graph.layers, own)
+    return twin
+
+
+def allowed_cuts(graph: Decoder) -> list[bool]:
+    """Whether the model can be cut before each block: not where later blocks read pages that earlier ones write."""
+    used = [layers_of([block]) for block in graph.blocks]
+    return [not set().union(*used[:at]) & set().union(*used[at:]) for at in range(len(used))]
+
+
+def best_cuts(costs: Sequence[int], first: int, memory: Sequence[int], allowed: Sequence[bool]) -> list[int]:
+    """Where each rank's blocks begin, and the end: the greatest part of its memory that any rank uses is as small as possible. `first` are
+    the bytes that rank 0 has besides its blocks. Raises `NodesError`."""
+    count, ranks = len(costs), len(memory)
+    sums = [0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    @cache
+    def best(rank: int, begin: int) -> tuple[float, int]:
+        """The least such part for the ranks from this one on, and where this one's blocks end."""
+        own = first if rank == 0 else 0
+        if rank == ranks - 1:
+            return (own + sums[count] - sums[begin]) / memory[rank], count
+        ends = [end for end in range(begin + 1, count - (ranks - rank - 2)) if allowed[end]]
+        found = [(max((own + sums[end] - sums[begin]) / memory[rank], best(rank + 1, end)[0]), end) for end in ends]
+        return min(found, default=(float("inf"), count))
+
+    part, _ = best(0, 0)
+    if part == float("inf"):
+        raise NodesError(f"the model has {count} blocks and can be cut at {sum(allowed[1:])} places: too few for {ranks} machines")
+    if part > 1:
+        raise NodesError(
+            f"not enough memory on {ranks} machines: the model and a context need {(first + sums[count]) / 1e9:.3g} GB, and they have "
+            f"{sum(memory) / 1e9:.3g} GB together: add a machine, or use a more quantized model"
+        )
+    cuts = [0]
+    for rank in range(ranks):
+        cuts.append(best(rank, cuts[-1])[1])
+    return cuts
+
+
+def _context_bytes(graph: Decoder, block: object, kv: KVFormat, found: PreparedModel) -> int:
+    specs = [graph.layers[layer] for layer in layers_of([block])]
+    tokens = min(GOOD_CONTEXT, graph.max_context)
+    return int(PagedCache.token_bytes(specs, found.dtype, kv) * tokens) + PagedCache.sequence_bytes(specs, found.dtype, kv)

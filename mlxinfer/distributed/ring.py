@@ -1,0 +1,60 @@
+"""Rows from rank to rank by `mx.distributed`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from tempfile import NamedTemporaryFile
+
+import mlx.core as mx
+
+from .nodes import Nodes
+
+COORDINATOR = "MLX_JACCL_COORDINATOR"
+"""The environment's variable that is set where rows go by RDMA over Thunderbolt."""
+
+
+def name_ring(nodes: Nodes, rank: int) -> None:
+    """Tell MLX who the neighbours are, unless `mlx.launch` has done so."""
+    os.environ["MLX_RANK"] = str(rank)
+    if not os.environ.get("MLX_HOSTFILE") and COORDINATOR not in os.environ:
+        with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+            file.write(nodes.ring())
+        os.environ["MLX_HOSTFILE"] = file.name
+        atexit.register(os.unlink, file.name)
+
+
+class Ring:
+    """The ranks in a circle. To be used by the thread that has made it: streams belong to threads.
+
+    What is sent has a stream of its own, and what is received another one: a step's receive must not keep its send, or the send of the next
+    step, from running."""
+
+    def __init__(self) -> None:
+        """Connects to the neighbours, and waits for them. MLX_RANK and MLX_HOSTFILE name them, or the variables of JACCL, as `mlx.launch`
+        sets them. Raises RuntimeError."""
+        self._group = mx.distributed.init(strict=True, backend="jaccl" if COORDINATOR in os.environ else "ring")
+        self.rank, self.size = self._group.rank(), self._group.size()
+        self._out, self._in, self._sums = (mx.new_stream(mx.cpu) for _ in range(3))  # type: ignore[arg-type]
+        self.sent_bytes = 0
+        """Bytes of rows that this rank has sent."""
+
+    @property
+    def next(self) -> int:
+        """The rank that this one sends to."""
+        return (self.rank + 1) % self.size
+
+    def send(self, rows: mx.array) -> mx.array:
+        """Send rows to the next rank, once the array that is returned is evaluated."""
+        self.sent_bytes += rows.nbytes
+        return mx.distributed.send(rows, self.next, group=self._group, stream=self._out)
+
+    def receive(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+        """What the rank before this one has sent."""
+        return mx.distributed.recv(shape, dtype, (self.rank - 1) % self.size, group=self._group, stream=self._in)
+
+    def sum(self, rows: mx.array) -> mx.array:
+        """The sum of what all ranks have."""
+        self.sent_bytes += rows.nbytes * 2 * (self.size - 1) // self.size
+        return mx.distributed.all_sum(rows, group=self._group, stream=self._sums)

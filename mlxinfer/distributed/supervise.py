@@ -1,0 +1,146 @@
+"""Starts the process of a rank again when its group is lost, and answers 503 on the server's sockets while there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import Event, Thread
+from time import monotonic
+from types import FrameType
+
+from ..errors import GroupLostError
+from .agreement import say
+from .link import BEAT_S
+
+LOST = GroupLostError.exit_code
+CHILD = "MLXINFER_RANK_CHILD"
+"""The environment's variable that a rank's own process has: the descriptor of a pipe to write to when it is ready, then those of the
+server's sockets."""
+_BODY = {"message": "The machines that run the model are being joined. Ask again soon.", "type": "overloaded", "code": "group_down"}
+_LAST_S = 2.0
+"""Seconds that a client has to send a request that is refused."""
+_BACK_OFF_S = 1.0
+"""Seconds before a process that failed otherwise is started again; those that have lost their group are at once."""
+_STILL_S = 5.0
+"""A process that was ready and says nothing for so long stands still: it could not notice either that its group is lost."""
+_YOUNG_S = 10.0
+"""A process that fails before it is so old, was never ready and has not lost its group would only fail again."""
+
+
+class Supervisor:
+    """Keeps the process of one rank running."""
+
+    def __init__(self, command: Sequence[str], sockets: Sequence[socket.socket] = (), environment: Mapping[str, str] | None = None) -> None:
+        """`sockets` are listening; the process accepts on them once it has said that it is ready, and the supervisor before."""
+        self._command, self._sockets = list(command), list(sockets)
+        self._environment = dict(os.environ if environment is None else environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending = Event()
+        self._was_ready = False
+
+    def run(self) -> int:
+        """Until the process ends by itself, by a user's error, or by a signal. Returns the exit status."""
+        before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while True:
+                began = monotonic()
+                status = self._once()
+                if self._ending.is_set() or status in (0, 2):
+                    return max(status, 0)
+                if status != LOST and not self._was_ready and monotonic() - began < _YOUNG_S:
+                    return 1
+                say("the group is lost: joining it again" if status == LOST else f"the process ended ({status}) and starts again")
+                self._answer_until(None, _BACK_OFF_S if status != LOST else 0.0)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _once(self) -> int:
+        """Start the process, and wait until it ends."""
+        reading, writing = os.pipe()
+        descriptors = [each.fileno() for each in self._sockets]
+        environment = self._environment | {CHILD: ":".join(map(str, (writing, *descriptors)))}
+        try:
+            self._process = subprocess.Popen(self._command, pass_fds=(writing, *descriptors), env=environment)
+        finally:
+            os.close(writing)
+        try:
+            self._answer_until(reading, None)
+            self._was_ready = bool(os.read(reading, 1))
+            if self._was_ready and not _lives_until_end(reading):
+                say("the process stands still, and is ended")
+                self._process.kill()
+        finally:
+            os.close(reading)
+        return self._process.wait()
+
+    def _answer_until(self, pipe: int | None, seconds: float | None) -> None:
+        """Answer 503 until the pipe says something or is closed, or for so long."""
+        watched = [each.fileno() for each in self._sockets] + ([] if pipe is None else [pipe])
+        end = None if seconds is None else monotonic() + seconds
+        while not self._ending.is_set() or pipe is not None:
+            ready, _, _ = select.select(watched, [], [], None if end is None else max(end - monotonic(), 0))
+            if not ready or pipe in ready:
+                return
+            for listener in self._sockets:
+                if listener.fileno() in ready:
+                    with suppress(OSError):
+                        Thread(target=_refuse, args=(listener.accept()[0],), daemon=True).start()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._ending.set()
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def _lives_until_end(pipe: int) -> bool:
+    """Wait until a process that is ready closes its end of the pipe. False once it has been silent for too long."""
+    while select.select([pipe], [], [], _STILL_S)[0]:
+        if not os.read(pipe, 64):
+            return True
+    return False
+
+
+def _refuse(connection: socket.socket) -> None:
+    """Answer one request with 503."""
+    body = json.dumps({"error": {**_BODY, "param": None}}).encode()
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    with suppress(OSError), connection:
+        connection.settimeout(_LAST_S)
+        connection.recv(65536)
+        connection.sendall(f"{head}retry-after: 2\r\nconnection: close\r\n\r\n".encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):  # a client that still sends would not see the answer if this end were closed
+            pass
+
+
+def child_descriptors() -> list[int] | None:
+    """The pipe and the sockets of a process that a supervisor has started; None in any other process."""
+    found = os.environ.pop(CHILD, None)
+    return None if found is None else [int(number) for number in found.split(":")]
+
+
+def say_ready(pipe: int) -> None:
+    """Tell the supervisor to leave the sockets to this process, and from now on that it lives."""
+
+    def live() -> None:
+        with suppress(OSError):  # the supervisor has gone
+            while True:
+                os.write(pipe, b".")
+                Event().wait(BEAT_S)
+
+    Thread(target=live, name="mlxinfer alive", daemon=True).start()
+
+
+def own_command() -> list[str]:
+    """The command line of this process, to be started again."""
+    if sys.argv[0].endswith("__main__.py"):
+        return [sys.executable, "-m", __package__.split(".")[0], *sys.argv[1:]]
+    return [sys.executable, *sys.argv]

@@ -1,0 +1,147 @@
+"""One rank of two on loopback: `python -m support.pair RANK PORT SCENARIOS` runs scenarios, in JSON, one after another; rank 0 prints what
+came of each, next to what one process answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Timer
+from typing import Any
+
+from mlxinfer import AsyncLLM, SamplingParams
+from mlxinfer.config import EngineArgs
+from mlxinfer.distributed.front import GroupLLM
+from mlxinfer.distributed.group import Group
+from mlxinfer.distributed.member import run_member
+from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.ring import name_ring
+from mlxinfer.engine.scheduler import Schedule
+
+PATIENT_S = 60.0
+"""Machines that run tests may stand still for a while."""
+
+
+@dataclass
+class Scenario:
+    model: str
+    prompts: list[Any]
+    params: list[dict[str, Any]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    preempts: int = 0
+    """Steps after which the last of several running sequences has to give its pages back; 0 is never."""
+    rounds: int = 1
+    split: str = "pipeline"
+
+
+def preempt(llm: AsyncLLM, every: int) -> None:
+    """Have the last of several running sequences preempted every few steps."""
+    outputs = llm._thread._outputs
+    assert outputs is not None
+    scheduler, count = outputs.engine.scheduler, itertools.count(1)
+    schedule, running = scheduler.schedule, scheduler.running
+
+    def with_preemptions() -> Schedule:
+        return Schedule(preempt=[running[-1]]) if not next(count) % every and len(running) > 1 else schedule()
+
+    scheduler.schedule = with_preemptions  # type: ignore[method-assign]
+
+
+def nodes_at(port: int) -> Nodes:
+    return Nodes((Node("127.0.0.1", port + 1), Node("127.0.0.1", port + 2)))
+
+
+async def answers(llm: AsyncLLM, scenario: Scenario) -> dict[str, Any]:
+    await llm.ready()
+    params = [_params(each) for each in scenario.params]
+    rounds = [await llm.generate(scenario.prompts, params, **options(scenario)) for _ in range(scenario.rounds)]
+    stats = llm.stats()
+    return {
+        "tokens": [[list(each.token_ids) for each in found] for found in rounds],
+        "texts": [each.text for each in rounds[-1]],
+        "logprobs": [[p.logprob for p in each.logprobs or ()] for each in rounds[-1]],
+        **{name: getattr(stats, name) for name in ("steps", "pages", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")},
+    }
+
+
+def options(scenario: Scenario) -> dict[str, Any]:
+    adapters = scenario.settings.get("adapters")
+    return {"adapter": next(iter(adapters))} if adapters else {}
+
+
+def _params(values: dict[str, Any]) -> SamplingParams:
+    from mlxinfer import Regex
+
+    given = {**values, "structure": Regex(values["regex"])} if "regex" in values else values
+    return SamplingParams(**{name: value for name, value in given.items() if name != "regex"})
+
+
+async def lead(scenario: Scenario, nodes: Nodes) -> dict[str, Any]:
+    args = EngineArgs(scenario.model, **scenario.settings)
+    group = Group(nodes, silence_s=PATIENT_S, split=scenario.split)
+    llm = GroupLLM.joined(group, args)
+    try:
+        await llm.ready()
+        if scenario.preempts:
+            llm._thread.compute(lambda: preempt(llm, scenario.preempts))
+        found = await answers(llm, scenario)
+        found["weights"], found["rows"] = llm.weight_bytes, group.row_bytes
+        found["read"], found["layouts"] = group.read, group.sent_bytes
+    finally:
+        await llm.close()
+    alone = AsyncLLM.of(args)
+    found["alone"] = await answers(alone, scenario)
+    found["alone"]["weights"] = alone.weight_bytes
+    await alone.close()
+    return found
+
+
+def run_pair(scenarios: list[Scenario], port: int, timeout_s: float = 120.0) -> list[dict[str, Any]]:
+    """Both ranks of all scenarios. Returns what `lead` found for each."""
+    told = json.dumps([asdict(each) for each in scenarios])
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]), "MLXINFER_THREADS": "1"}
+    command = [sys.executable, "-m", "support.pair"]
+    ranks = [
+        Popen([*command, str(rank), str(port), told], cwd=tests, env=environment, stdout=PIPE, stderr=PIPE, text=True) for rank in (1, 0)
+    ]
+    ending = Timer(timeout_s, lambda: [rank.kill() for rank in ranks])
+    ending.start()
+    output, errors = ranks[1].communicate()
+    ranks[0].kill()
+    _, others = ranks[0].communicate()
+    ending.cancel()
+    found = [json.loads(line) for line in output.splitlines()]
+    assert len(found) == len(scenarios), errors[-3000:] + others[-3000:]
+    return found
+
+
+def free_port() -> int:
+    """The first of a few neighbouring ports that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    rank, port = int(sys.argv[1]), int(sys.argv[2])
+    scenarios = [Scenario(**each) for each in json.loads(sys.argv[3])]
+    nodes = nodes_at(port)
+    name_ring(nodes, rank)
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    for scenario in scenarios:
+        if rank:
+            run_member(scenario.model, nodes, rank, None, nothing, silence_s=PATIENT_S, adapters=scenario.settings.get("adapters"))
+        else:
+            print(json.dumps(asyncio.run(lead(scenario, nodes))), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
