@@ -1,10 +1,10 @@
 """Train a head that drafts for a model of the Llama family, on text that the model writes itself: one more layer, which reads the model's
 hidden rows and the next token, and predicts the token after it. The embedding and the output matrix are the model's own.
 
-    python examples/train_mtp_head.py write MODEL FOLDER      text by the model, with its hidden rows (mlxinfer)
-    python examples/train_mtp_head.py train FOLDER HEAD       the head, on the CPU (torch, which may be in another environment)
+    python examples/train_mtp_head.py MODEL HEAD       MODEL: a Hugging Face directory, or a GGUF file; HEAD: a new directory
 
-After that, `mlxinfer run MODEL --draft HEAD`. Options: --tokens N (write), --minutes N (train).
+It needs torch and transformers, takes a GPU where there is one, and goes on where it was stopped. After that, `mlxinfer run MODEL --draft
+HEAD`. Options: --texts N, --minutes N (of training), --turns N (tokens drafted one after another), --vocabulary N (tokens it can propose).
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import linear, log_softmax, rms_norm, scaled_dot_product_attention, silu
+from transformers import AutoModelForCausalLM, AutoTokenizer, StaticCache
 
 TOPICS = (
     """
@@ -48,250 +52,177 @@ REQUESTS = (
     "Summarize what is known about {}.",
 )
 BEGINNINGS = ("The history of {} begins", "When I think about {}, I", "Once there was a story about {}:", "# {}\n\n")
-MOST, STREAMS = 224, 48
-"""Tokens of an answer, and answers written together."""
-RATE, BATCH = 6e-4, 6
-DRAFT_VOCABULARY = 6144
-"""The head proposes the likeliest of these tokens only: a product with the whole output matrix would cost more than the head."""
+BLANK = "\0"
+"""Stands for the user's message that the model writes itself."""
+MOST, QUESTION = 288, 40
+"""Tokens of a text, and of a message that the model writes as its own user."""
+TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
+RATE, BATCH, STREAMS, LENGTHS, HELD = 8e-4, 64, 2048, 10, 256
+"""Peak learning rate, texts of a step, texts written together, different lengths of their beginnings, and texts that only measure."""
+WEIGHTS = (1.0, 0.8, 0.6, 0.5)
+"""Of the loss of the first, second and further tokens drafted."""
 
 
-def prompts(count: int) -> list[tuple[str, bool, float]]:
-    """`count` different prompts, whether each is a chat message, and a temperature for its answer."""
+class Teacher:
+    """The model: what its text and its hidden rows are."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        place = {"gguf_file": path.name} if path.is_file() else {}
+        folder, dtype = (path.parent if path.is_file() else path), torch.bfloat16 if device == "cuda" else torch.float32
+        self.device, self.tokenizer = device, AutoTokenizer.from_pretrained(folder, **place)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **place).to(device).eval()
+        self.config = self.model.config.to_dict()
+        self.output: torch.Tensor = self.model.lm_head.weight.detach()
+        ends = self.model.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        self.ends = torch.tensor(sorted({*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}), device=device)
+
+    @torch.no_grad()
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Hidden rows after the last norm, `[B, L, hidden]`."""
+        return self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def write(self, starts: list[list[int]], then: list[list[int]], temperatures: torch.Tensor) -> torch.Tensor:
+        """`[B, MOST]` tokens that begin with `starts`, which have one length; -1 after the end. Where `then` is not empty, the first end
+        closes the user's message, written at temperature 1 (or `QUESTION` tokens do), and `then` follows."""
+        count, before = len(starts), len(starts[0])
+        ids = torch.full((count, MOST), -1, device=self.device)
+        ids[:, :before] = torch.tensor(starts, device=self.device)
+        width = max(map(len, then)) + 1
+        forced = torch.tensor([part + [-1] * (width - len(part)) for part in then], device=self.device)
+        at = torch.tensor([-1 if part else width - 1 for part in then], device=self.device)
+        done = torch.zeros(count, dtype=torch.bool, device=self.device)
+        cache = StaticCache(config=self.model.config, max_cache_len=MOST)
+        step = ids[:, :before]
+        for position in range(before, MOST):
+            where = torch.arange(position - step.shape[1], position, device=self.device)
+            found = self.model.model(input_ids=step, past_key_values=cache, cache_position=where, position_ids=where[None])
+            heat = torch.where(at < 0, 1.0, temperatures)
+            token = sampled(linear(found.last_hidden_state[:, -1], self.output).float(), heat)
+            asking = (at < 0) & (torch.isin(token, self.ends) | (position - before >= QUESTION))
+            at = torch.where(asking, 0, at)
+            given = forced.gather(1, at.clamp_min(0)[:, None])[:, 0]
+            given = torch.where(at < 0, -1, given)
+            token = torch.where(given >= 0, given, token)
+            at = torch.where(given >= 0, at + 1, at)
+            ids[:, position] = torch.where(done, -1, token)
+            done |= (at >= 0) & (given < 0) & torch.isin(token, self.ends)
+            step = token[:, None]
+            if position % 16 == 0 and done.all():
+                break
+        return ids
+
+
+def sampled(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """A token for each row; the likeliest where the temperature is 0."""
+    noise = -torch.empty_like(logits).exponential_().log()
+    return (logits / temperatures.clamp_min(1e-6)[:, None] + noise * (temperatures > 0)[:, None]).argmax(-1)
+
+
+def starts(teacher: Teacher, count: int) -> list[tuple[list[int], list[int]]]:
+    """How `count` texts begin, and what follows the user's message where the model writes that too: chat messages from the lists above,
+    for the most part messages of the model's own, and other text."""
+    encode = lambda text: list(teacher.tokenizer(text, add_special_tokens=False)["input_ids"])  # noqa: E731
+    chat = lambda text: teacher.tokenizer.apply_chat_template(  # noqa: E731
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+    )
+    asked = [(encode(chat(form.format(topic))), []) for form, topic in itertools.product(REQUESTS, TOPICS)]
+    other = [(encode(form.format(topic)), []) for form, topic in itertools.product(BEGINNINGS, TOPICS)]
+    before, after = chat(BLANK).split(BLANK)
+    own = [(encode(before), encode(after))]
+    nothing = [([int(teacher.tokenizer.bos_token_id or teacher.ends[0])], [])]
     random = np.random.default_rng(0)
-    forms = [(form, True) for form in REQUESTS] + [(form, False) for form in BEGINNINGS]
-    pairs = list(itertools.product(forms, TOPICS))
-    order = itertools.islice(itertools.cycle(random.permutation(len(pairs))), count)
-    return [(pairs[i][0][0].format(pairs[i][1]), pairs[i][0][1], (0.0, 0.6, 1.0)[n % 3]) for n, i in enumerate(order)]
+    kinds = random.choice(4, count, p=(0.25, 0.05, 0.6, 0.1))
+    return [(asked, other, own, nothing)[kind][random.integers(len((asked, other, own, nothing)[kind]))] for kind in kinds]
 
 
-def write(model: str, folder: Path, tokens: int) -> None:
-    """Answers to many prompts in batches, and the hidden rows of prompts and answers, as the output matrix gets them. Goes on where an
-    earlier run was stopped."""
-    from mlxinfer import LLM, SamplingParams
-
-    folder.mkdir(parents=True, exist_ok=True)
-    llm = LLM(model, max_num_seqs=STREAMS, max_context=1024, dtype="bfloat16", speculate=False, prefix_cache=False)
-    save_model(llm, folder)
-    asked, known = prompts(3 * tokens // MOST), 0
-    for start in range(0, len(asked), STREAMS):
-        part, batch = folder / f"texts-{start}.npz", asked[start : start + STREAMS]
-        if not part.exists():
-            texts = [llm.chat_prompt([{"role": "user", "content": text}]) if chat else text for text, chat, _ in batch]
-            params = [SamplingParams(temperature=t, max_tokens=MOST, seed=start + i) for i, (_, _, t) in enumerate(batch)]
-            before = [llm.tokenizer.encode(text) if isinstance(text, str) else text.token_ids for text in texts]
-            whole = [ids + list(answer.token_ids) for ids, answer in zip(before, llm.generate(texts, params), strict=True)]
-            rows = np.concatenate([hidden_rows(llm, ids) for ids in whole])
-            np.savez(part, ids=np.concatenate(whole).astype(np.int32), lengths=[len(ids) for ids in whole], rows=rows)
-        known += int(np.load(part)["lengths"].sum())
-        print(f"{known} tokens", flush=True)
-        if known >= tokens:
-            return
-
-
-def hidden_rows(llm: Any, ids: list[int]) -> np.ndarray:
-    """The last layer's rows for these tokens after the last norm, float16 `[T, hidden]`."""
-    import mlx.core as mx
-
-    from mlxinfer.cache.base import Segment
-    from mlxinfer.cache.paged import PagedCache
-
-    model = llm.loaded.model
-    cache = PagedCache(model.layers, dtype=llm.loaded.dtype, kv_cache_tokens=2048, chunk=2048)
-    step = cache.begin([Segment(cache.open(), 0, len(ids), 0, len(ids))])
-    hidden = model.hidden(mx.array(ids, dtype=mx.int32), step)
-    return np.array((hidden if model.joined else model.norm(hidden)).astype(mx.float16))
-
-
-def save_model(llm: Any, folder: Path) -> None:
-    """What training needs of the model."""
-    import mlx.core as mx
-
-    model = llm.loaded.model
-    np.save(folder / "embedding.npy", np.array(model.embedding(mx.arange(model.vocab_size)).astype(mx.float16)))
-    (folder / "config.json").write_text(json.dumps(llm.loaded.config))
-
-
-def train(folder: Path, target: Path, minutes: float, span: tuple[float, float] = (0.0, 1.0)) -> None:
-    """AdamW on batches of whole texts. The head learns what the model writes; in the last third its own rows are fed back for the second
-    token, as they are when it drafts."""
-    import torch
-
+def write(teacher: Teacher, count: int, folder: Path) -> torch.Tensor:
+    """`[N, MOST]` tokens of about `count` texts, -1 after their ends; kept in `folder`, where an earlier run's are found."""
+    kept = folder / "texts.npy"
+    if kept.exists():
+        return torch.from_numpy(np.load(kept).astype(np.int64))
     torch.manual_seed(0)
-    torch.set_num_threads(2)
-    data = Texts.read(folder)
-    head = make_head(data)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    kept = target / "training.pt"
-    order, held = data.split()
-    start, step, told = time.monotonic(), 0, 0.0
-    if span[0] and kept.exists():
-        state = torch.load(kept)
-        head.load_state_dict(state["head"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-    while (done := span[0] + (time.monotonic() - start) / (60 * minutes) * (span[1] - span[0])) < span[1]:
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min((step + 1) / 30, 1.0) * max(1 - done, 0.02)
-        batch = data.batch(order[(step * BATCH + np.arange(BATCH)) % len(order)])
-        loss = sum(part for part, _ in losses(head, data, batch, 1 if done < 0.67 else 2))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if time.monotonic() - told > 60:
-            told = time.monotonic()
-            print(f"step {step}, epoch {step * BATCH / len(order):.2f}: loss {loss.item():.3f}", *shares(head, data, held), flush=True)
-    export(head, data, target)
-    torch.save({"head": head.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, kept)
-    print(f"step {step}, held-out texts:", *shares(head, data, held))
+    by_length: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for start in starts(teacher, count):
+        by_length.setdefault(len(start[0]), []).append(start)
+    parts, began = [], time.monotonic()
+    for alike in sorted(by_length.values(), key=len)[-LENGTHS:]:
+        for i in range(0, len(alike), STREAMS):
+            some = alike[i : i + STREAMS]
+            temperatures = torch.tensor([1.0 if len(start) == 1 else TEMPERATURES[n % 4] for n, (start, _) in enumerate(some)])
+            parts.append(teacher.write([s for s, _ in some], [t for _, t in some], temperatures.to(teacher.device)).cpu())
+            tokens = sum(int((part >= 0).sum()) for part in parts)
+            print(f"{tokens} tokens, {time.monotonic() - began:.0f} s", flush=True)
+    ids = torch.cat(parts)
+    ids = ids[torch.randperm(len(ids))]
+    np.save(kept, ids.numpy().astype(np.int32))
+    return ids
 
 
-class Texts:
-    """What `write` has left, as tensors."""
-
-    def __init__(self, ids: Any, lengths: np.ndarray, rows: np.ndarray, table: Any, config: dict[str, Any]) -> None:
-        import torch
-
-        self.ids, self.rows, self.table, self.config = ids, rows, table, config
-        self.ends = np.cumsum(lengths)
-        self.starts = self.ends - lengths
-        common = np.argsort(-np.bincount(ids, minlength=len(table)), kind="stable")[:DRAFT_VOCABULARY]
-        self.tokens = np.sort(common)
-        self.number = torch.full((len(table),), -1)
-        self.number[torch.from_numpy(self.tokens)] = torch.arange(len(self.tokens))
-        self.output = torch.from_numpy(table[self.tokens]).to(torch.bfloat16)
-
-    @classmethod
-    def read(cls, folder: Path) -> Texts:
-        parts = [np.load(path) for path in sorted(folder.glob("texts-*.npz"))]
-        found = [np.concatenate([part[name] for part in parts]) for name in ("ids", "lengths", "rows")]
-        return cls(*found, np.load(folder / "embedding.npy"), json.loads((folder / "config.json").read_text()))
-
-    def split(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the texts to learn from, and of those that are held out."""
-        order = np.random.default_rng(1).permutation(len(self.ends))
-        return order[48:], order[:48]
-
-    def batch(self, numbers: np.ndarray) -> tuple[Any, Any, Any, Any]:
-        """Embeddings `[B, L, hidden]` and hidden rows of the tokens, the tokens after them `[B, L]`, and which of them count."""
-        import torch
-
-        length = max(int(self.ends[n] - self.starts[n]) for n in numbers) - 1
-        embedded, rows = (np.zeros((len(numbers), length, self.rows.shape[1]), np.float16) for _ in range(2))
-        following, counts = np.zeros((len(numbers), length), np.int64), np.zeros((len(numbers), length), bool)
-        for i, n in enumerate(numbers):
-            a, b = self.starts[n], self.ends[n] - 1
-            embedded[i, : b - a], rows[i, : b - a] = self.table[self.ids[a:b]], self.rows[a:b]
-            following[i, : b - a], counts[i, : b - a] = self.ids[a + 1 : b + 1], True
-        return (*(torch.from_numpy(x).to(torch.bfloat16) for x in (embedded, rows)), torch.from_numpy(following), torch.from_numpy(counts))
-
-
-def make_head(data: Texts) -> Any:
+class Head(torch.nn.Module):
     """The parameters, by their names in the head's file."""
-    import torch
 
-    c = data.config
-    hidden, inner, heads, kv = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"]
-    dim = c.get("head_dim") or hidden // heads
-    layer = "mtp.layers.0."
-    shapes = {
-        "mtp.fc": (hidden, 2 * hidden),
-        layer + "self_attn.q_proj": (heads * dim, hidden),
-        layer + "self_attn.k_proj": (kv * dim, hidden),
-        layer + "self_attn.v_proj": (kv * dim, hidden),
-        layer + "self_attn.o_proj": (hidden, heads * dim),
-        layer + "mlp.gate_proj": (inner, hidden),
-        layer + "mlp.up_proj": (inner, hidden),
-        layer + "mlp.down_proj": (hidden, inner),
-    }
-    norms = [
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.norm",
-        layer + "input_layernorm",
-        layer + "post_attention_layernorm",
-    ]
-    head = torch.nn.ParameterDict()
-    for name, shape in shapes.items():
-        small = 0.2 if name.endswith(("o_proj", "down_proj")) else 1.0
-        head[name.replace(".", "/")] = torch.nn.Parameter(torch.randn(shape) * small * shape[1] ** -0.5)
-    for name in norms:
-        head[name.replace(".", "/")] = torch.nn.Parameter(torch.ones(hidden))
-    joined, scale = linear_start(data)
-    with torch.no_grad():
-        head["mtp/fc"][:] = joined
-        head["mtp/norm"][:] = scale
-    return head
-
-
-def linear_start(data: Texts, most: int = 40_000) -> tuple[Any, Any]:
-    """What predicts the next hidden row best from a token and the row before it, without a layer: `[hidden, 2 * hidden]`, and the size of
-    each channel of hidden rows."""
-    import torch
-
-    rows = torch.from_numpy(data.rows[:most].astype(np.float32))
-    embedded = torch.from_numpy(data.table[data.ids[1 : len(rows)]].astype(np.float32))
-    both = torch.cat([x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() for x in (embedded, rows[:-1])], -1)
-    scale = rows.pow(2).mean(0).sqrt()
-    weights = torch.linalg.solve(both.T @ both + 10 * torch.eye(both.shape[1]), both.T @ (rows[1:] / scale))
-    return weights.T, scale
-
-
-class Layer:
-    """The head as a function of its parameters: the same as `mlxinfer/models/llama_head.py`."""
-
-    def __init__(self, head: Any, config: dict[str, Any], length: int) -> None:
-        import torch
-
-        self.weights = {name.replace("/", "."): value.to(torch.bfloat16) for name, value in head.items()}
-        self.eps, self.heads, self.kv = config["rms_norm_eps"], config["num_attention_heads"], config["num_key_value_heads"]
-        self.dim = config.get("head_dim") or config["hidden_size"] // self.heads
+    def __init__(self, config: dict[str, Any], tokens: torch.Tensor) -> None:
+        super().__init__()
+        hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+        self.eps, self.heads, self.kv = config["rms_norm_eps"], heads, config["num_key_value_heads"]
+        self.dim = config.get("head_dim") or hidden // heads
         theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
-        angles = torch.arange(length)[:, None] / theta ** (torch.arange(0, self.dim, 2) / self.dim)
-        self.turns = torch.cat([angles.cos()] * 2, -1)[:, None], torch.cat([angles.sin()] * 2, -1)[:, None]
-        self.past: list[tuple[Any, Any]] = []
-        self.position = torch.arange(length)
+        angles = torch.arange(MOST)[:, None] / theta ** (torch.arange(0, self.dim, 2) / self.dim)
+        self.register_buffer("turns", torch.stack([torch.cat([part] * 2, -1)[:, None] for part in (angles.cos(), angles.sin())]))
+        self.register_buffer("tokens", tokens)
+        shapes = {"mtp.fc": (hidden, 2 * hidden)}
+        for name, shape in (("q", (heads, hidden)), ("k", (self.kv, hidden)), ("v", (self.kv, hidden)), ("o", (hidden, heads))):
+            shapes[f"mtp.layers.0.self_attn.{name}_proj"] = tuple(self.dim * n if n != hidden else n for n in shape)
+        for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            shapes[f"mtp.layers.0.mlp.{name}_proj"] = shape
+        self.weights = torch.nn.ParameterDict()
+        for name, shape in shapes.items():
+            small = 0.2 if name.endswith(("o_proj", "down_proj")) else 1.0
+            self.weights[name.replace(".", "/")] = torch.nn.Parameter(torch.randn(shape) * small * shape[1] ** -0.5)
+        norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.input_layernorm", "layers.0.post_attention_layernorm")
+        for name in norms:
+            self.weights["mtp/" + name.replace(".", "/")] = torch.nn.Parameter(torch.ones(hidden))
 
-    def norm(self, x: Any, name: str) -> Any:
-        from torch.nn.functional import rms_norm
+    def start(self, embedded: torch.Tensor, rows: torch.Tensor) -> None:
+        """Begin with what predicts the next hidden row best from a token and the row before it, without a layer. Both `[N, hidden]`; the
+        row is that of the token before."""
+        both = torch.cat([rms_norm(x.float(), x.shape[-1:]) for x in (embedded[1:], rows[:-1])], -1)
+        scale = rows.float().pow(2).mean(0).sqrt()
+        weights = torch.linalg.solve(both.T @ both + 10 * torch.eye(both.shape[1], device=both.device), both.T @ (rows[1:] / scale).float())
+        with torch.no_grad():
+            self.weights["mtp/fc"][:] = weights.T
+            self.weights["mtp/norm"][:] = scale
 
-        return rms_norm(x, x.shape[-1:], self.weights[name], self.eps)
-
-    def turn(self, x: Any) -> Any:
-        import torch
-
-        a, b = x.chunk(2, -1)
-        return (x * self.turns[0] + torch.cat([-b, a], -1) * self.turns[1]).to(x.dtype)
-
-    def __call__(self, embedded: Any, before: Any) -> Any:
+    def forward(self, embedded: torch.Tensor, before: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """A turn over all positions `[B, L, hidden]`: position p sees rows of the first turn up to p - n, after n earlier turns, and one
-        row of each later turn."""
-        import torch
-        from torch.nn.functional import linear, silu
-
-        w, name = self.weights, "mtp.layers.0."
-        parts = self.norm(embedded, "mtp.pre_fc_norm_embedding"), self.norm(before, "mtp.pre_fc_norm_hidden")
+        row of each later turn. The same as `mlxinfer/models/llama_head.py`."""
+        w, name = {key.replace("/", "."): value.to(embedded.dtype) for key, value in self.weights.items()}, "mtp.layers.0."
+        norm = lambda x, key: rms_norm(x, x.shape[-1:], w[key], self.eps)  # noqa: E731
+        parts = norm(embedded, "mtp.pre_fc_norm_embedding"), norm(before, "mtp.pre_fc_norm_hidden")
         x = linear(torch.cat(parts, -1), w["mtp.fc"])
-        y = self.norm(x, name + "input_layernorm")
+        y = norm(x, name + "input_layernorm")
         q, k, v = (linear(y, w[f"{name}self_attn.{part}_proj"]).unflatten(-1, (-1, self.dim)) for part in "qkv")
-        x = x + linear(self.attend(self.turn(q), self.turn(k), v).flatten(-2), w[name + "self_attn.o_proj"])
-        y = self.norm(x, name + "post_attention_layernorm")
+        x = x + linear(self.attend(self.turn(q), self.turn(k), v, past).flatten(-2), w[name + "self_attn.o_proj"])
+        y = norm(x, name + "post_attention_layernorm")
         y = silu(linear(y, w[name + "mlp.gate_proj"])) * linear(y, w[name + "mlp.up_proj"])
-        return self.norm(x + linear(y, w[name + "mlp.down_proj"]), "mtp.norm")
+        return norm(x + linear(y, w[name + "mlp.down_proj"]), "mtp.norm")
 
-    def attend(self, q: Any, k: Any, v: Any) -> Any:
-        import torch
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        cos, sin = self.turns[:, : x.shape[1]]
+        return (x * cos + torch.cat([-b, a], -1) * sin).to(x.dtype)
 
-        self.past.append((k.repeat_interleave(self.heads // self.kv, 2), v.repeat_interleave(self.heads // self.kv, 2)))
-        (keys, values), later = self.past[0], len(self.past) - 1
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        past.append((k.repeat_interleave(self.heads // self.kv, 2), v.repeat_interleave(self.heads // self.kv, 2)))
+        (keys, values), later = past[0], len(past) - 1
         if not later:
             heads = (part.transpose(1, 2) for part in (q, keys, values))
-            return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+            return scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
         scores = torch.einsum("blhd,bshd->bhls", q, keys).float() * self.dim**-0.5
-        seen = self.position[None] <= self.position[:, None] - later
-        scores = scores.masked_fill(~seen, -torch.inf)
-        own = [(shifted(k, later - n), shifted(v, later - n)) for n, (k, v) in enumerate(self.past) if n]
+        position = torch.arange(q.shape[1], device=q.device)
+        scores = scores.masked_fill(position[None] > position[:, None] - later, -1e9)
+        own = [(shifted(k, later - n), shifted(v, later - n)) for n, (k, v) in enumerate(past) if n]
         extra = [torch.einsum("blhd,blhd->bhl", q, k).float()[..., None] * self.dim**-0.5 for k, _ in own]
         share = torch.cat([scores, *extra], -1).softmax(-1).to(q.dtype)
         y = torch.einsum("bhls,bshd->blhd", share[..., : keys.shape[1]], values)
@@ -300,48 +231,85 @@ class Layer:
         return y
 
 
-def shifted(x: Any, count: int) -> Any:
+def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
     """`[B, L, ...]` moved this many positions later, with zeros before."""
-    import torch
-
     return x if not count else torch.cat([torch.zeros_like(x[:, :count]), x[:, :-count]], 1)
 
 
-def losses(head: Any, data: Texts, batch: tuple[Any, Any, Any, Any], turns: int) -> list[tuple[Any, Any]]:
-    """For the first, second and further tokens drafted: the cross entropy with the text, as far as it is in the head's vocabulary, and how
-    often the likeliest token is the text's."""
-    import torch
-
-    embedded, rows, following, counts = batch
-    layer, before, found = Layer(head, data.config, rows.shape[1]), shifted(rows, 1), []
+def losses(head: Head, teacher: Teacher, ids: torch.Tensor, turns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For the first, second and further tokens drafted: the cross entropy with the model's own probabilities, as far as they are in the
+    head's vocabulary, and how often its likeliest token is the model's."""
+    taken, there = ids.clamp_min(0), ids[:, 1:] >= 0
+    rows = teacher.rows(taken)[:, :-1]
+    embedded = teacher.model.get_input_embeddings()(taken[:, :-1]).detach()
+    with torch.no_grad():
+        logits = linear(rows[there], teacher.output).float()
+        likeliest, wanted = logits.argmax(-1), logits.softmax(-1)[:, head.tokens]
+        number = torch.full((len(teacher.output),), -1, device=ids.device)
+        number[head.tokens] = torch.arange(len(head.tokens), device=ids.device)
+        likeliest = number[likeliest]
+    place = torch.full(there.shape, -1, device=ids.device)
+    place[there] = torch.arange(len(likeliest), device=ids.device)
+    output, before, past, found = teacher.output[head.tokens], shifted(rows, 1), [], []
     for turn in range(turns):
-        y, late = layer(embedded, before), counts & (torch.arange(rows.shape[1]) >= turn)
-        asked = data.number[following[late]]
-        known = asked >= 0
-        logits = y[late][known] @ data.output.T
-        right = (logits.argmax(-1) == asked[known]).float().sum() / len(asked)
-        found.append((torch.nn.functional.cross_entropy(logits.float(), asked[known]), right))
+        y = head(embedded, before, past)
+        chosen = place[:, turn:][there[:, turn:]]
+        logits = linear(y[:, turn:][there[:, turn:]], output).float()
+        loss = -(wanted[chosen] * log_softmax(logits, -1)).sum(-1).mean()
+        found.append((loss, (logits.argmax(-1) == likeliest[chosen]).float().mean()))
         before = shifted(y, 1)
     return found
 
 
-def shares(head: Any, data: Texts, held: np.ndarray) -> list[str]:
-    """How often each draft is the token that follows in texts that were held out."""
-    import torch
-
+def train(teacher: Teacher, ids: torch.Tensor, target: Path, minutes: float, turns: int, vocabulary: int) -> None:
+    """AdamW on batches of whole texts; the head's own rows are fed back for every token after the first, as they are when it drafts."""
+    torch.manual_seed(0)
+    counts = torch.bincount(ids[ids >= 0], minlength=len(teacher.output))
+    tokens = counts.argsort(descending=True)[:vocabulary].sort().values
+    print(f"{vocabulary} tokens are {counts[tokens].sum() / counts.sum():.4f} of all")
+    held, ids = ids[:HELD].to(teacher.device), ids[HELD:].to(teacher.device)
+    head = Head(teacher.config, tokens).to(teacher.device)
     with torch.no_grad():
-        return [f"{right.item():.3f}" for _, right in losses(head, data, data.batch(held), 3)]
+        some = ids[:BATCH].clamp_min(0)
+        head.start(teacher.model.get_input_embeddings()(some).flatten(0, 1), teacher.rows(some).flatten(0, 1))
+    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    began, told, step, batch = time.monotonic(), 0.0, 0, min(BATCH, len(ids))
+    while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
+        if step * batch % (len(ids) - batch + 1) < batch:
+            ids = ids[torch.randperm(len(ids), device=ids.device)]
+        at = step * batch % (len(ids) - batch + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min((step + 1) / 100, 1.0) * max((1 + np.cos(np.pi * done)) / 2, 0.01)
+        found = losses(head, teacher, ids[at : at + batch], turns)
+        optimizer.zero_grad()
+        sum(weight * loss for weight, (loss, _) in zip(WEIGHTS, found, strict=False)).backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if time.monotonic() - told > 30:
+            told = time.monotonic()
+            print(
+                f"step {step}, epoch {step * batch / len(ids):.2f}, {60 * minutes * done:.0f} s: held",
+                *shares(head, teacher, held),
+                flush=True,
+            )
+            export(head, teacher.config, target)
+    export(head, teacher.config, target)
+    print(f"step {step}, epoch {step * batch / len(ids):.2f}: held", *shares(head, teacher, held))
 
 
-def export(head: Any, data: Texts, target: Path) -> None:
+def shares(head: Head, teacher: Teacher, held: torch.Tensor) -> list[str]:
+    """How often each draft is the model's likeliest token in texts that were held out."""
+    with torch.no_grad():
+        parts = [[right.item() for _, right in losses(head, teacher, some, 4)] for some in held.split(32)]
+    return [f"{np.mean(part):.3f}" for part in zip(*parts, strict=True)]
+
+
+def export(head: Head, config: dict[str, Any], target: Path) -> None:
     """A directory that `--draft` takes: matrices in 8 bits with a scale and an offset for 64 numbers, as MLX stores them."""
-    import torch
-    from safetensors.torch import save_file
-
-    target.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for key, value in head.items():
-        name, value = key.replace("/", "."), value.detach().float()
+    for key, value in head.weights.items():
+        name, value = key.replace("/", "."), value.detach().float().cpu()
         if value.ndim == 1:
             tensors[name + ".weight"] = value.to(torch.bfloat16)
             continue
@@ -354,25 +322,24 @@ def export(head: Any, data: Texts, target: Path) -> None:
     save_file(tensors, str(target / "model.safetensors"), metadata={"format": "mlx"})
     taken = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
     taken += ("rope_theta", "rope_parameters", "max_position_embeddings")
-    config = {key: data.config[key] for key in taken if data.config.get(key) is not None}
-    config |= {"model_type": "mtp_head", "num_hidden_layers": 1, "quantization": {"group_size": 64, "bits": 8}}
-    config["draft_vocabulary"] = data.tokens.tolist()
-    (target / "config.json").write_text(json.dumps(config) + "\n")
+    kept = {key: config[key] for key in taken if config.get(key) is not None}
+    kept |= {"model_type": "mtp_head", "num_hidden_layers": 1, "quantization": {"group_size": 64, "bits": 8}}
+    kept["draft_vocabulary"] = head.tokens.tolist()
+    (target / "config.json").write_text(json.dumps(kept) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["write", "train"])
-    parser.add_argument("source")
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--tokens", type=int, default=200_000)
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--span", type=float, nargs=2, default=(0.0, 1.0), help="the part of the training to do now, such as 0 0.5")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("head", type=Path)
+    parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=8192)
     given = parser.parse_args()
-    if given.stage == "write":
-        write(given.source, given.target, given.tokens)
-    else:
-        train(Path(given.source), given.target, given.minutes, tuple(given.span))
+    given.head.mkdir(parents=True, exist_ok=True)
+    teacher = Teacher(given.model, "cuda" if torch.cuda.is_available() else "cpu")
+    train(teacher, write(teacher, given.texts, given.head), given.head, given.minutes, given.turns, given.vocabulary)
 
 
 if __name__ == "__main__":

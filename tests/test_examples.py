@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mlxinfer.models.llama_head import is_head
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 PROMISES = {
     "generate": "Paris",
     "stream": "less likely than 10 %",
@@ -61,16 +61,22 @@ def test_openai_client(url: str) -> None:
 
 @pytest.mark.slow
 def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes for training: texts, each with as many rows as tokens. Training itself needs torch."""
+    """A tiny model's head, from its own text to the files that `--draft` takes. It needs torch."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (make torch)")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "tests/golden/embeddings/last")
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}<assistant>"
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), eos_token_id=1, **sizes))
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "model")
     monkeypatch.syspath_prepend(EXAMPLES)
     import train_mtp_head as example
 
-    for name, value in {"MOST": 6, "STREAMS": 4, "DRAFT_VOCABULARY": 32}.items():
+    for name, value in {"MOST": 96, "QUESTION": 4, "HELD": 4, "BATCH": 4, "LENGTHS": 2}.items():
         monkeypatch.setattr(example, name, value)
-    example.write("smollm2", tmp_path, 60)
-    parts = [np.load(path) for path in tmp_path.glob("texts-*.npz")]
-    assert sum(len(part["ids"]) for part in parts) >= 60
-    assert all(part["rows"].shape == (part["lengths"].sum(), 576) for part in parts)
-    pytest.importorskip("torch", reason="torch is not installed")
-    example.train(tmp_path, tmp_path / "head", 0.01)
+    options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32"]
+    monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])
+    example.main()
     assert is_head(json.loads((tmp_path / "head" / "config.json").read_text()))
