@@ -2,7 +2,7 @@
 
 Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
 from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
-that has come twice. `MLXINFER_COMPILED_STEPS=0` switches it off.
+that has come twice. `MLXINFER_COMPILED_STEPS=1` switches it on: it is off until a Mac has shown the same tokens with it.
 """
 
 from __future__ import annotations

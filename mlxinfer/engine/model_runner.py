@@ -14,7 +14,6 @@ import numpy as np
 from ..cache.base import Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
-from ..device import is_gpu
 from ..models.decoder import Model
 from ..records import dataclass
 from ..sampling import Drafts, Row, Sampled, SamplingBatch, TokenLogprobs
@@ -339,8 +338,8 @@ class ModelRunner:
 
 
 def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
-    """What replays steps, on a GPU and where it is not switched off: its modules take a while to import."""
-    if os.environ.get(COMPILED_STEPS, "1" if is_gpu() else "0") != "1":
+    """What replays steps, where that was asked for: its modules take a while to import."""
+    if os.environ.get(COMPILED_STEPS) != "1":
         return None
     from .compiled_step import CompiledSteps
 
