@@ -81,7 +81,7 @@ def _missing(marker: str) -> str | None:
         fast = mx.metal.is_available() or kernels_cpu.in_use() or os.environ.get("MLXINFER_TEST_MODELS") == "1"
         return None if fast else "thirty times slower without a GPU or the CPU kernels (MLXINFER_TEST_MODELS=1 runs real models)"
     # Where there is a GPU, tests of kernels run on it, and what needs the emulator finds out (`emulated`).
-    return None if mx.metal.is_available() else emulator.why_not()
+    return None if mx.metal.is_available() or mx.cuda.is_available() else emulator.why_not()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

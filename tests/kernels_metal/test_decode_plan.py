@@ -227,7 +227,7 @@ def test_the_environment_asks_for_the_emulator(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(get_kernel("seal_page/seal_page.metal", "seal_keys"), emulator.Kernel)
 
 
-@pytest.mark.skipif(mx.metal.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(mx.metal.is_available() or mx.cuda.is_available(), reason="there is a GPU")
 def test_kernels_say_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLXINFER_KERNELS", raising=False)
     with pytest.raises(RuntimeError, match="Apple GPU"):
