@@ -10,9 +10,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..errors import AdapterError
-from ..models.decoder import Model
+from ..models.decoder import BlockStack, Model
 from ..models.fused_blocks import Run
-from ..models.stack import BlockStack
 from ..records import dataclass
 from .linear import AdaptedLinear
 from .places import changes, planned_bytes

@@ -12,8 +12,7 @@ import numpy as np
 from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import UnsupportedModelError
-from ..models.decoder import Model
-from ..models.stack import BlockStack
+from ..models.decoder import BlockStack, Model
 from ..nn.linear import Linear
 from ..nn.packing import objects
 from ..records import dataclass

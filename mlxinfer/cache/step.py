@@ -77,12 +77,15 @@ class CacheStep:
         recurrent: Sequence[int] = (),
     ) -> mx.array:
         parts = [self._attention[layer] for layer in layers]
-        slots, stores = [s.slot for s in self.segments], [self._recurrent[layer] for layer in recurrent]
-        states = [store.join(slots) for store in stores]
-        after, filled = run_blocks(x, blocks, parts, rotations, [a for arrays in states for a in arrays], self.segments)
-        left = iter(after.states)
-        for store, arrays in zip(stores, states, strict=True):
-            store.advance(slots, [next(left) for _ in arrays])
+        if recurrent:
+            slots, stores = [s.slot for s in self.segments], [self._recurrent[layer] for layer in recurrent]
+            states = [store.join(slots) for store in stores]
+            after, filled = run_blocks(x, blocks, parts, rotations, [a for arrays in states for a in arrays], self.segments)
+            left = iter(after.states)
+            for store, arrays in zip(stores, states, strict=True):
+                store.advance(slots, [next(left) for _ in arrays])
+        else:
+            after, filled = run_blocks(x, blocks, parts, rotations, (), self.segments)
         y = after.rows
         self._written.append(y)
         for layer, full in zip(layers, filled, strict=True):

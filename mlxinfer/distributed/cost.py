@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..loading.load import PreparedModel
-from ..models.stack import BlockStack
+from ..models.decoder import BlockStack
 from ..records import dataclass
 from .plan import SplitPlan
 

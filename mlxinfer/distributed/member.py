@@ -18,8 +18,8 @@ from ..engine.open_model import Prepared, prepared
 from ..errors import GroupLostError, MLXInferError, NodesError
 from ..loading.memory_plan import usable_memory
 from ..loading.resolve import resolve
+from ..models.decoder import BlockStack
 from ..models.share import sum_results
-from ..models.stack import BlockStack
 from ..nn.packing import arrays
 from .agreement import Hello, Orders, model_digest, say
 from .follow import Follower

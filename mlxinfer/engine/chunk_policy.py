@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..cache.base import BidirectionalSpec
 from ..cache.pages import PAGE
 
 if TYPE_CHECKING:
@@ -138,6 +137,8 @@ class DeterministicChunks(ChunkPolicy):
 
 def chunk_policy(model: Model, config: EngineConfig, rope: RopeRegime) -> ChunkPolicy:
     """That of an engine."""
+    from ..cache.base import BidirectionalSpec
+
     if any(isinstance(spec, BidirectionalSpec) for spec in model.layers):
         return WholeTexts(config.max_context, apart=config.deterministic)
     return (DeterministicChunks if config.deterministic else ChunkPolicy)(rope)

@@ -17,7 +17,8 @@ from ..device import is_gpu
 from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
-from ..models.stack import BlockStack, Part
+from ..models.decoder import BlockStack
+from ..models.stack import Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
 from ..records import dataclass

@@ -11,9 +11,9 @@ import mlx.core as mx
 
 from ..errors import DraftError, UnsupportedModelError
 from ..nn.weights import Weights
-from .decoder import Architecture, Decoder, Model, keep_lazy
+from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
 from .mtp import HeadPlan
-from .stack import BlockStack, Part
+from .stack import Part
 from .vlm_text import NOTE, TEXT_MODELS, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]

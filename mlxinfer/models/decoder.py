@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from ..cache.base import LayerSpec, Rotation, Step
+from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.residual import Stream, fallback_lines
@@ -17,8 +18,9 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
+from .fused_blocks import runs
 from .mtp import Head, HeadPlan, Places, with_vocabulary
-from .stack import BlockStack, Part
+from .stack import Part, Rest, layers_of, only
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -107,6 +109,68 @@ class LayerInputs(Protocol):
 
 def keep_lazy(node: object) -> None:
     """Leave a finished part of the model unevaluated: the default of `Decoder`'s `ready`."""
+
+
+class BlockStack:
+    """Consecutive blocks and their ropes. `layers` has an entry for every layer of the whole model; those of other blocks are
+    `Elsewhere`."""
+
+    def __init__(
+        self, plan: Architecture, weights: Weights, dtype: mx.Dtype, ready: Callable[[object], None], part: Part | None = None
+    ) -> None:
+        """`dtype` is that of the rows; `ready` is called with each block. Without a `part` it has all blocks."""
+        self.part = part or Part(0, plan.sizes.layers)
+        self.hidden_size = plan.sizes.hidden
+        self.ropes = dict(plan.ropes)
+        self.blocks: list[AnyBlock] = []
+        for layer in range(self.part.first, self.part.last):
+            self.blocks.append(plan.block(weights, layer))
+            ready(self.blocks[-1])
+        self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
+        self.runs = runs(self.blocks, dtype)
+        self.joined = kernels_in_use()
+        """Whether sums and norms between the parts are one kernel."""
+        self.rest: Rest | None = None
+        """The blocks that come after these, where they are on other machines."""
+        self.spread: Rest | None = None
+        """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
+
+    def rotations(self, step: Step) -> dict[str, Rotation]:
+        """How the rows of a step are rotated, by key of `ropes`."""
+        return {name: rope.at(step) for name, rope in self.ropes.items()}
+
+    def advance(
+        self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None = None, inputs: mx.array | None = None
+    ) -> Stream | mx.array:
+        """Rows `[T, hidden]` through these blocks, or a stream that ends in them; keys, values and states go to the cache. `inputs`
+        `[blocks, T, n]` are those of each block, for families that have such."""
+        if self.joined and hooks is None and inputs is None:
+            stream = Stream(x)
+            for block in self.blocks:
+                stream = block.advance(stream, step, rotations)
+            return stream
+        if hooks is not None and inputs is None:
+            from .hooks import run_blocks
+
+            return run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
+        if inputs is not None:
+            for block, own in zip(self.blocks, inputs, strict=True):
+                x = block(x, step, rotations, own)
+            return x
+        for run in self.runs:
+            native = run.natively(step) if run.temperatures or run.recurrent or not step.runs_blocks else run.native
+            if native is not None:
+                turns = [None if rope is None else rotations[rope] for rope in run.ropes]
+                x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
+            else:
+                for block in run.blocks:
+                    x = block(x, step, rotations)
+        return x
+
+
+def rows_of(stream: Stream | mx.array) -> mx.array:
+    """The whole stream, `[T, hidden]`."""
+    return stream.sum() if isinstance(stream, Stream) else stream
 
 
 class Decoder(BlockStack):
@@ -199,12 +263,12 @@ class Decoder(BlockStack):
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
-        stream = self.advance(x, step, rotations, hooks, own)
+        found = self.advance(x, step, rotations, hooks, own)
         if self.rest is not None:
-            stream = Stream(self.rest(stream.sum(), step, inputs))
+            found = self.rest(rows_of(found), step, inputs)
         if self.joined:
-            return stream.normed(self.norm)
-        return stream.sum(), stream.sum()
+            return (found if isinstance(found, Stream) else Stream(found)).normed(self.norm)
+        return (rows := rows_of(found)), rows
 
     def normed(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""

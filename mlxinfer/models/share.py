@@ -13,8 +13,8 @@ from ..nn.linear import Linear
 from ..nn.norms import RMSNorm
 from ..nn.weights import Dense, Matrix, Quantized, Recipe, Weights, map_rows
 from ..records import dataclass
+from .decoder import BlockStack
 from .fused_blocks import Run
-from .stack import BlockStack
 
 FAMILIES = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
 """`model_type`s whose blocks are plain attention and a gated feed-forward layer."""

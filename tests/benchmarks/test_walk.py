@@ -17,4 +17,4 @@ pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.sta
 def test_a_decode_step_stays_small(tmp_path: Path) -> None:
     found = walks(str(tiny_directory(tmp_path, eos=False)), steps=20, temperature=1.0)  # drafts hold in a greedy one
     assert median(len(walk.files) for walk in found) <= 18, report(found)
-    assert median(walk.calls.total() for walk in found) <= 160, report(found, detail=True)
+    assert median(walk.calls.total() for walk in found) <= 165, report(found, detail=True)
