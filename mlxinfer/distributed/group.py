@@ -160,8 +160,8 @@ class Group:
 
     def _greet(self, server: socket.socket, mine: Hello) -> tuple[Link | None, Hello | None]:
         connection, _ = server.accept()
-        connection.settimeout(_HELLO_S)
         link = Link(connection)
+        connection.settimeout(_HELLO_S)  # after `Link`, which waits without end
         try:
             hello = Hello.of(link.expect(Kind.HELLO))
             if not 0 < hello.rank < len(self.nodes):
@@ -176,6 +176,7 @@ class Group:
             with suppress(OSError):
                 link.send(Kind.REFUSED, b"this is no rank that rank 0 understands: install the same version of mlxinfer")
         else:
+            connection.settimeout(None)
             return link, hello
         link.close()
         return None, None
