@@ -15,6 +15,7 @@ from mlxinfer.distributed.agreement import Hello
 from mlxinfer.distributed.group import Group
 from mlxinfer.distributed.link import Kind, Link
 from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.errors import NodesError
 
 
 def reached(nodes: Nodes) -> socket.socket:
@@ -43,3 +44,11 @@ def test_a_connection_that_says_nothing_keeps_no_rank_waiting(monkeypatch: pytes
     assert group._links[0]._socket.gettimeout() is None
     group.close()
     link.close()
+
+
+@pytest.mark.parametrize(("address", "port"), [("203.0.113.1", 32323), ("127.0.0.1", 70000)])
+def test_an_address_of_another_machine_is_an_error_in_one_line(address: str, port: int) -> None:
+    nodes = Nodes((Node(address, port), Node("127.0.0.1", port)))
+    with pytest.raises(NodesError, match=f"rank 0 cannot wait for the others at {address}:{port - 1}: .*; its address") as found:
+        Group(nodes)._gather(Hello.mine(0, nodes.digest, "m", 100))
+    assert "\n" not in str(found.value)
