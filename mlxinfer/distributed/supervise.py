@@ -132,13 +132,15 @@ def child_descriptors() -> list[int] | None:
 
 
 def say_ready(pipe: int) -> None:
-    """Tell the supervisor to leave the sockets to this process, and from now on that it lives."""
+    """Tell the supervisor to leave the sockets to this process, and from now on that it lives. Once the supervisor has gone, ends the process
+    as SIGTERM does: nobody else would, and its sockets could not be opened again."""
 
     def live() -> None:
-        with suppress(OSError):  # the supervisor has gone
+        with suppress(OSError):
             while True:
                 os.write(pipe, b".")
                 Event().wait(BEAT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=live, name="mlxinfer alive", daemon=True).start()
 

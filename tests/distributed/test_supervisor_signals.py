@@ -1,9 +1,10 @@
-"""A supervisor that is told to end between two processes starts no further one."""
+"""A supervisor that ends, in whatever way, leaves no process."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from threading import Timer
@@ -54,3 +55,18 @@ def test_a_signal_during_the_start_reaches_the_process(monkeypatch: pytest.Monke
     assert supervisor.run() == 0
     assert guard.is_alive()
     guard.cancel()
+
+
+_SAYS_READY = """
+import os, time
+from mlxinfer.distributed.supervise import say_ready
+reading, writing = os.pipe()
+os.close(reading)  # as the system does when the supervisor is killed
+say_ready(writing)
+time.sleep(20)
+"""
+
+
+def test_a_process_whose_supervisor_was_killed_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", _SAYS_READY], timeout=15, check=False)
+    assert done.returncode == -signal.SIGTERM
