@@ -132,8 +132,8 @@ def child_descriptors() -> list[int] | None:
 
 
 def say_ready(pipe: int) -> None:
-    """Tell the supervisor to leave the sockets to this process, and from now on that it lives. Once the supervisor has gone, ends the process
-    as SIGTERM does: nobody else would, and its sockets could not be opened again."""
+    """Tell the supervisor to leave the sockets to this process, and from now on that it lives. Once the supervisor has gone, this process
+    is ended as by SIGTERM: nobody else would do so, and its sockets could not be opened again."""
 
     def live() -> None:
         with suppress(OSError):
