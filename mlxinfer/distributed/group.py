@@ -148,7 +148,7 @@ class Group:
         """Wait for all others. Returns what each rank may take, in bytes. One that does not fit is told so in a line, and goes."""
         address, port = self.nodes.control
         found: dict[int, tuple[Link, Hello]] = {}
-        with socket.create_server((address, port)) as server:
+        with _listening(address, port) as server:
             say(f"waiting for {', '.join(map(self.nodes.label, range(1, len(self.nodes))))} at {address}:{port}")
             while len(found) < len(self.nodes) - 1:
                 link, hello = self._greet(server, mine)
@@ -160,8 +160,8 @@ class Group:
 
     def _greet(self, server: socket.socket, mine: Hello) -> tuple[Link | None, Hello | None]:
         connection, _ = server.accept()
-        connection.settimeout(_HELLO_S)
         link = Link(connection)
+        connection.settimeout(_HELLO_S)  # after `Link`, which waits without end
         try:
             hello = Hello.of(link.expect(Kind.HELLO))
             if not 0 < hello.rank < len(self.nodes):
@@ -176,6 +176,7 @@ class Group:
             with suppress(OSError):
                 link.send(Kind.REFUSED, b"this is no rank that rank 0 understands: install the same version of mlxinfer")
         else:
+            connection.settimeout(None)
             return link, hello
         link.close()
         return None, None
@@ -188,6 +189,14 @@ class Group:
                 raise NodesError(f"{self.nodes.label(rank)}: {error}") from None
             except OSError as error:
                 raise GroupLostError(f"{self.nodes.label(rank)} has ended: {error}") from None
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((address, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NodesError(f"rank 0 cannot wait for the others at {address}:{port}: {reason}; its address is the hostfile's first") from None
 
 
 def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[int]) -> SplitPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 from collections.abc import Sequence
 from tempfile import NamedTemporaryFile
 
@@ -13,6 +14,8 @@ from .nodes import Nodes
 
 COORDINATOR = "MLX_JACCL_COORDINATOR"
 """The environment's variable that is set where rows go by RDMA over Thunderbolt."""
+JOIN_S = 60
+"""Seconds until the neighbours must be there: all ranks begin at the same moment."""
 
 
 def name_ring(nodes: Nodes, rank: int) -> None:
@@ -33,8 +36,13 @@ class Ring:
 
     def __init__(self) -> None:
         """Connects to the neighbours, and waits for them. MLX_RANK and MLX_HOSTFILE name them, or the variables of JACCL, as `mlx.launch`
-        sets them. Raises RuntimeError."""
-        self._group = mx.distributed.init(strict=True, backend="jaccl" if COORDINATOR in os.environ else "ring")
+        sets them. Raises RuntimeError; after `JOIN_S` seconds SIGALRM ends the process, which its supervisor starts again."""
+        # MLX waits for a neighbour that has died meanwhile for ever and holds Python's lock, so that no thread could end the process.
+        signal.alarm(JOIN_S)
+        try:
+            self._group = mx.distributed.init(strict=True, backend="jaccl" if COORDINATOR in os.environ else "ring")
+        finally:
+            signal.alarm(0)
         self.rank, self.size = self._group.rank(), self._group.size()
         self._out, self._in, self._sums = (mx.new_stream(mx.cpu) for _ in range(3))  # type: ignore[arg-type]
         self.sent_bytes = 0

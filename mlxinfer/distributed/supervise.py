@@ -58,6 +58,8 @@ class Supervisor:
                     return 1
                 say("the group is lost: joining it again" if status == LOST else f"the process ended ({status}) and starts again")
                 self._answer_until(None, _BACK_OFF_S if status != LOST else 0.0)
+                if self._ending.is_set():
+                    return 0
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -71,6 +73,8 @@ class Supervisor:
             self._process = subprocess.Popen(self._command, pass_fds=(writing, *descriptors), env=environment)
         finally:
             os.close(writing)
+        if self._ending.is_set():  # a signal that came while it was started has not reached it
+            self._process.terminate()
         try:
             self._answer_until(reading, None)
             self._was_ready = bool(os.read(reading, 1))
@@ -128,13 +132,15 @@ def child_descriptors() -> list[int] | None:
 
 
 def say_ready(pipe: int) -> None:
-    """Tell the supervisor to leave the sockets to this process, and from now on that it lives."""
+    """Tell the supervisor to leave the sockets to this process, and from now on that it lives. Once the supervisor has gone, this process
+    is ended as by SIGTERM: nobody else would do so, and its sockets could not be opened again."""
 
     def live() -> None:
-        with suppress(OSError):  # the supervisor has gone
+        with suppress(OSError):
             while True:
                 os.write(pipe, b".")
                 Event().wait(BEAT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=live, name="mlxinfer alive", daemon=True).start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from support.hostile_cases import request
 from support.kept_models import kept_models, tiny_models
 
 from mlxinfer.errors import CheckpointError
-from mlxinfer.server.errors import APIError
+from mlxinfer.server.errors import APIError, stopping
 from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.revival import MOST_S, back_off_s
+from mlxinfer.server.keeping.revival import MOST_S, back_off_s, revive
 from mlxinfer.server.keeping.slot import Slot
 
 
@@ -145,3 +146,28 @@ def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
     with connection:  # the server has ended although somebody listened
         while connection.recv(4096):
             pass
+
+
+def test_an_attempt_that_is_refused_at_once_is_not_made_again_at_once() -> None:
+    class Refusing(Keeper):
+        attempts = 0
+
+        async def hold(self, slot: Slot, keep_alive_s: float | None = None) -> None:
+            self.attempts += 1
+            if self.attempts > 5:
+                raise AssertionError("the loop never pauses, and nothing else runs")
+            raise stopping()
+
+    async def run() -> None:
+        slot, ended = slot_of("a"), Future[None]()
+        keeper = Refusing([slot], Room())  # type: ignore[arg-type]
+        slot.died, slot.state = True, "failed"
+        ended.set_result(None)
+        task = asyncio.ensure_future(revive(keeper, slot, ended, slot.loads))
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        assert keeper.attempts == 1
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(run())

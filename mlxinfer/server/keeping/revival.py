@@ -18,6 +18,8 @@ WITHIN_S = 3600.0
 """Seconds for which a death is remembered."""
 MOST_S = 1800.0
 """Longest wait before a new attempt."""
+_AGAIN_S = 1.0
+"""Seconds before a new attempt where the last one was refused at once: too many requests wait, or the server ends."""
 
 
 def back_off_s(deaths: list[float], now: float, first_s: float) -> float:
@@ -42,5 +44,7 @@ async def revive(keeper: Keeper, slot: Slot, ended: Future[None], loads: int) ->
             await keeper.hold(slot)
         except APIError as error:
             notice(error.message, model=slot.name)
+            if slot.retry_at <= time.monotonic():
+                await asyncio.sleep(_AGAIN_S)
         else:
             keeper.let_go(slot)
