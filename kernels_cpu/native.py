@@ -268,7 +268,7 @@ def status() -> str:
     found = _native()
     if found.module is None:
         return f"CPU kernels: {found.problem}; {_COST}"
-    return f"CPU kernels: {isa_name()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}"
+    return f"CPU kernels: {isa_name()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}{_age()}"
 
 
 def isa_name() -> str:
@@ -288,6 +288,13 @@ def native() -> Native:
     if found.module is None:
         raise RuntimeError(status())
     return found.module
+
+
+def _age() -> str:
+    """An older module goes on to serve, without the operations that it does not have."""
+    if hasattr(_native().module, "Multiply"):
+        return ""
+    return f"; the module is older than this version, and blocks run operation by operation, which is slower; rebuild it: {_REBUILD}"
 
 
 def _ignored_setting() -> str:

@@ -87,9 +87,11 @@ def _fits(block: AnyBlock, dtype: mx.Dtype) -> bool:
     matrices = [holder.matrix for holder in holders(block)]
     if not matrices or not _hidden(block) or not all(isinstance(m, kernels_cpu.Packed) for m in matrices):
         return False  # what is not loaded cannot be evaluated
+    parts = Parts(_hidden(block), dtype)
     try:
-        _add(block, Parts(_hidden(block), dtype))
-    except NotNative:
+        _add(block, parts)
+        parts.program.finish()
+    except (NotNative, ValueError):  # the second for sizes that the kernels do not take
         return False
     return True
 

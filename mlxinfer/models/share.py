@@ -38,6 +38,9 @@ def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise UnsupportedModelError(f"{kind} cannot be divided by heads and columns, only by layers: leave out --split tensor")
+    for key in ("hidden_size", "num_attention_heads", "intermediate_size"):
+        if type(config.get(key)) is not int or config[key] < 1:
+            raise UnsupportedModelError(f"the config does not say {key}, which machines share: leave out --split tensor")
     heads = config["num_attention_heads"]
     whole = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads} | {k: v for k, v in config.items() if v is not None}
     for key in _DIVIDED:
