@@ -25,8 +25,9 @@ from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .adapter_set import load_into
 from .async_pooled_requests import AsyncPooledRequests, prepared, size
+from .async_request import Piece, Request
 from .chat_prompt import ChatPrompt
-from .engine_thread import EngineThread, Piece, Progress, Request
+from .engine_thread import EngineThread, Progress
 from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
 from .hooked_requests import Tracing
 from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
