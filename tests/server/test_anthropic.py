@@ -15,6 +15,7 @@ from support.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError
+from mlxinfer.server.anthropic.blocks import ToolUseBlock
 from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
 from mlxinfer.server.anthropic.protocol import error_response
 from mlxinfer.server.errors import APIError, of_error, timed_out
@@ -356,3 +357,10 @@ def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_counting_takes_only_a_conversation(unix_claude: Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="Unknown field: max_tokens"):
         unix_claude.messages.count_tokens(model="tiny", messages=MESSAGES, extra_body={"max_tokens": 3})
+
+
+def test_a_call_comes_back_as_the_client_holds_it() -> None:
+    """With all fields of the library's own class, null where the answer had none."""
+    types = pytest.importorskip("anthropic.types", reason="anthropic is not installed (make test installs it)")
+    call = types.ToolUseBlock(id="toolu_1", name="f", input={"x": 1}, type="tool_use")
+    assert ToolUseBlock.model_validate(call.model_dump()).input == {"x": 1}

@@ -1,4 +1,5 @@
-"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, and a call of a tool of theirs.
+"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, a call of a tool of theirs, and
+twenty calls one after another.
 
 They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them.
 """
@@ -6,9 +7,11 @@ They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,9 @@ CALLS: dict[str, tuple[str, dict[str, str]]] = {
     "vibe": ("bash", {"command": "echo from-the-tool"}),
 }
 """A tool of each and its arguments. Aider has none."""
+LONG, TURNS = ("codex", "claude"), 20
+CONTEXT = 1 << 17
+"""Tokens, which are characters: Claude Code begins with 49,000, and shortens what fills much of a context."""
 MOST_NEW = 400
 """Tokens of a call and its result as the agents write them."""
 
@@ -43,11 +49,14 @@ MOST_NEW = 400
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("models")
-    paths = {"plain": scripted_directory(folder / "plain", HELLO)}
+    paths = {"plain": scripted_directory(folder / "plain", HELLO, context=CONTEXT)}
     for name, (tool, arguments) in CALLS.items():
         call = json.dumps({"name": tool, "arguments": arguments})
-        paths[name] = scripted_directory(folder / name, f"<tool_call>\n{call}\n</tool_call>")
-    with live_server({name: lambda path=path: AsyncLLM(path) for name, path in paths.items()}) as server:  # type: ignore[misc]
+        said = f"<tool_call>\n{call}\n</tool_call>"
+        paths[name] = scripted_directory(folder / name, said, context=CONTEXT)
+        if name in LONG:
+            paths[f"{name}-long"] = scripted_directory(folder / f"{name}-long", said, context=CONTEXT, calls=TURNS)
+    with live_server({name: lambda path=path: AsyncLLM(path, memory_gb=1) for name, path in paths.items()}) as server:  # type: ignore[misc]
         yield server
 
 
@@ -56,7 +65,7 @@ def run(live: LiveServer, agent: str, model: str, home: Path) -> str:
     program = shutil.which(AGENTS[agent].program)
     if program is None:
         pytest.skip(f"{agent} is not installed: {AGENTS[agent].install}")
-    settings = AGENTS[agent].settings(Served(live.url, model, 65536))
+    settings = AGENTS[agent].settings(Served(live.url, model, CONTEXT))
     mine = ARGUMENTS[agent]
     arguments = [*mine[:1], *settings.arguments, *mine[1:]] if agent == "codex" else [*settings.arguments, *mine]
     (home / "work").mkdir(parents=True)
@@ -84,3 +93,32 @@ def test_a_call_of_a_tool(live: LiveServer, agent: str, tmp_path: Path) -> None:
     new = prompts - (after.reused_tokens - before.reused_tokens)
     assert requests >= 2
     assert new < prompts / requests + MOST_NEW  # the first prompt, and what came after it
+
+
+class Access(logging.Handler):
+    """The access log's fields, a request each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.fields.append(getattr(record, "fields", {}))
+
+
+@pytest.mark.parametrize("agent", LONG)
+def test_twenty_turns_read_only_what_is_new(live: LiveServer, agent: str, tmp_path: Path) -> None:
+    log, access = logging.getLogger("mlxinfer.access"), Access()
+    log.setLevel(logging.INFO)
+    log.addHandler(access)
+    try:
+        assert "All done." in run(live, agent, f"{agent}-long", tmp_path)
+    finally:
+        log.removeHandler(access)
+    prompts = [(int(f["prompt_tokens"]), int(f["cached_tokens"])) for f in access.fields if "prompt_tokens" in f]
+    longest = max(prompt for prompt, _ in prompts)
+    turns = [(prompt, prompt - cached) for prompt, cached in prompts if prompt > longest / 2]  # no titles and the like
+    for turn, (prompt, read) in enumerate(turns):
+        sys.stdout.write(f"{agent}, turn {turn}: {prompt} tokens, {read} read\n")
+    assert len(turns) > TURNS
+    assert all(read < MOST_NEW for _, read in turns[1:])

@@ -1,4 +1,4 @@
-"""A model that says what it was told to: one text at first, another one after a tool has answered."""
+"""A model that says what it was told to: one text at first, another one after tools have answered."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from .tiny_directory import JSON_CHARACTERS, tiny_directory
 SIZE = 128
 _FIRST, _AFTER = "[first]", "[after]"
 _TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
-    f"{{% if add_generation_prompt %}}{{{{ '{_AFTER}' if '<tool_response>' in messages[-1].content else '{_FIRST}' }}}}{{% endif %}}"
+    "{% set seen = namespace(results=0) %}{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>"
+    "{% if '<tool_response>' in m.content %}{% set seen.results = seen.results + 1 %}{% endif %}{% endfor %}"
+    f"{{% if add_generation_prompt %}}{{{{ '{_AFTER}' if seen.results >= CALLS else '{_FIRST}' }}}}{{% endif %}}"
 )
 
 
-def scripted_directory(target: Path, first: str, after: str = "All done.", context: int = 65536) -> Path:
-    """Write the directory and return it. Both texts are tokens of their own; a token says which one follows it, whatever came before."""
+def scripted_directory(target: Path, first: str, after: str = "All done.", context: int = 65536, calls: int = 1) -> Path:
+    """Write the directory and return it. Both texts are tokens of their own; a token says which one follows it, whatever came before.
+    `after` comes once there are so many results of `calls`."""
     tiny_directory(target, characters=JSON_CHARACTERS)
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (_FIRST, _AFTER, first, after)])
     tokenizer.save(str(target / "tokenizer.json"))
     settings = json.loads((target / "tokenizer_config.json").read_text())
-    (target / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": _TEMPLATE}))
+    (target / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": _TEMPLATE.replace("CALLS", str(calls))}))
     token = tokenizer.token_to_id
     end = token("</s>")
     follows = {token(_FIRST): token(first), token(_AFTER): token(after), token(first): end, token(after): end}

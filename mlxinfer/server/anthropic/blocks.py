@@ -58,6 +58,7 @@ class ToolUseBlock(StrictModel):
     input: dict[str, Any]
     cache_control: CacheControl | None = None
     caller: Annotated[Any, Unsupported({"type": "direct"})] = None
+    toolset_name: Annotated[Any, Unsupported()] = None
 
 
 _ResultContent = Annotated[
