@@ -157,6 +157,7 @@ HALF, LONG = ("--memory", "0.062", "--max-num-seqs", "4"), 1200
 """A worker keeps the pages of 25,300 tokens that nobody uses: of these conversations 13 in the middle of the run and 10 at its end."""
 
 
+@pytest.mark.slow  # a minute; tests/engine/test_two_caches.py shows the same without a router
 def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capfd):
     """Where each worker can keep all of them, whoever reads a prompt first has it for ever, and turns lose little."""
     found = {}
