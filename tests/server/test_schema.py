@@ -53,6 +53,8 @@ def conforms(live: LiveServer, api: Any, examples: int) -> None:
     for operation, mode in product(operations, schemathesis.GenerationMode):
         if mode is schemathesis.GenerationMode.NEGATIVE and not operation.body:
             continue  # there is nothing to do wrong
+        if operation.path == "/models/sse":
+            continue  # it never ends
 
         @settings(max_examples=examples, **PACE)
         @given(operation.as_strategy(generation_mode=mode))
