@@ -14,7 +14,7 @@ from ..cache.pages import PageTable
 from ..cache.pool import Places
 from ..cache.state import Rows
 from ..cache.step import CacheStep
-from ..models.decoder import BlockStack, rows_of
+from ..models.decoder import BlockStack
 from ..records import dataclass
 from .lead import read_rows
 from .messages import Op, StepMessage, messages, unpack_pages
@@ -168,7 +168,7 @@ class Follower:
         rows = message.segments[-1].start + message.segments[-1].count
         if self.stack.part.shares > 1:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
-            y = rows_of(self.stack.advance(x, step, self.stack.rotations(step)))
+            y = self.stack.advance(x, step, self.stack.rotations(step))
             # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
             return y if any(s.read for s in message.segments) else x
         x = self._ring.receive((rows, hidden + before), message.dtype)
@@ -178,7 +178,7 @@ class Follower:
             inputs = mx.swapaxes(own.reshape(rows, len(self.stack.blocks), -1), 0, 1)
             x = x[:, :hidden]
         stack = self.stack if self._adapted is None or not message.adapters else self._adapted.for_slots(message.adapters)
-        y = rows_of(stack.advance(x, step, stack.rotations(step), None, inputs))
+        y = stack.advance(x, step, stack.rotations(step), None, inputs)
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
         if self._ring.next:
             return self._ring.send(mx.concatenate([y, later], axis=1) if after else y)

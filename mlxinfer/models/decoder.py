@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
@@ -18,7 +19,7 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import runs
+from .fused_blocks import Run, runs
 from .mtp import Head, HeadPlan, Places, with_vocabulary
 from .stack import Part, Rest, layers_of, only
 
@@ -141,14 +142,11 @@ class BlockStack:
 
     def advance(
         self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None = None, inputs: mx.array | None = None
-    ) -> Stream | mx.array:
-        """Rows `[T, hidden]` through these blocks, or a stream that ends in them; keys, values and states go to the cache. `inputs`
-        `[blocks, T, n]` are those of each block, for families that have such."""
+    ) -> mx.array:
+        """Rows `[T, hidden]` through these blocks; keys, values and states go to the cache. `inputs` `[blocks, T, n]` are those of each
+        block, for families that have such."""
         if self.joined and hooks is None and inputs is None:
-            stream = Stream(x)
-            for block in self.blocks:
-                stream = block.advance(stream, step, rotations)
-            return stream
+            return self.stream(x, step, rotations).sum()
         if hooks is not None and inputs is None:
             from .hooks import run_blocks
 
@@ -158,7 +156,7 @@ class BlockStack:
                 x = block(x, step, rotations, own)
             return x
         for run in self.runs:
-            native = run.natively(step) if run.temperatures or run.recurrent or not step.runs_blocks else run.native
+            native = native_form(run, step)
             if native is not None:
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
@@ -167,10 +165,20 @@ class BlockStack:
                     x = block(x, step, rotations)
         return x
 
+    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+        """The same where sums and norms are `joined`: the last sum is left to the norm that follows."""
+        stream = Stream(x)
+        for block in self.blocks:
+            stream = block.advance(stream, step, rotations)
+        return stream
 
-def rows_of(stream: Stream | mx.array) -> mx.array:
-    """The whole stream, `[T, hidden]`."""
-    return stream.sum() if isinstance(stream, Stream) else stream
+
+def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
+    """What the CPU kernels compute of these blocks, if they can do it for this step: no temperature changes anything in it, and states need
+    not be kept for drafts that may be taken back."""
+    if run.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in run.temperatures):
+        return None
+    return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
 
 
 class Decoder(BlockStack):
@@ -263,12 +271,12 @@ class Decoder(BlockStack):
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
-        found = self.advance(x, step, rotations, hooks, own)
+        if self.joined and hooks is None and own is None and self.rest is None:
+            return self.stream(x, step, rotations).normed(self.norm)
+        x = self.advance(x, step, rotations, hooks, own)
         if self.rest is not None:
-            found = self.rest(rows_of(found), step, inputs)
-        if self.joined:
-            return (found if isinstance(found, Stream) else Stream(found)).normed(self.norm)
-        return (rows := rows_of(found)), rows
+            x = self.rest(x, step, inputs)
+        return x, self.norm(x) if self.joined else x
 
     def normed(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import Step
 from ..nn.attention import Temperature
 from ..nn.packing import holders
 from ..records import dataclass
@@ -32,13 +31,6 @@ class Run:
     """Those of its attention layers: the CPU kernels know none."""
     recurrent: Sequence[int] = ()
     """Indices of their recurrent layers in the cache, for the CPU kernels."""
-
-    def natively(self, step: Step) -> kernels_cpu.Blocks | None:
-        """The form for the CPU kernels, if they can compute this step: no temperature changes anything in it, and states need not be kept
-        for drafts that may be taken back."""
-        if self.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in self.temperatures):
-            return None
-        return None if self.recurrent and any(s.drafts for s in step.segments) else self.native
 
 
 @runtime_checkable
