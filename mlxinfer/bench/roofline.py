@@ -13,9 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..cache.base import PAGE, AttentionSpec, LayerSpec, RecurrentSpec
+from ..cache.base import PAGE, AttentionSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
+from ..loading.step_memory import state_bytes
 from ..models.decoder import Decoder, Model
 from ..models.vlm_text import integer_setting
 from ..nn.linear import Embedding, Linear
@@ -128,7 +129,7 @@ def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFo
         experts=experts,
         chosen=_chosen_share(model, config),
         attention=tuple(_attention(spec, config, dtype, kv) for spec in model.layers if isinstance(spec, AttentionSpec)),
-        state_bytes=sum(_state_bytes(spec) for spec in model.layers),
+        state_bytes=sum(state_bytes(spec) for spec in model.layers),
     )
 
 
@@ -136,10 +137,6 @@ def _attention(spec: AttentionSpec, config: Mapping[str, Any], dtype: mx.Dtype, 
     found = integer_setting(config, "num_attention_heads")
     heads = spec.kv_heads if found is None else found
     return _Attention(spec.window, LayerStore.page_bytes(spec, dtype, kv) / PAGE, 2 * heads * (spec.key_dim + spec.value_dim))
-
-
-def _state_bytes(spec: LayerSpec) -> int:
-    return sum(math.prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
 
 
 def _chosen_share(model: Decoder, config: Mapping[str, Any]) -> float:

@@ -6,16 +6,16 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from math import prod
 from threading import Event
 from typing import TYPE_CHECKING
 
 from ..adapters.places import changes, of_part
-from ..cache.base import AttentionSpec, RecurrentSpec, whole_spec
+from ..cache.base import AttentionSpec, LayerSpec, whole_spec
 from ..config import EngineConfig
 from ..device import device_memory
 from ..errors import GroupLostError, NodesError, SettingError
 from ..loading.memory_plan import usable_memory
+from ..loading.step_memory import state_bytes
 from ..models.decoder import Decoder, Model
 from ..models.share import sum_results
 from .agreement import Hello, Limits, Orders, model_digest, say, shared_settings
@@ -227,10 +227,8 @@ def limits_of(own: Prepared) -> Limits:
 def _snapshot_share(graph: Model) -> float:
     """Share of a snapshot's bytes that the own layers of a graph make up, about."""
 
-    def size(spec: object) -> int:
-        if isinstance(spec, AttentionSpec):
-            return 64 * spec.kv_heads * (spec.key_dim + spec.value_dim)
-        return sum(4 * prod(shape) for shape in spec.shapes) if isinstance(spec, RecurrentSpec) else 0
+    def size(spec: LayerSpec) -> int:
+        return 64 * spec.kv_heads * (spec.key_dim + spec.value_dim) if isinstance(spec, AttentionSpec) else state_bytes(spec)
 
     own, whole = sum(map(size, graph.layers)), sum(map(size, map(whole_spec, graph.layers)))
     return own / whole if whole else 1.0
