@@ -55,6 +55,17 @@ class Convolved {
     return input_ + (c_.taps - 1 + t) * width_;
   }
 
+  // The chunk's inputs are `count` rows of `rows` from `start` on.
+  void take(Float dtype, const Rows& rows, int64_t start, int64_t count) {
+    for (int64_t t = 0; t < count; ++t) {
+      float* to = input(t);
+      for (const Span& span : spans_) {
+        widen(dtype, rows, start + t, span.first, to, span.count);
+        to += span.count;
+      }
+    }
+  }
+
   // The chunk's results, rows of all spans behind one another.
   float* run(int64_t count, bool silu) {
     for (int64_t t = 0; t < count; ++t) {
@@ -108,13 +119,7 @@ void run_delta(const DeltaWork& w, int64_t sequence, int64_t head) {
   float* to = w.state_to + (sequence * w.value_heads + first) * state_size;
   for (int64_t done = 0; done < stretch.count; done += kChunk) {
     const int64_t count = std::min(kChunk, stretch.count - done), start = stretch.start + done;
-    for (int64_t t = 0; t < count; ++t) {
-      float* input = convolved.input(t);
-      for (const Span& span : spans) {
-        widen(w.dtype, w.qkv, start + t, span.first, input, span.count);
-        input += span.count;
-      }
-    }
+    convolved.take(w.dtype, w.qkv, start, count);
     float* row = convolved.run(count, true);
     for (int64_t t = 0; t < count; ++t, row += convolved.width()) {
       recurrent_kernels().unit(row, w.key_dim, 1e-6f, 1.0f / std::sqrt(static_cast<float>(w.key_dim)));
@@ -148,13 +153,7 @@ void run_mamba(const MambaWork& w, int64_t sequence, int64_t first, int64_t last
   float* to = w.state_to + (sequence * w.heads + first) * state_size;
   for (int64_t done = 0; done < stretch.count; done += kChunk) {
     const int64_t count = std::min(kChunk, stretch.count - done), start = stretch.start + done;
-    for (int64_t t = 0; t < count; ++t) {
-      float* input = convolved.input(t);
-      for (const Span& span : spans) {
-        widen(w.dtype, w.mixed, start + t, span.first, input, span.count);
-        input += span.count;
-      }
-    }
+    convolved.take(w.dtype, w.mixed, start, count);
     float* row = convolved.run(count, true);
     for (int64_t t = 0; t < count; ++t, row += convolved.width()) {
       const float *write = row + count_of_heads * w.dim, *read = write + w.size;
