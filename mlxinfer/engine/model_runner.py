@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 COMPILED_STEPS = "MLXINFER_COMPILED_STEPS"
-"""The environment's variable that is 0 where no step is to be replayed (`compiled_step`)."""
+"""The environment's variable that is 1 where steps are to be replayed (`compiled_step`)."""
 
 
 @dataclass(frozen=True, slots=True)
