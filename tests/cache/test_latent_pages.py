@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import PAGE, AttentionSpec
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.store import LayerStore
+from mlxinfer.models import architecture
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 
 NAMES = ["glm4_moe_lite", "deepseek_v3", "kimi_linear"]
 LATENT = AttentionSpec(1, 576, 512, query_heads=20, values_in_keys=True)
@@ -33,6 +37,14 @@ def test_bytes_of_a_token(kv: str, once: int, twice: int, monkeypatch: pytest.Mo
     assert LayerStore.page_bytes(LATENT, mx.bfloat16, form) / PAGE == once
     monkeypatch.setattr(kernels_cpu, "in_use", lambda: True)
     assert LayerStore.page_bytes(LATENT, mx.bfloat16, form) / PAGE == twice
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4"])
+def test_families_with_latents_say_that_keys_hold_the_values(name: str) -> None:
+    specs = architecture(json.loads((GOLDEN / name / "config.json").read_text())).specs
+    attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    assert attention
+    assert all(spec.values_in_keys for spec in attention)
 
 
 @pytest.mark.usefixtures("plain")

@@ -39,6 +39,7 @@ def test_a_connection_that_says_nothing_keeps_no_rank_waiting(monkeypatch: pytes
         link = Link(reached(nodes))
         link.tell(Kind.HELLO, asdict(replace(mine, rank=1, memory=50)))
         waiting.join(5)
+        assert not waiting.is_alive()  # while the silent connection is still open
     assert found == [[100, 50]]
     assert "refused what is no rank of this version" in capfd.readouterr().err
     assert group._links[0]._socket.gettimeout() is None
