@@ -28,18 +28,11 @@ from mlxinfer.errors import EngineError, MLXInferError
 
 BLOCK = 64
 """Tokens of a page, which the events of the cache speak of."""
-SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "n": "n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",
-}
-"""Dynamo's names of sampling options, and ours."""
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "n"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Sampling options, which have the same names in Dynamo and here."""
 REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "cancelled"}
 
 
@@ -139,7 +132,7 @@ class MLXInferEngine(LLMEngine):
 def sampling_params(request: Any) -> SamplingParams:
     """What Dynamo's preprocessor asks for. It looks for stop strings itself, and tells of the tokens that end an answer."""
     options, stops = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    values: dict[str, Any] = {ours: options[theirs] for theirs, ours in SAMPLING.items() if options.get(theirs) is not None}
+    values: dict[str, Any] = {name: options[name] for name in SAMPLING if options.get(name) is not None}
     if stops.get("max_tokens") is not None:
         values["max_tokens"] = stops["max_tokens"]
     values["ignore_eos"] = bool(stops.get("ignore_eos"))
