@@ -24,6 +24,7 @@ from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
 from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
+from mlxinfer.nn import kernel_trial
 
 PROMPTS = ["The quick brown fox", "jumps over the lazy dog, and " * 7, "abcabcabc"]
 PARAMS = [
@@ -75,6 +76,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
             return y.reshape(len(y), -1), recent
 
     monkeypatch.setattr(metal, "append_launch", Both)
+    monkeypatch.setattr(kernel_trial, "TRIALS", [])  # what other tests have tried is not used here
     trial.forget()
     yield found
     trial.forget()
