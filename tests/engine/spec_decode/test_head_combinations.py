@@ -35,9 +35,9 @@ def drafting(name: str, head: object, expected: list[list[int]], **settings: int
 
 
 def test_pages_that_run_out() -> None:
-    """Sequences give theirs back on the way, the head's with them."""
+    """Sequences give theirs back on the way, the head's with them. All prompts are read in one step, so that they grow together."""
     expected = run(engine_with(model_with_head("llama", HEAD)[0], max_draft=0), asked(130))
-    made, sequences = drafting("llama", HEAD, expected, kv_cache_tokens=256), asked(130)
+    made, sequences = drafting("llama", HEAD, expected, kv_cache_tokens=256, max_num_batched_tokens=256), asked(130)
     assert run(made, sequences) == expected
     assert made.stats().preemptions > 0
     assert all(s.drafted_tokens for s in sequences)
