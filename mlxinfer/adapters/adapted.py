@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..errors import AdapterError
 from ..models.decoder import BlockStack, Model
 from ..models.fused_blocks import Run
+from ..models.stack import Rest
 from ..records import dataclass
 from .linear import AdaptedLinear
 from .places import changes, planned_bytes
@@ -99,7 +100,8 @@ class AdaptedModel:
         found = changes(self._model, adapters)
         stacks = {id(each.linear): stack(each, adapters, self._dtype, self._stacks.get(id(each.linear)), before) for each in found}
         replaced = {id(each.linear): AdaptedLinear(each.linear, stacks[id(each.linear)], self._choice) for each in found}
-        self.adapted = _twin(self._model, replaced, self._choice) if replaced else self._model
+        # Other machines may have all that an adapter changes, and have to be told.
+        self.adapted = _twin(self._model, replaced, self._choice) if replaced or _is_divided(self._model) else self._model
         self.nbytes = sum(each.nbytes for each in stacks.values())
         self._stacks, self._there = stacks, list(there)
         for slot, (loaded, _) in enumerate(there, 1):
@@ -114,10 +116,17 @@ def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choi
     memo: dict[int, Any] = dict(replaced)
     twin.blocks = [_copied(block, memo) for block in model.blocks]
     twin.runs = [Run(twin.blocks)]
-    rest = model.rest
-    if rest is not None:
-        twin.rest = lambda x, step, inputs, adapters=(): rest(x, step, inputs, choice.counts)
+    twin.rest, twin.spread = _telling(model.rest, choice), _telling(model.spread, choice)
     return twin
+
+
+def _is_divided(model: Model | BlockStack) -> bool:
+    return isinstance(model, BlockStack) and not (model.rest is None and model.spread is None)
+
+
+def _telling(others: Rest | None, choice: Choice) -> Rest | None:
+    """Other machines, told which adapters the rows have."""
+    return None if others is None else lambda x, step, inputs, adapters=(): others(x, step, inputs, choice.counts)
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:

@@ -166,9 +166,10 @@ class Follower:
     def _compute(self, message: StepMessage, step: CacheStep) -> mx.array:
         hidden, before, after = self._columns
         rows = message.segments[-1].start + message.segments[-1].count
-        if self.stack.part.shares > 1:
+        stack = self.stack if self._adapted is None or not message.adapters else self._adapted.for_slots(message.adapters)
+        if stack.part.shares > 1:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
-            y = self.stack.advance(x, step, self.stack.rotations(step))
+            y = stack.advance(x, step, stack.rotations(step))
             # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
             return y if any(s.read for s in message.segments) else x
         x = self._ring.receive((rows, hidden + before), message.dtype)
@@ -177,7 +178,6 @@ class Follower:
             own = x[:, hidden : hidden + before - after]
             inputs = mx.swapaxes(own.reshape(rows, len(self.stack.blocks), -1), 0, 1)
             x = x[:, :hidden]
-        stack = self.stack if self._adapted is None or not message.adapters else self._adapted.for_slots(message.adapters)
         y = stack.advance(x, step, stack.rotations(step), None, inputs)
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
         if self._ring.next:

@@ -10,6 +10,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from ..adapters.places import changes, of_part
+from ..adapters.shares import of_share
 from ..cache.base import AttentionSpec, LayerSpec, whole_spec
 from ..config import EngineConfig
 from ..device import device_memory
@@ -75,8 +76,6 @@ class Group:
         hello = Hello.mine(0, self.nodes.digest, model_digest(target.checkpoint.path), usable_memory(args.memory_gb))
         memory = self._gather(hello)
         self.plan = plan = plan_as(self._split, target, found.kv, memory)
-        if self._split == "tensor" and found.adapters:
-            raise SettingError("adapters: they need whole layers, which --split tensor divides: leave one of them out")
         settings = shared_settings(args, str(target.dtype).rpartition(".")[2])
         orders = Orders(
             memory=memory, plan=plan.digest, split=self._split, settings=settings, adapters={a.name: a.digest for a in found.adapters}
@@ -213,7 +212,8 @@ def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
         outline = found.target.outline(part)
     if found.adapters:
         changes(graph, found.adapters)
-        found = replace(found, adapters=of_part(outline, found.adapters))
+        own = of_part(outline, found.adapters) if part.shares == 1 else of_share(found.adapters, part)
+        found = replace(found, adapters=own)
     return replace(found, target=replace(found.target, model=outline, weight_bytes=plan.weights[rank], part=part))
 
 

@@ -60,6 +60,9 @@ def run_member(
     ring = Ring()
     if orders.split == "tensor":
         sum_results(stack, ring.sum)
+        if adapted is not None:
+            assert isinstance(adapted.adapted, BlockStack)
+            sum_results(adapted.adapted, ring.sum)
     ready()
     received: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
     pulse = Pulse([link], lambda _, why: _leave(f"rank 0 {why}"), lambda kind, payload: received.put((kind, payload)), silence_s)

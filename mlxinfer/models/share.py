@@ -18,8 +18,10 @@ from .fused_blocks import Run
 
 FAMILIES = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
 """`model_type`s whose blocks are plain attention and a gated feed-forward layer."""
-_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-_BY_COLUMNS = ("o_proj", "down_proj")
+BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Projections of which a share has some rows: those of its heads, and channels."""
+BY_COLUMNS = ("o_proj", "down_proj")
+"""Projections of which a share has some columns."""
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -61,22 +63,22 @@ class ShareWeights:
     def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
         part, count = name.split(".")[-2], self._share.count
         out, into = shape[-2:]
-        if part in _BY_ROWS:
+        if part in BY_ROWS:
             found = self._whole.matrix(name, (out * count, into), quantizable=quantizable)
             first = self._share.rank * out
             return map_rows(found, lambda rows: _copied(rows, slice(first, first + out), -2))
-        if part in _BY_COLUMNS:
+        if part in BY_COLUMNS:
             return _columns(name, self._whole.matrix(name, (out, into * count), quantizable=quantizable), self._share.rank * into, into)
         return self._whole.matrix(name, shape, otherwise=otherwise, quantizable=quantizable)
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
         part = name.split(".")[-2]
-        if part in _BY_ROWS:
+        if part in BY_ROWS:
             first = self._share.rank * shape[0]
             whole = self._whole.vector(name, (shape[0] * self._share.count,), dtype=dtype)
             return _copied(whole, slice(first, first + shape[0]), 0)
         found = self._whole.vector(name, shape, otherwise=otherwise, dtype=dtype)
-        return mx.zeros_like(found) if part in _BY_COLUMNS and self._share.rank else found
+        return mx.zeros_like(found) if part in BY_COLUMNS and self._share.rank else found
 
 
 class SummedLinear(Linear):
@@ -93,10 +95,12 @@ class SummedLinear(Linear):
 
 
 def sum_results(stack: BlockStack, add: Callable[[mx.array], mx.array]) -> None:
-    """Have the results of attention and of feed-forward layers summed by `add`."""
+    """Have the results of attention and of feed-forward layers summed by `add`, where they are not yet."""
     for block in stack.blocks:
         mixer, mlp = getattr(block, "mixer"), getattr(block, "mlp")  # noqa: B009  # those of `FAMILIES` have both
-        mixer.output, mlp.down = SummedLinear(mixer.output, add), SummedLinear(mlp.down, add)
+        for part, name in ((mixer, "output"), (mlp, "down")):
+            if not isinstance(getattr(part, name), SummedLinear):
+                setattr(part, name, SummedLinear(getattr(part, name), add))
     stack.runs = [Run(stack.blocks)]
 
 

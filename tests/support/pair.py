@@ -25,6 +25,8 @@ from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.ring import name_ring
 from mlxinfer.engine.scheduler import Schedule
 
+from .drafting import Free
+
 PATIENT_S = 60.0
 """Machines that run tests may stand still for a while."""
 
@@ -39,6 +41,17 @@ class Scenario:
     """Steps after which the last of several running sequences has to give its pages back; 0 is never."""
     rounds: int = 1
     split: str = "pipeline"
+    eager: bool = False
+    """Draft whatever it costs: tiny models would rather not."""
+
+
+def draft_always(llm: AsyncLLM) -> None:
+    """Have a draft model or a head write ahead in every step."""
+    outputs = llm._thread._outputs
+    assert outputs is not None
+    proposer = outputs.engine.proposer
+    assert proposer.draft is not None
+    proposer.times, proposer.account.share, proposer.draft.cost = Free(), 1e9, 1e-4
 
 
 def preempt(llm: AsyncLLM, every: int) -> None:
@@ -73,7 +86,8 @@ async def answers(llm: AsyncLLM, scenario: Scenario) -> dict[str, Any]:
 
 def options(scenario: Scenario) -> dict[str, Any]:
     adapters = scenario.settings.get("adapters")
-    return {"adapter": next(iter(adapters))} if adapters else {}
+    chosen = any("adapter" in each for each in scenario.params)
+    return {"adapter": next(iter(adapters))} if adapters and not chosen else {}
 
 
 def _params(values: dict[str, Any]) -> SamplingParams:
@@ -91,12 +105,17 @@ async def lead(scenario: Scenario, nodes: Nodes) -> dict[str, Any]:
         await llm.ready()
         if scenario.preempts:
             llm._thread.compute(lambda: preempt(llm, scenario.preempts))
+        if scenario.eager:
+            llm._thread.compute(lambda: draft_always(llm))
         found = await answers(llm, scenario)
         found["weights"], found["rows"] = llm.weight_bytes, group.row_bytes
         found["read"], found["layouts"] = group.read, group.sent_bytes
     finally:
         await llm.close()
     alone = AsyncLLM.of(args)
+    await alone.ready()
+    if scenario.eager:
+        alone._thread.compute(lambda: draft_always(alone))
     found["alone"] = await answers(alone, scenario)
     found["alone"]["weights"] = alone.weight_bytes
     await alone.close()
