@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -37,14 +38,15 @@ def served(port: int) -> list[str]:
         connection.close()
 
 
-def start(model: str, name: str, port: int, folder: str, options: list[str]) -> list[subprocess.Popen[bytes]]:
+def start(model: str, name: str, port: int, folder: str, options: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """The frontend and both workers, which find each other by files in `folder`."""
     environment = os.environ | {"DYN_FILE_KV": folder, "DYN_DISCOVERY_BACKEND": "file"}
     routing = ["--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), "--event-plane", "zmq", "--discovery-backend", "file"]
     frontend = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *routing]
     worker = [sys.executable, str(Path(__file__).with_name("worker.py")), model, "--name", name, *options]
     commands = [frontend, *([*worker, "--kv-events", f"tcp://127.0.0.1:{port + 1 + i}"] for i in range(2))]
-    return [subprocess.Popen(command, env=environment) for command in commands]
+    for command in commands:
+        yield subprocess.Popen(command, env=environment)
 
 
 def main() -> None:
@@ -55,17 +57,18 @@ def main() -> None:
     parser.add_argument("--memory", help="GB for each worker")
     given = parser.parse_args()
     name = given.name or Path(given.model).name
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the others too, whenever it comes
     with TemporaryDirectory() as folder:
-        running = start(given.model, name, given.port, folder, ["--memory", given.memory] if given.memory else [])
+        running: list[subprocess.Popen[bytes]] = []
         try:
-            deadline = time.monotonic() + WAIT_S
-            while name not in served(given.port):
-                if any(process.poll() is not None for process in running) or time.monotonic() > deadline:
-                    sys.exit("the frontend does not list the model")
-                time.sleep(0.5)
-            print(f"ready: http://127.0.0.1:{given.port}/v1", flush=True)
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
             with suppress(KeyboardInterrupt):
+                running.extend(start(given.model, name, given.port, folder, ["--memory", given.memory] if given.memory else []))
+                deadline = time.monotonic() + WAIT_S
+                while name not in served(given.port):
+                    if any(process.poll() is not None for process in running) or time.monotonic() > deadline:
+                        sys.exit("the frontend does not list the model")
+                    time.sleep(0.5)
+                print(f"ready: http://127.0.0.1:{given.port}/v1", flush=True)
                 signal.pause()
         finally:
             for process in reversed(running):

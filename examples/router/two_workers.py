@@ -60,16 +60,17 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=30000, help="the router's; the workers have the two after it")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the others too, whenever it comes
     ports = [given.port + 1, given.port + 2]
-    running = [worker(given.model, port) for port in ports]
+    running: list[subprocess.Popen[bytes]] = []
     try:
-        for process, port in zip(running, ports, strict=True):
-            wait_for(process, port)
-        running.append(router(given.port, ports))
-        wait_for(running[-1], given.port, "/v1/models")
-        print(f"ready: http://127.0.0.1:{given.port}/v1", flush=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
+            running.extend(worker(given.model, port) for port in ports)
+            for process, port in zip(running, ports, strict=True):
+                wait_for(process, port)
+            running.append(router(given.port, ports))
+            wait_for(running[-1], given.port, "/v1/models")
+            print(f"ready: http://127.0.0.1:{given.port}/v1", flush=True)
             signal.pause()
     finally:
         for process in reversed(running):

@@ -101,7 +101,8 @@ class AdaptedModel:
         stacks = {id(each.linear): stack(each, adapters, self._dtype, self._stacks.get(id(each.linear)), before) for each in found}
         replaced = {id(each.linear): AdaptedLinear(each.linear, stacks[id(each.linear)], self._choice) for each in found}
         # Other machines may have all that an adapter changes, and have to be told.
-        self.adapted = _twin(self._model, replaced, self._choice) if replaced or _is_divided(self._model) else self._model
+        divided = isinstance(self._model, BlockStack) and self._model.divided
+        self.adapted = _twin(self._model, replaced, self._choice) if replaced or divided else self._model
         self.nbytes = sum(each.nbytes for each in stacks.values())
         self._stacks, self._there = stacks, list(there)
         for slot, (loaded, _) in enumerate(there, 1):
@@ -118,10 +119,6 @@ def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choi
     twin.runs = [Run(twin.blocks)]
     twin.rest, twin.spread = _telling(model.rest, choice), _telling(model.spread, choice)
     return twin
-
-
-def _is_divided(model: Model | BlockStack) -> bool:
-    return isinstance(model, BlockStack) and not (model.rest is None and model.spread is None)
 
 
 def _telling(others: Rest | None, choice: Choice) -> Rest | None:

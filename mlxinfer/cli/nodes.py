@@ -13,6 +13,8 @@ import click
 
 if TYPE_CHECKING:
     from ..config import EngineArgs
+    from ..distributed.front import GroupLLM
+    from ..distributed.group import Group
     from ..distributed.nodes import Nodes
     from ..server.settings import ServerSettings
 
@@ -111,4 +113,16 @@ def _serve(
 
         run(Models(registry=Registry({name: Slot.running(llm)}, aliases)), settings, tell=tell, sockets=sockets)
     finally:
+        _close(llm, group)
+
+
+def _close(llm: GroupLLM, group: Group) -> None:
+    """With the others; a further signal does not wait for the step that runs."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
         asyncio.run(llm.close())
+    except KeyboardInterrupt:
+        group.close()
+        os._exit(0)

@@ -8,6 +8,7 @@ from functools import partial
 import mlx.core as mx
 
 from ..adapters.adapted import AdaptedModel
+from ..cache.base import AttentionSpec, Elsewhere, LayerSpec
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..cache.pages import PageTable
@@ -27,10 +28,10 @@ _IN_FLIGHT = 2
 class FollowingCache(PagedCache):
     """A cache that does as rank 0's did. It has the pages and states of its own layers only, and no index of prefixes."""
 
-    def __init__(self, stack: BlockStack, dtype: mx.Dtype, kv: KVFormat, kv_cache_tokens: int, chunk: int) -> None:
+    def __init__(self, layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat, kv_cache_tokens: int, chunk: int) -> None:
         self._slots = 0
         self._snapshots: dict[int, Rows] = {}
-        super().__init__(stack.layers, dtype=dtype, kv_cache_tokens=kv_cache_tokens, chunk=chunk, kv=kv)
+        super().__init__(layers, dtype=dtype, kv_cache_tokens=kv_cache_tokens, chunk=chunk, kv=kv)
 
     def follow_open(self, numbers: Sequence[int]) -> None:
         slot, snapshot, count, states = numbers[:4]
@@ -104,16 +105,20 @@ class Follower:
         before: int = 0,
         after: int = 0,
         adapted: AdaptedModel | None = None,
+        windows: Sequence[int | None] = (),
+        all_rows: bool = False,
     ) -> None:
         """`before` and `after` are columns of a row besides the hidden ones that come and go: inputs of this rank's blocks and of later
-        ones, for families that have such. `adapted` are the blocks with adapters."""
+        ones, for families that have such. `adapted` are the blocks with adapters, `windows` and `all_rows` what `Orders` say."""
         self._adapted = adapted
         self.stack = stack
         self.steps = 0
         """Steps that were submitted."""
         self._ring = ring
         self.cache: FollowingCache
-        self._new_cache = partial(FollowingCache, stack, dtype, kv)
+        layers = (*stack.layers, *(Elsewhere(AttentionSpec(1, 1, 1, window)) for window in windows))
+        self._new_cache = partial(FollowingCache, layers, dtype, kv)
+        self._all_rows = all_rows
         self._columns = stack.hidden_size, before, after
         self._running: list[_Running] = []
         self._filled: dict[int, CacheStep] = {}
@@ -171,7 +176,7 @@ class Follower:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
             y = stack.advance(x, step, stack.rotations(step))
             # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
-            return y if any(s.read for s in message.segments) else x
+            return y if self._all_rows or any(s.read for s in message.segments) else x
         x = self._ring.receive((rows, hidden + before), message.dtype)
         inputs, later = None, x[:, hidden + before - after :]
         if before:
@@ -182,7 +187,7 @@ class Follower:
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
         if self._ring.next:
             return self._ring.send(mx.concatenate([y, later], axis=1) if after else y)
-        read = read_rows(message.segments)
+        read = [*range(rows)] if self._all_rows else read_rows(message.segments)
         if not read:
             return y
         return self._ring.send(y if len(read) == rows else y[mx.array(read)])

@@ -23,7 +23,7 @@ from .agreement import Hello, Limits, Orders, model_digest, say, shared_settings
 from .lead import Lead
 from .link import SILENCE_S, Kind, Link, Pulse
 from .nodes import Nodes
-from .plan import SplitPlan, cuttable, part_outline, plan_shares, plan_split
+from .plan import SplitPlan, bytes_besides, cuttable, part_outline, plan_shares, plan_split
 from .ring import Ring
 
 if TYPE_CHECKING:
@@ -75,10 +75,18 @@ class Group:
             raise SettingError("prefix_disk_gb: what several machines have computed cannot be kept on disk yet: leave it out")
         hello = Hello.mine(0, self.nodes.digest, model_digest(target.checkpoint.path), usable_memory(args.memory_gb))
         memory = self._gather(hello)
-        self.plan = plan = plan_as(self._split, target, found.kv, memory)
+        besides = bytes_besides(target, found.draft)
+        self.plan = plan = plan_as(self._split, target, found.kv, memory, besides)
         settings = shared_settings(args, str(target.dtype).rpartition(".")[2])
         orders = Orders(
-            memory=memory, plan=plan.digest, split=self._split, settings=settings, adapters={a.name: a.digest for a in found.adapters}
+            memory=memory,
+            plan=plan.digest,
+            split=self._split,
+            settings=settings,
+            adapters={a.name: a.digest for a in found.adapters},
+            besides=besides,
+            windows=head_windows(target.model),
+            all_rows=target.model.mtp is not None,
         )
         for link in self._links:
             link.tell(Kind.PLAN, asdict(orders))
@@ -102,7 +110,7 @@ class Group:
         for link in self._links:
             link.send(Kind.GO)
         self._ring = Ring()
-        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0])
+        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0], all_rows=model.mtp is not None)
         self._pulse = Pulse(self._links, self._on_loss, silence_s=self._silence_s)
         if self.plan.parts[0].shares > 1:
             sum_results(model, self._ring.sum)
@@ -198,9 +206,15 @@ def _listening(address: str, port: int) -> socket.socket:
         raise NodesError(f"rank 0 cannot wait for the others at {address}:{port}: {reason}; its address is the hostfile's first") from None
 
 
-def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[int]) -> SplitPlan:
+def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[int], besides: int) -> SplitPlan:
     """By layers, or by heads and columns where `split` is "tensor". Raises `MLXInferError`s."""
-    return plan_shares(target, memory) if split == "tensor" else plan_split(target, kv, memory)
+    return plan_shares(target, memory, besides) if split == "tensor" else plan_split(target, kv, memory, besides)
+
+
+def head_windows(model: Model) -> list[int | None]:
+    """Windows of the attention layers of a head that the model has."""
+    places = () if model.mtp is None else (model.mtp.places.attention,)
+    return [spec.window for spec in map(model.layers.__getitem__, places) if isinstance(spec, AttentionSpec)]
 
 
 def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
@@ -214,7 +228,8 @@ def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
         changes(graph, found.adapters)
         own = of_part(outline, found.adapters) if part.shares == 1 else of_share(found.adapters, part)
         found = replace(found, adapters=own)
-    return replace(found, target=replace(found.target, model=outline, weight_bytes=plan.weights[rank], part=part))
+    drafting = found.draft.weight_bytes if found.draft else 0  # among rank 0's in the plan
+    return replace(found, target=replace(found.target, model=outline, weight_bytes=plan.weights[rank] - drafting, part=part))
 
 
 def limits_of(own: Prepared) -> Limits:

@@ -67,7 +67,17 @@ def run_member(
     received: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
     pulse = Pulse([link], lambda _, why: _leave(f"rank 0 {why}"), lambda kind, payload: received.put((kind, payload)), silence_s)
     before, after = plan.extra[rank - 1], plan.extra[rank]
-    follower = Follower(stack, ring, found.target.dtype, found.kv, before=before, after=after, adapted=adapted)
+    follower = Follower(
+        stack,
+        ring,
+        found.target.dtype,
+        found.kv,
+        before=before,
+        after=after,
+        adapted=adapted,
+        windows=orders.windows,
+        all_rows=orders.all_rows,
+    )
     while True:
         kind, payload = received.get()
         if kind is Kind.END:
@@ -81,7 +91,7 @@ def _load(
     path: str, orders: Orders, rank: int, memory: int, link: Link, adapters: Mapping[str, str | Path] | None
 ) -> tuple[BlockStack, AdaptedModel | None, SplitPlan, Prepared]:
     with prepared(orders.args(path, memory / 1e9, adapters)) as found:
-        plan = plan_as(orders.split, found.target, found.kv, orders.memory)
+        plan = plan_as(orders.split, found.target, found.kv, orders.memory, orders.besides)
         if plan.digest != orders.plan:
             raise NodesError(f"rank {rank} comes to another plan than rank 0: start both from the same files and versions")
         if {a.name: a.digest for a in found.adapters} != orders.adapters:

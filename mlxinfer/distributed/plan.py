@@ -45,11 +45,17 @@ class SplitPlan:
             yield f"{name}: blocks {part.first} to {part.last - 1}{ends}, {sizes}"
 
 
-def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int]) -> SplitPlan:
-    """Such that the fullest machine has as much room left as possible, for weights and `GOOD_CONTEXT` tokens of context. Raises
-    `NodesError` where the machines are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
+def bytes_besides(found: PreparedModel, draft: PreparedModel | None = None) -> int:
+    """Bytes of weights that rank 0 has besides blocks, with those of a draft model."""
+    return found.weight_bytes - sum(found.block_bytes) + (draft.weight_bytes if draft else 0)
+
+
+def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], besides: int | None = None) -> SplitPlan:
+    """Such that the fullest machine has as much room left as possible, for weights and `GOOD_CONTEXT` tokens of context. `besides` are the
+    bytes that rank 0 has besides blocks, those of the model without a drafter if it is not given. Raises `NodesError` where the machines
+    are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
     graph = cuttable(found)
-    first = found.weight_bytes - sum(found.block_bytes)
+    first = bytes_besides(found) if besides is None else besides
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
     cuts = best_cuts(costs, first, memory, allowed_cuts(graph))
@@ -61,16 +67,16 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int]) -> Spl
     return SplitPlan(parts, tuple(weights), tuple(memory), extra)
 
 
-def plan_shares(found: PreparedModel, memory: Sequence[int]) -> SplitPlan:
-    """An equal share of every block for each rank. Raises `NodesError` where one of them has too little memory for it, and
-    `UnsupportedModelError` for a model that cannot be divided so."""
+def plan_shares(found: PreparedModel, memory: Sequence[int], besides: int | None = None) -> SplitPlan:
+    """An equal share of every block for each rank; `besides` as in `plan_split`. Raises `NodesError` where one of them has too little
+    memory for it, and `UnsupportedModelError` for a model that cannot be divided so."""
     ranks, blocks = len(memory), len(found.block_bytes)
     cuttable(found)
     parts = tuple(Part(0, blocks, rank, ranks) for rank in range(ranks))
     assert found.outline is not None
     found.outline(parts[0])
     share = -(-sum(found.block_bytes) // ranks)
-    weights = (share + found.weight_bytes - sum(found.block_bytes), *[share] * (ranks - 1))
+    weights = (share + (bytes_besides(found) if besides is None else besides), *[share] * (ranks - 1))
     for rank, (size, room) in enumerate(zip(weights, memory, strict=True)):
         if size > room:
             raise NodesError(f"rank {rank} has {room / 1e9:.3g} GB, and its share of the weights takes {size / 1e9:.3g} GB")

@@ -26,8 +26,10 @@ server's sockets."""
 _BODY = {"message": "The machines that run the model are being joined. Ask again soon.", "type": "overloaded", "code": "group_down"}
 _LAST_S = 2.0
 """Seconds that a client has to send a request that is refused."""
-_BACK_OFF_S = 1.0
-"""Seconds before a process that failed otherwise is started again; those that have lost their group are at once."""
+_BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 30.0
+"""Seconds before a process that failed otherwise is started again, twice as many each time; those that have lost their group are at
+once."""
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STILL_S = 5.0
 """A process that was ready and says nothing for so long stands still: it could not notice either that its group is lost."""
 _YOUNG_S = 10.0
@@ -44,20 +46,24 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = Event()
         self._was_ready = False
+        """Whether any of its processes was: what keeps the next from starting may go away, such as an address without its cable."""
+        self._failures = 0
+        """Processes in a row that were not ready."""
 
     def run(self) -> int:
-        """Until the process ends by itself, by a user's error, or by a signal. Returns the exit status."""
-        before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Until the process ends by itself, by a user's error before it was ever ready, or by a signal. Returns the exit status."""
+        before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
         try:
             while True:
-                began = monotonic()
+                began, self._failures = monotonic(), self._failures + 1
                 status = self._once()
-                if self._ending.is_set() or status in (0, 2):
+                if self._ending.is_set() or status == 0 or (status == 2 and not self._was_ready):
                     return max(status, 0)
                 if status != LOST and not self._was_ready and monotonic() - began < _YOUNG_S:
                     return 1
                 say("the group is lost: joining it again" if status == LOST else f"the process ended ({status}) and starts again")
-                self._answer_until(None, _BACK_OFF_S if status != LOST else 0.0)
+                pause = min(_BACK_OFF_S * 2 ** min(max(self._failures - 1, 0), 10), _LONGEST_BACK_OFF_S)
+                self._answer_until(None, pause if status != LOST else 0.0)
                 if self._ending.is_set():
                     return 0
         finally:
@@ -70,17 +76,19 @@ class Supervisor:
         descriptors = [each.fileno() for each in self._sockets]
         environment = self._environment | {CHILD: ":".join(map(str, (writing, *descriptors)))}
         try:
-            self._process = subprocess.Popen(self._command, pass_fds=(writing, *descriptors), env=environment)
+            # In a session of its own: a terminal would send it each Ctrl-C too, and two of them cancel answers instead of ending them.
+            self._process = subprocess.Popen(self._command, pass_fds=(writing, *descriptors), env=environment, start_new_session=True)
         finally:
             os.close(writing)
         if self._ending.is_set():  # a signal that came while it was started has not reached it
             self._process.terminate()
         try:
             self._answer_until(reading, None)
-            self._was_ready = bool(os.read(reading, 1))
-            if self._was_ready and not _lives_until_end(reading):
-                say("the process stands still, and is ended")
-                self._process.kill()
+            if os.read(reading, 1):
+                self._was_ready, self._failures = True, 0
+                if not _lives_until_end(reading):
+                    say("the process stands still, and is ended")
+                    self._process.kill()
         finally:
             os.close(reading)
         return self._process.wait()
@@ -101,7 +109,7 @@ class Supervisor:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._ending.set()
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
 def _lives_until_end(pipe: int) -> bool:

@@ -40,8 +40,7 @@ class AdapterSet:
             raise AdapterError(f"the adapter {name!r} cannot be read: {error.strerror or error}") from None
 
     def _check_alone(self) -> None:
-        model = self._model.model
-        if getattr(model, "rest", None) is not None or getattr(model, "spread", None) is not None:
+        if getattr(self._model.model, "divided", False):
             raise AdapterError("the model runs on several machines, whose adapters stay as they were at the start: restart with --adapter")
 
     def load(self, adapter: Adapter) -> None:

@@ -22,12 +22,14 @@ Layers = Union[int, Iterable[int], None]
 
 
 def native(model: Model) -> Decoder:
-    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, and for families whose blocks are not an attention and a
-    feed-forward layer in turn."""
+    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, for one that several machines share, and for families whose
+    blocks are not an attention and a feed-forward layer in turn."""
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(
             f"{model.model_type} runs on mlx-lm's graph, which cannot be looked into: choose a model with a native one"
         )
+    if model.divided:
+        raise UnsupportedModelError(f"{model.model_type} runs on several machines, which cannot be looked into: load it on one")
     if not all(isinstance(block, Block) for block in model.blocks):
         raise UnsupportedModelError(f"{model.model_type} has blocks of its own build, which cannot be looked into: choose another model")
     return model

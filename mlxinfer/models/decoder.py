@@ -136,6 +136,11 @@ class BlockStack:
         self.spread: Rest | None = None
         """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
 
+    @property
+    def divided(self) -> bool:
+        """Whether other machines compute a part of each step."""
+        return self.rest is not None or self.spread is not None
+
     def rotations(self, step: Step) -> dict[str, Rotation]:
         """How the rows of a step are rotated, by key of `ropes`."""
         return {name: rope.at(step) for name, rope in self.ropes.items()}

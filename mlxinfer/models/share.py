@@ -61,7 +61,7 @@ class ShareWeights:
         return self._whole.has(name)
 
     def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        part, count = name.split(".")[-2], self._share.count
+        part, count = _divided_part(name), self._share.count
         out, into = shape[-2:]
         if part in BY_ROWS:
             found = self._whole.matrix(name, (out * count, into), quantizable=quantizable)
@@ -72,7 +72,7 @@ class ShareWeights:
         return self._whole.matrix(name, shape, otherwise=otherwise, quantizable=quantizable)
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        part = name.split(".")[-2]
+        part = _divided_part(name)
         if part in BY_ROWS:
             first = self._share.rank * shape[0]
             whole = self._whole.vector(name, (shape[0] * self._share.count,), dtype=dtype)
@@ -102,6 +102,11 @@ def sum_results(stack: BlockStack, add: Callable[[mx.array], mx.array]) -> None:
             if not isinstance(getattr(part, name), SummedLinear):
                 setattr(part, name, SummedLinear(getattr(part, name), add))
     stack.runs = [Run(stack.blocks)]
+
+
+def _divided_part(name: str) -> str:
+    """The projection that a tensor belongs to; empty for those of a head, which rank 0 has as it is."""
+    return "" if name.startswith("mtp.") else name.split(".")[-2]
 
 
 def _columns(name: str, matrix: Matrix, first: int, count: int) -> Matrix:
