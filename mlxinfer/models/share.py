@@ -16,8 +16,10 @@ from ..records import dataclass
 from .decoder import BlockStack
 from .fused_blocks import Run
 
-FAMILIES = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
-"""`model_type`s whose blocks are plain attention and a gated feed-forward layer."""
+_USUAL_HEADS = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
+"""`model_type`s whose heads have `hidden_size / num_attention_heads` channels where the config does not say how many."""
+FAMILIES = _USUAL_HEADS | {"cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3_text", "hunyuan_v1_dense", "ministral3", "seed_oss"}
+"""`model_type`s whose blocks are plain attention and a gated feed-forward layer, without a norm over all heads."""
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections of which a share has some rows: those of its heads, and channels."""
 BY_COLUMNS = ("o_proj", "down_proj")
@@ -40,7 +42,8 @@ def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise UnsupportedModelError(f"{kind} cannot be divided by heads and columns, only by layers: leave out --split tensor")
-    for key in ("hidden_size", "num_attention_heads", "intermediate_size"):
+    told = ("hidden_size", "num_attention_heads", "intermediate_size")
+    for key in told if kind in _USUAL_HEADS else (*told, "num_key_value_heads", "head_dim"):
         if type(config.get(key)) is not int or config[key] < 1:
             raise UnsupportedModelError(f"the config does not say {key}, which machines share: leave out --split tensor")
     heads = config["num_attention_heads"]

@@ -1,5 +1,5 @@
-"""One rank of two on loopback: `python -m support.pair RANK PORT SCENARIOS` runs scenarios, in JSON, one after another; rank 0 prints what
-came of each, next to what one process answers."""
+"""One rank of several on loopback: `python -m support.pair RANK RANKS PORT SCENARIOS` runs scenarios, in JSON, one after another; rank 0
+prints what came of each, next to what one process answers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def preempt(llm: AsyncLLM, every: int) -> None:
     scheduler.schedule = with_preemptions  # type: ignore[method-assign]
 
 
-def nodes_at(port: int) -> Nodes:
-    return Nodes((Node("127.0.0.1", port + 1), Node("127.0.0.1", port + 2)))
+def nodes_at(port: int, count: int = 2) -> Nodes:
+    return Nodes(tuple(Node("127.0.0.1", port + 1 + rank) for rank in range(count)))
 
 
 async def answers(llm: AsyncLLM, scenario: Scenario) -> dict[str, Any]:
@@ -122,23 +122,25 @@ async def lead(scenario: Scenario, nodes: Nodes) -> dict[str, Any]:
     return found
 
 
-def run_pair(scenarios: list[Scenario], port: int, timeout_s: float = 120.0) -> list[dict[str, Any]]:
-    """Both ranks of all scenarios. Returns what `lead` found for each."""
+def run_pair(scenarios: list[Scenario], port: int, timeout_s: float = 120.0, ranks: int = 2) -> list[dict[str, Any]]:
+    """All ranks of all scenarios. Returns what `lead` found for each."""
     told = json.dumps([asdict(each) for each in scenarios])
     tests = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]), "MLXINFER_THREADS": "1"}
     command = [sys.executable, "-m", "support.pair"]
-    ranks = [
-        Popen([*command, str(rank), str(port), told], cwd=tests, env=environment, stdout=PIPE, stderr=PIPE, text=True) for rank in (1, 0)
+    first, *others = [
+        Popen([*command, str(rank), str(ranks), str(port), told], cwd=tests, env=environment, stdout=PIPE, stderr=PIPE, text=True)
+        for rank in range(ranks)
     ]
-    ending = Timer(timeout_s, lambda: [rank.kill() for rank in ranks])
+    ending = Timer(timeout_s, lambda: [rank.kill() for rank in (first, *others)])
     ending.start()
-    output, errors = ranks[1].communicate()
-    ranks[0].kill()
-    _, others = ranks[0].communicate()
+    output, errors = first.communicate()
+    for other in others:
+        other.kill()
+        errors += other.communicate()[1][-3000:]
     ending.cancel()
     found = [json.loads(line) for line in output.splitlines()]
-    assert len(found) == len(scenarios), errors[-3000:] + others[-3000:]
+    assert len(found) == len(scenarios), errors[-6000:]
     return found
 
 
@@ -150,9 +152,9 @@ def free_port() -> int:
 
 
 def main() -> None:
-    rank, port = int(sys.argv[1]), int(sys.argv[2])
-    scenarios = [Scenario(**each) for each in json.loads(sys.argv[3])]
-    nodes = nodes_at(port)
+    rank, count, port = map(int, sys.argv[1:4])
+    scenarios = [Scenario(**each) for each in json.loads(sys.argv[4])]
+    nodes = nodes_at(port, count)
     name_ring(nodes, rank)
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     for scenario in scenarios:

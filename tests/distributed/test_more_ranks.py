@@ -1,0 +1,31 @@
+"""Three machines by layers and four by heads answer exactly what one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.pair import Scenario, free_port, run_pair
+from support.wide import wide_directory
+
+TRUNK = [(i * 7) % 90 + 3 for i in range(100)]
+PROMPTS = [TRUNK, [*TRUNK[:70], 9], [5, 6, 7] * 20]
+PARAMS = [
+    {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True},
+    {"max_tokens": 30, "temperature": 0.9, "seed": 5, "n": 2, "ignore_eos": True},
+    {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True},
+]
+
+
+@pytest.mark.slow  # four processes
+@pytest.mark.parametrize(("ranks", "split"), [(3, "pipeline"), (4, "pipeline"), (4, "tensor")])
+def test_they_answer_alike(ranks: int, split: str, tmp_path: Path) -> None:
+    settings = {"max_context": 256, "dtype": "float32", **({"kv": "4"} if split == "pipeline" else {})}
+    scenario = Scenario(str(wide_directory(tmp_path / "wide")), PROMPTS, PARAMS, settings, preempts=25, rounds=2, split=split)
+    (found,) = run_pair([scenario], free_port(), 240, ranks)
+    assert found["tokens"] == found["alone"]["tokens"]
+    assert found["reused_tokens"] > 0
+    assert found["preemptions"] > 0
+    held = [found["weights"], *(each["held"] for each in found["read"])]
+    assert len(held) == ranks
+    assert max(held[1:]) < found["alone"]["weights"] * (0.5 if ranks == 3 else 0.4)
