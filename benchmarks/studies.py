@@ -119,6 +119,26 @@ def kv_bytes() -> None:
     click.echo(tables(), nl=False)
 
 
+@click.command("links")
+@click.option("--gigabytes", type=click.FloatRange(0.1), default=40.0, show_default=True, help="Weights of the model.")
+@click.option("--blocks", type=click.IntRange(1), default=80, show_default=True)
+@click.option("--hidden", type=click.IntRange(1), default=8192, show_default=True, help="Channels of a row.")
+@click.option("--memory-gb-per-s", type=click.FloatRange(1), default=546.0, show_default=True, help="Bandwidth of each Mac's memory.")
+@click.option("--latency-us", type=click.FloatRange(0), help="Of one other link, with --gb-per-s.  [default: the usual ones]")
+@click.option("--gb-per-s", type=click.FloatRange(0.001), help="Bandwidth of that link.")
+def links(gigabytes: float, blocks: int, hidden: int, memory_gb_per_s: float, latency_us: float | None, gb_per_s: float | None) -> None:
+    """Tokens per second of one model on 2 to 4 Macs, from what connects them. Computed, not measured."""
+    from mlxinfer.distributed.cost import LINKS, Link
+
+    from .links import table
+
+    if (latency_us is None) != (gb_per_s is None):
+        raise click.UsageError("--latency-us and --gb-per-s describe one link: give both")
+    injected = LINKS if latency_us is None or gb_per_s is None else (Link("injected", latency_us * 1e-6, gb_per_s * 1e9),)
+    rows = table(injected, weights=gigabytes * 1e9, blocks=blocks, hidden=hidden, bandwidth=memory_gb_per_s * 1e9)
+    click.echo("\n".join(rows))
+
+
 @click.command("kv-quality")
 @models_option(*DEFAULT_MODELS)
 @engines_option("mlxinfer,mlx-lm,llama.cpp")
@@ -183,6 +203,6 @@ def resume(models: dict[str, Path], tokens: int, pairs: int) -> None:
 
 
 COMMANDS = (
-    *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, kv_quality, launches),
+    *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, links, kv_quality, launches),
     *(batch, serving, memory_cap, resume, structure, structured, types, conversion, families),
 )

@@ -26,10 +26,11 @@ def test_a_signal_before_they_are_ready_leaves_no_process(name: str, package: st
     started.mkdir()
     (tmp_path / package / "__init__.py").write_text(_NEVER_READY)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "STARTED": str(started)}
-    with subprocess.Popen([sys.executable, str(EXAMPLES / name), "model"], env=environment) as example:
+    with subprocess.Popen([sys.executable, str(EXAMPLES / name), "model"], env=environment, cwd=tmp_path) as example:
         deadline = time.monotonic() + 60
         while len(found := [int(each.name) for each in started.iterdir()]) < processes:
             assert time.monotonic() < deadline
+            assert example.poll() is None
             time.sleep(0.02)
         example.send_signal(signal.SIGTERM)
         assert example.wait(20) == 0

@@ -87,12 +87,3 @@ def estimate_lines(found: PreparedModel, plan: SplitPlan) -> Iterator[str]:
     count = len(plan.parts)
     times = ", ".join(f"{link.name} {count * link.seconds(size) * 1e3:.2g} ms" for link in LINKS)
     yield f"a decoded token sends {count} rows of {size} bytes; on the way (computed): {times}"
-
-
-def table(job_of: Sequence[tuple[str, Job]]) -> str:
-    """Tokens per second by machines, link and way to divide the model, in Markdown."""
-    lines = ["| machines | link | pipeline, tok/s | tensor, tok/s |", "| --- | --- | --- | --- |"]
-    for name, job in job_of:
-        for link in LINKS:
-            lines.append(f"| {name} | {link.name} | {pipeline_tokens_s(job, link):.1f} | {tensor_tokens_s(job, link):.1f} |")
-    return "\n".join(lines) + "\n"
