@@ -38,7 +38,7 @@ class ComparedAnswer:
     top1: float
     """Share of these positions at which both find the same token likeliest, 0 to 1."""
     tokens_per_second: float
-    """Speed of its answer after the first token."""
+    """Speed of its answer after the first token, of a model that has been running before."""
     megabytes: float
     """Its weights."""
 
@@ -83,6 +83,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     for model in models:
         with _opened(model) as (llm, name):
             first = not expected
+            _warm_up(llm, texts[0])
             completions = llm.generate(texts, params)
             for number, (text, completion) in enumerate(zip(texts, completions, strict=True)):
                 if first:
@@ -95,6 +96,11 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     if not expected:
         raise SettingError("there is no model to compare")
     return Comparison([row for rows in found for row in rows])
+
+
+def _warm_up(llm: LLM, text: str) -> None:
+    """The first steps after loading are slow, and would be counted as the model's speed. One token is no prefix that an answer could find."""
+    llm.generate([llm.tokenizer.encode(text)[:1]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
 
 
 def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> tuple[float, float, float]:
