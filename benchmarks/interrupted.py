@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jupyter_client.blocking.client import BlockingKernelClient
     from jupyter_client.manager import KernelManager
 
-_LONG = "' '.join(f'{number} apples cost {number * number} francs.' for number in range(700))"
+_LONG = "' '.join(f'{number} apples cost {number * number} francs.' for number in range(450))"
 _CELLS = {
     "sleeping": "from time import sleep\ntry:\n    sleep(60)\nexcept KeyboardInterrupt:\n    pass",
     "an answer": "done = stream(llm, 'One, two, three,', SamplingParams(max_tokens=8000, ignore_eos=True))",

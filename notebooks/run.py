@@ -30,7 +30,7 @@ def run(path: Path) -> tuple[float, float]:
     raises `nbclient.exceptions.CellExecutionError`."""
     notebook, before = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
     began, used = perf_counter(), _processor_time()
-    nbclient.NotebookClient(notebook, timeout=LIMIT_S, record_timing=False).execute()
+    nbclient.NotebookClient(notebook, timeout=LIMIT_S, record_timing=False, coalesce_streams=True).execute()
     notebook.metadata.language_info.version = "3"
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:02d}", {}

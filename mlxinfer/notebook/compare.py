@@ -21,6 +21,10 @@ Compared = Union[str, Path, LLM, Mapping[str, Any]]
 """What is compared: what a model is asked for by, an open one, or the keywords of `LLM`, such as `{"path_or_id": "smollm2", "kv": "4"}`."""
 
 
+_PROMPT_SHOWN = 120
+"""Characters of a prompt in a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
     """What one model made of one prompt."""
@@ -60,7 +64,13 @@ class Comparison:
             yield row.prompt, row.model, row.answer, f"{row.logprob:.3f}", *loss, f"{row.tokens_per_second:.1f}", f"{row.megabytes:,.0f}"
 
     def _repr_html_(self) -> str:
-        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), self._lines())
+        """Each prompt once, and of a long one only its end, from which the models go on."""
+        lines, before = [], None
+        for prompt, *others in self._lines():
+            shown = f"… {prompt[-_PROMPT_SHOWN:]}" if len(prompt) > _PROMPT_SHOWN else prompt
+            lines.append(("" if prompt == before else shown, *others))
+            before = prompt
+        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), lines)
 
     def __repr__(self) -> str:
         return "\n".join(
