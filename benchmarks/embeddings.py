@@ -20,8 +20,8 @@ from .system import describe
 _SCRIPT = Path(__file__).with_name("embeddings_torch.py")
 _HEAD = """# Texts per second, beside transformers
 
-{texts} texts of {least} to {most} tokens, {tokens} in all, as token ids; float32 on both sides, {threads} threads, random weights. transformers
-takes {batch} at a time, sorted by length and padded, as sentence-transformers does; this project takes all at once. Each line is the median
+{texts} texts of {least} to {most} tokens, {tokens} in all, as token ids; float32 on both sides, {threads} threads, random weights.
+transformers takes {batch} at a time, sorted by length and padded, as sentence-transformers does; this project takes all at once. Each line is the median
 of {pairs} pairs whose halves ran one after the other; the range is that of the pairs. Processor time is that of all threads: other programs
 change it less than the seconds. {machine}, load {load} when it began: {note}
 
@@ -47,7 +47,9 @@ def main(torch: str, pairs: int, texts: int, threads: int, note: str) -> None:
         (folder / "ids.json").write_text(json.dumps(ids))
         subprocess.run([torch, "-P", _SCRIPT, folder], check=True)
         system = describe()
-        lines = [_line(name, folder / sizes["model_type"], [torch, "-P", str(_SCRIPT)], threads, pairs, ids) for name, sizes in SIZES.items()]
+        lines = [
+            _line(name, folder / sizes["model_type"], [torch, "-P", str(_SCRIPT)], threads, pairs, ids) for name, sizes in SIZES.items()
+        ]
     head = _HEAD.format(
         texts=texts,
         least=min(counts),

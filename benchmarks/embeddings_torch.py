@@ -1,7 +1,7 @@
 """The other side of `python -m benchmarks.embeddings`: sentence-transformers' way with transformers, in a Python that has torch.
 
-Given a folder, it makes the checkpoints there. Given a name and a number of threads too, it loads one, embeds the token ids of ids.json whenever a line comes, and
-prints seconds, those of processor time, and vectors.
+Given a folder, it makes the checkpoints there. Given a name and a number of threads too, it loads one, embeds the token ids of ids.json
+whenever a line comes, and prints seconds, those of processor time, and vectors.
 """
 
 from __future__ import annotations

@@ -184,7 +184,9 @@ def resume(models: dict[str, Path], tokens: int, pairs: int) -> None:
 
 @click.command()
 @models_option("smollm2")
-@click.option("--streams", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences in a step; repeatable.")
+@click.option(
+    "--streams", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences in a step; repeatable."
+)
 @click.option("--pairs", type=click.IntRange(2), default=40, show_default=True, help="Blocks of 8 steps of each kind.")
 def unused(models: dict[str, Path], streams: tuple[int, ...], pairs: int) -> None:
     """What hooks and adapters cost a step of which no sequence has any. Writes results/unused.md."""

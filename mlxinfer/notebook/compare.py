@@ -109,7 +109,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
 
 
 def _warm_up(llm: LLM, text: str) -> None:
-    """The first steps after loading are slow, and would be counted as the model's speed. One token is no prefix that an answer could find."""
+    """The first steps after loading are slow, and would count as the model's speed. One token is no prefix that an answer could find."""
     llm.generate([llm.tokenizer.encode(text)[:1]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
 
 

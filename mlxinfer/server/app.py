@@ -89,9 +89,7 @@ class _App:
         finally:
             exchange.finish(self._server)
 
-    async def _refuse(
-        self, error: APIError, scope: Scope, receive: Receive, exchange: _Exchange, methods: Sequence[str] = ()
-    ) -> None:
+    async def _refuse(self, error: APIError, scope: Scope, receive: Receive, exchange: _Exchange, methods: Sequence[str] = ()) -> None:
         if exchange.status:
             return  # the response has begun
         exchange.log["error"] = error.code or error.kind

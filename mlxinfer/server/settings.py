@@ -115,7 +115,7 @@ def default_socket() -> Path:
 def is_open(file: Path | None) -> bool:
     """Whether others than its owner may read or write the file of the API key, so that the key is none."""
     try:
-        return file is not None and stat.S_ISREG((mode := file.expanduser().stat().st_mode)) and bool(mode & 0o077)
+        return file is not None and stat.S_ISREG(mode := file.expanduser().stat().st_mode) and bool(mode & 0o077)
     except OSError:
         return False  # reading it says why
 

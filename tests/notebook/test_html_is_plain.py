@@ -68,9 +68,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory):
 
 def test_answers() -> None:
     tokens = [TokenLogprob(1, HOSTILE, -1.0, ((2, HOSTILE, -1.5),))]
-    answer = Completion(
-        HOSTILE, [1], "stop", Usage(3, 1), tokens, reasoning=HOSTILE, tool_calls=[ToolCall("id", HOSTILE, '{"a": "<b>"}')]
-    )
+    answer = Completion(HOSTILE, [1], "stop", Usage(3, 1), tokens, reasoning=HOSTILE, tool_calls=[ToolCall("id", HOSTILE, '{"a": "<b>"}')])
     for value in (answer, [answer, answer], Completion(HOSTILE, [1], "stop", Usage(3, 1))):
         text = read(show(value).html)
         assert HOSTILE in text
