@@ -21,8 +21,8 @@ _SCRIPT = Path(__file__).with_name("embeddings_torch.py")
 _HEAD = """# Texts per second, beside transformers
 
 {texts} texts of {least} to {most} tokens, {tokens} in all, as token ids; float32 on both sides, {threads} threads, random weights.
-transformers takes {batch} at a time, sorted by length and padded, as sentence-transformers does; this project takes all at once. Each line is
-the median of {pairs} pairs whose halves ran one after the other; the range is that of the pairs. Processor time is that of all threads:
+transformers takes {batch} at a time, sorted by length and padded, as sentence-transformers does; this project takes all at once. Each line
+is the median of {pairs} pairs whose halves ran one after the other; the range is that of the pairs. Processor time is that of all threads:
 other programs change it less than the seconds. {machine}, load {load} when it began: {note}
 
 | model | transformers, texts/s | mlxinfer, texts/s | ratio | ratio by processor time | least cosine |
