@@ -202,7 +202,38 @@ def resume(models: dict[str, Path], tokens: int, pairs: int) -> None:
     click.echo(text)
 
 
+@click.command()
+@models_option("smollm2")
+@click.option(
+    "--streams", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences in a step; repeatable."
+)
+@click.option("--pairs", type=click.IntRange(2), default=40, show_default=True, help="Blocks of 8 steps of each kind.")
+def unused(models: dict[str, Path], streams: tuple[int, ...], pairs: int) -> None:
+    """What hooks and adapters cost a step of which no sequence has any. Writes results/unused.md."""
+    from .unused import measure, table
+
+    text = "\n".join(f"{name}, {pairs} pairs\n\n{table([measure(path, n, pairs) for n in streams])}" for name, path in models.items())
+    (RESULTS / "unused.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
+@click.command()
+@models_option("smollm2")
+@click.option("--times", type=click.IntRange(1), default=5, show_default=True, help="How often each is interrupted.")
+def interrupted(models: dict[str, Path], times: int) -> None:
+    """How long a notebook's cell goes on after it was interrupted. Writes results/interrupted.md."""
+    from .interrupted import measure, table
+
+    try:
+        text = "\n".join(table(name, measure(str(path), times)) for name, path in models.items())
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    (RESULTS / "interrupted.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+
+
 COMMANDS = (
+    *(unused, interrupted),
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, links, kv_quality, launches),
     *(batch, serving, memory_cap, resume, structure, structured, types, conversion, families),
 )

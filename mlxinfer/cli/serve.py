@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from .console import tell
 from .options import complete_model, engine_options, model_options, split
 
 if TYPE_CHECKING:
@@ -133,12 +134,14 @@ def _settings(
     activated: bool,
     adapters_dir: Path | None,
 ) -> ServerSettings:
-    from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, read_api_key
+    from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, is_open, read_api_key
 
     if socket is not None and no_socket:
         raise click.UsageError("--socket and --no-socket exclude each other")
     if kv_events_replay is not None and kv_events is None:
         raise click.UsageError("--kv-events-replay goes with --kv-events")
+    if is_open(api_key_file):
+        tell(f"others can read the API key in {api_key_file}: chmod 600 it", problem=True)
     own = None if no_socket or (activated and socket is None) else (socket or default_socket()).expanduser()
     return ServerSettings(
         socket=own,

@@ -21,6 +21,10 @@ Compared = Union[str, Path, LLM, Mapping[str, Any]]
 """What is compared: what a model is asked for by, an open one, or the keywords of `LLM`, such as `{"path_or_id": "smollm2", "kv": "4"}`."""
 
 
+_PROMPT_SHOWN = 120
+"""Characters of a prompt in a table."""
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
     """What one model made of one prompt."""
@@ -38,7 +42,7 @@ class ComparedAnswer:
     top1: float
     """Share of these positions at which both find the same token likeliest, 0 to 1."""
     tokens_per_second: float
-    """Speed of its answer after the first token."""
+    """Speed of its answer after the first token, of a model that has been running before."""
     megabytes: float
     """Its weights."""
 
@@ -60,7 +64,13 @@ class Comparison:
             yield row.prompt, row.model, row.answer, f"{row.logprob:.3f}", *loss, f"{row.tokens_per_second:.1f}", f"{row.megabytes:,.0f}"
 
     def _repr_html_(self) -> str:
-        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), self._lines())
+        """Each prompt once, and of a long one only its end, from which the models go on."""
+        lines, before = [], None
+        for prompt, *others in self._lines():
+            shown = f"… {prompt[-_PROMPT_SHOWN:]}" if len(prompt) > _PROMPT_SHOWN else prompt
+            lines.append(("" if prompt == before else shown, *others))
+            before = prompt
+        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), lines)
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -83,6 +93,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     for model in models:
         with _opened(model) as (llm, name):
             first = not expected
+            _warm_up(llm, texts[0])
             completions = llm.generate(texts, params)
             for number, (text, completion) in enumerate(zip(texts, completions, strict=True)):
                 if first:
@@ -95,6 +106,11 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     if not expected:
         raise SettingError("there is no model to compare")
     return Comparison([row for rows in found for row in rows])
+
+
+def _warm_up(llm: LLM, text: str) -> None:
+    """The first steps after loading are slow, and would count as the model's speed. One token is no prefix that an answer could find."""
+    llm.generate([llm.tokenizer.encode(text)[:1]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
 
 
 def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> tuple[float, float, float]:

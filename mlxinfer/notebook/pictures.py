@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -107,15 +108,17 @@ def attribution_picture(trace: Trace, token: int | None = None, position: int = 
     return Picture(figure)
 
 
-def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "") -> Picture:
-    """A matrix of numbers `[rows, columns]` around zero, such as the effect of a patch at each layer and position. Raises `MLXInferError`
-    without matplotlib."""
+def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "", tokens: Sequence[str] = ()) -> Picture:
+    """A matrix of numbers `[rows, columns]` around zero, such as the effect of a patch at each layer and position; `rows` and `columns` say
+    what they are, and `tokens` are what the columns stand for, such as `trace.tokens`. Raises `MLXInferError` without matplotlib."""
     numbers = np.array(values)
     most = float(np.abs(numbers).max()) or 1.0
     figure, axes = new_figure(2 + 0.3 * numbers.shape[1], 1.2 + 0.16 * numbers.shape[0])
     image = axes.imshow(numbers, aspect="auto", origin="lower", vmin=-most, vmax=most, cmap="RdBu")
     axes.set_xlabel(columns, fontsize=8)
     axes.set_ylabel(rows, fontsize=8)
+    if 0 < len(tokens) <= MOST_TOKENS:
+        axes.set_xticks(range(len(tokens)), [_short(text) for text in tokens], rotation=90, fontsize=7, fontfamily="monospace")
     axes.set_title(title, fontsize=9, loc="left")
     figure.colorbar(image)
     return Picture(figure)

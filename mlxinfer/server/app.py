@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from .._version import __version__
 from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai, page, worker
-from .auth import Auth, is_unix
+from .auth import Auth, has_key, is_unix
 from .errors import APIError, of_error, server_failed, stopping
 from .keeping.keeper import Keeper
 from .metrics import Metrics, WithVLLMNames
@@ -76,7 +76,7 @@ class _App:
         except APIError as error:
             await self._refuse(error, scope, receive, exchange)
         except HTTPException as error:
-            await self._refuse(self._of_routing(error, scope["path"], exchange), scope, receive, exchange)
+            await self._refuse(self._of_routing(error, scope["path"], exchange), scope, receive, exchange, self._allowed(scope["path"]))
         except MLXInferError as error:
             await self._refuse(of_error(error), scope, receive, exchange)
         except ClientGone:
@@ -89,14 +89,19 @@ class _App:
         finally:
             exchange.finish(self._server)
 
-    async def _refuse(self, error: APIError, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+    async def _refuse(self, error: APIError, scope: Scope, receive: Receive, exchange: _Exchange, methods: Sequence[str] = ()) -> None:
         if exchange.status:
             return  # the response has begun
         exchange.log["error"] = error.code or error.kind
         dialect = next(dialect for dialect in self._dialects if dialect.claims(scope["path"]))
         response = dialect.error_response(error)
-        response.headers.update(error.headers)
+        response.headers.update(error.headers | ({"allow": ", ".join(methods)} if error.status == 405 else {}))
         await response(scope, receive, exchange.send)
+
+    def _allowed(self, path: str) -> list[str]:
+        """The methods that a path takes (RFC 9110, 15.5.6)."""
+        routes = (route for route in self._router.routes if isinstance(route, Route) and route.path_regex.match(path))
+        return sorted({method for route in routes for method in route.methods or ()})
 
     def _of_routing(self, error: HTTPException, path: str, exchange: _Exchange) -> APIError:
         if error.status_code == 405:
@@ -155,7 +160,8 @@ class _Exchange:
 
 
 class Health(TypedDict):
-    """`states` says of each model whether it is listed, loading, ready, unloading or failed."""
+    """`states` says of each model whether it is listed, loading, ready, unloading or failed. Without the key of a server that has one,
+    only `status` says something."""
 
     status: str
     version: str
@@ -170,8 +176,10 @@ async def health(context: RequestContext, _: Any) -> ASGIApp:
     states = {entry.name: entry.slot.state for entry in models}
     if context.server.draining.is_set():
         status = "draining"
-    body = Health(status=status, version=__version__, models=list(states), states=dict(states))
-    return JSONResponse(body, 200 if status == "ok" else 503)
+    code = 200 if status == "ok" else 503
+    if context.shared_key and not has_key(dict(context.headers.raw), context.server.settings):
+        return JSONResponse(Health(status="failed" if failed and status != "draining" else status, version="", models=[], states={}), code)
+    return JSONResponse(Health(status=status, version=__version__, models=list(states), states=dict(states)), code)
 
 
 async def metrics(context: RequestContext, body: Any) -> ASGIApp:

@@ -65,12 +65,22 @@ class Auth:
             self._check_key(headers)
 
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        given = _given_key(headers)
         if not given:
             raise APIError(401, "authentication", "An API key is needed: send it as Authorization: Bearer.", code="missing_api_key")
         if not secrets.compare_digest(given, self._key):
             raise APIError(401, "authentication", "Incorrect API key provided.", code="invalid_api_key")
+
+
+def has_key(headers: Mapping[bytes, bytes], settings: ServerSettings) -> bool:
+    """Whether a request over TCP shows the key that this server asks for."""
+    return secrets.compare_digest(_given_key(headers), (settings.api_key or "").encode())
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key that a request shows; empty if it shows none."""
+    kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
 def is_unix(scope: Scope) -> bool:

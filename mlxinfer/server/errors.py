@@ -93,9 +93,10 @@ def no_such_model(name: str, served: Iterable[str]) -> APIError:
     return APIError(404, "not_found", message, param="model", code="model_not_found")
 
 
-def timed_out() -> APIError:
+def timed_out(limit_s: float | None = None) -> APIError:
     """408: the answer was not finished within `Limits.request_s`."""
-    return APIError(408, "timeout", "The request took longer than it may.", code="timeout")
+    limit = "it may" if limit_s is None else f"the {limit_s:g} s that it may"
+    return APIError(408, "timeout", f"The request took longer than {limit} (serve --request-timeout).", code="timeout")
 
 
 def stopping() -> APIError:

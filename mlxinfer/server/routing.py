@@ -105,7 +105,7 @@ class RequestContext:
             try:
                 await sse.unless_gone(self.receive, asyncio.wait_for(self._hold(slot, keep_alive_s), self.left_s))
             except asyncio.TimeoutError:
-                raise timed_out() from None
+                raise timed_out(self.limits.request_s) from None
             self.log["load_ms"] = round((time.monotonic() - asked) * 1000, 1)
         assert slot.llm is not None
         return ServedModel(entry.name, slot.llm, entry.adapter)

@@ -185,7 +185,7 @@ def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) ->
 def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
     """Adds an answer to the access log. Raises `APIError` if it was cut off."""
     if reason == "timeout":
-        raise timed_out()
+        raise timed_out(context.limits.request_s)
     if reason == "cancelled":
         raise stopping()
     log = context.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -109,6 +110,14 @@ def is_loopback(host: str) -> bool:
 def default_socket() -> Path:
     """`$MLXINFER_SOCKET`, else `~/.mlxinfer/api.sock`."""
     return Path(os.environ.get("MLXINFER_SOCKET") or "~/.mlxinfer/api.sock").expanduser()
+
+
+def is_open(file: Path | None) -> bool:
+    """Whether others than its owner may read or write the file of the API key, so that the key is none."""
+    try:
+        return file is not None and stat.S_ISREG(mode := file.expanduser().stat().st_mode) and bool(mode & 0o077)
+    except OSError:
+        return False  # reading it says why
 
 
 def read_api_key(file: Path | None) -> str | None:

@@ -106,9 +106,10 @@ def private_directory(directory: Path) -> None:
     except OSError as error:
         raise ServerError(f"cannot make the directory {directory} for the socket: {error.strerror}") from None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ServerError(
-            f"the socket needs a directory that only you can enter, and {directory} is not: chmod 700 it, or name a new one, which is made"
-        )
+        # Others work in a directory of somebody else, of the system, or with the sticky bit, as /tmp is.
+        shared = found.st_uid != os.geteuid() or found.st_uid == 0 or found.st_mode & stat.S_ISVTX
+        advice = "name one below it, which is made" if shared else "chmod 700 it, or name a new one, which is made"
+        raise ServerError(f"the socket needs a directory that only you can enter, and {directory} is not: {advice}")
 
 
 @contextmanager
