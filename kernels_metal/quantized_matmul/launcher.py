@@ -128,7 +128,7 @@ def _of_codes(
     if [shape for shape, _ in parts] != expected or k % group_size or parts[0][1] != mx.uint32:
         raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
     if gate and (gate not in GATES or n % 2 or rows > GATED_ROWS[-1]):
-        raise UnsupportedShapeError(f"no products of {rows} rows gated by {gate} into {n} columns; there are {', '.join(GATES)} up to 8 rows")
+        raise UnsupportedShapeError(f"no products of {rows} rows gated by {gate} into {n} columns; up to 8 rows, {', '.join(GATES)}")
     template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows)), ("GATE", GATES.get(gate, 0))]
     if mode == "affine":
         template += [("BITS", bits), ("GROUP", group_size)]

@@ -108,15 +108,22 @@ def settle(
             if dtype:
                 _try(holder.matrix, dtype, measured)
         for layer in objects(part):
-            if dtype and isinstance(layer, GatedMLP) and isinstance(layer.gate, Activated) and len(layer.gate_up.linears) == 1:
-                matrix = layer.gate_up.linears[0].matrix
-                if isinstance(matrix, Quantized):
-                    _try(matrix, dtype, measured, layer.gate.activation)
+            if dtype and isinstance(layer, GatedMLP):
+                _try_gate(layer, dtype, measured)
     elif kernels_cpu.available():
         for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
                 holder.matrix = _packed(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
+
+
+def _try_gate(layer: GatedMLP, dtype: mx.Dtype, measured: Path | None) -> None:
+    from ..kernels_metal.quantized_matmul.launcher import GATES  # only a GPU needs it
+
+    matrix, gate = layer.gate_up.linears[0].matrix, layer.gate
+    joined = len(layer.gate_up.linears) == 1 and isinstance(matrix, Quantized) and matrix.scales.dtype in (dtype, mx.uint8)
+    if joined and isinstance(gate, Activated) and gate.activation in GATES:
+        _try(matrix, dtype, measured, gate.activation)
 
 
 def _try(matrix: object, dtype: mx.Dtype, measured: Path | None, gate: str = "") -> None:

@@ -29,7 +29,9 @@ def test_products_compile_as_templates(dtype: mx.Dtype) -> None:
         for index, rows in enumerate(GATED_ROWS):
             gate = "silu" if index % 2 else "gelu_tanh"
             quantized_matmul(rows_of_x(rows, 512, dtype), *matrix("4/64", 16, 512, dtype).arrays, bits=4, group_size=64, gate=gate)
-        quantized_matmul(rows_of_x(8, 512, dtype), *matrix("mxfp4", 16, 512, dtype).arrays, None, bits=4, group_size=32, mode="mxfp4", gate="silu")
+        quantized_matmul(
+            rows_of_x(8, 512, dtype), *matrix("mxfp4", 16, 512, dtype).arrays, None, bits=4, group_size=32, mode="mxfp4", gate="silu"
+        )
     assert len(found) == 20 + len(BLOCKS) + len(GATED_ROWS) + 1
     for name, source in found.items():
         assert not mlx_templates.errors(source), name
