@@ -87,9 +87,7 @@ def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) 
     matrix = sum(a.bytes for name, a in named.items() if name in ("weight", "scales", "biases"))
     rows, numbers = x.size // x.shape[-1], x.shape[-1] * named["weight"].shape[0]
     passes = math.ceil(rows / _ROWS_OF_PRODUCT)
-    return Work(
-        x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * rows * numbers, unpacked=passes * numbers
-    )
+    return Work(x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * rows * numbers, unpacked=passes * numbers)
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = {

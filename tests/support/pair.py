@@ -108,6 +108,8 @@ def run_pair(scenarios: list[Scenario], port: int, timeout_s: float = 120.0) -> 
     told = json.dumps([asdict(each) for each in scenarios])
     tests = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]), "MLXINFER_THREADS": "1"}
+    if environment.get("MLXINFER_KERNELS") == "emulator":
+        environment["MLXINFER_METAL_KERNELS"] = "0"  # hundreds of steps would take minutes; the same engine in one process has it tested
     command = [sys.executable, "-m", "support.pair"]
     ranks = [
         Popen([*command, str(rank), str(port), told], cwd=tests, env=environment, stdout=PIPE, stderr=PIPE, text=True) for rank in (1, 0)
