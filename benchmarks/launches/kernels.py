@@ -83,12 +83,11 @@ def _unseal(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -
 
 
 def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    x, out = named["x"], outputs[0]
+    x = named["x"]
     matrix = sum(a.bytes for name, a in named.items() if name in ("weight", "scales", "biases"))
-    passes, numbers = math.ceil(x.size // x.shape[-1] / _ROWS_OF_PRODUCT), x.shape[-1] * out.shape[-1]
-    return Work(
-        x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * out.size * x.shape[-1], unpacked=passes * numbers
-    )
+    rows, numbers = x.size // x.shape[-1], x.shape[-1] * named["weight"].shape[0]
+    passes = math.ceil(rows / _ROWS_OF_PRODUCT)
+    return Work(x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * rows * numbers, unpacked=passes * numbers)
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = {

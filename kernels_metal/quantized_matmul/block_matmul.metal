@@ -13,12 +13,12 @@ struct PieceOf;
 //: threads as for affine_matmul
 threadgroup float partial[kMostSimdgroups * ROWS * kColumns];
 const int first_row = int(threadgroup_position_in_grid.y) * ROWS;
-const Tile tile = {first_row, x_shape[0] - first_row, int(threadgroup_position_in_grid.x) * kColumns, weight_shape[0], x_shape[1] / 32,
+const Tile tile = {first_row, x_shape[0] - first_row, int(threadgroup_position_in_grid.x) * kColumns, weight_shape[0], x_shape[1] / 32, false,
                    simdgroup_index_in_threadgroup, simdgroups_per_threadgroup, thread_index_in_simdgroup};
 const Blocks<TYPE> packed = {weight, uint(weight_shape[1])};
 multiply<T, Blocks<TYPE>, ROWS>(typename WayOf<ROWS>::type(), x, packed, tile, partial + tile.simdgroup * (ROWS * kColumns));
 threadgroup_barrier(mem_flags::mem_threadgroup);
-store<T, ROWS>(partial, tile, out);
+store<T, ROWS, 0>(partial, tile, out);
 
 //: kernel block_dequantize(weight) -> out
 //: threads (pieces of all rows, rounded up to groups; 1, 1), groups of (256, 1, 1). A thread takes a piece apart.

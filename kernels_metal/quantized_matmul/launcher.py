@@ -12,6 +12,10 @@ from .block_formats import BLOCKS
 
 ROWS = (1, 2, 4, 8, 16)
 """Rows of x for which there are variants; a product takes the smallest that holds its rows, or as many tiles of the largest as it needs."""
+GATED_ROWS = (1, 2, 4, 8)
+"""The same for products with an activation and a gate: more rows take two operations, as they would need a ninth variant."""
+GATES = {"silu": 1, "gelu_tanh": 2}
+"""Activations of gated products, by their names in `nn.activations`."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
@@ -40,21 +44,41 @@ def rows_of_variant(rows: int) -> int:
 
 
 def quantized_matmul(
-    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str = "affine"
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    *,
+    bits: int,
+    group_size: int,
+    mode: str = "affine",
+    gate: str = "",
 ) -> mx.array:
-    """x `[rows, K]` times MLX's quantized matrix `[N, K]`, transposed: `[rows, N]` in the dtype of x.
+    """x `[rows, K]` times MLX's quantized matrix `[N, K]`, transposed: `[rows, N]` in the dtype of x. With a `gate` of `GATES`,
+    `gate(first half of the columns) * second half`, `[rows, N / 2]`, rounded once; at most 8 rows then.
 
     `weight` is uint32 `[N, K * bits / 32]`; `scales` and `biases` are `[N, K / group_size]`: in the dtype of x for mode "affine", uint8 and
     None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
     `UnsupportedShapeError` for a format without a kernel.
     """
-    return launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode).run([x, *parts_of(weight, scales, biases)])[0]
+    launch = launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode, gate=gate)
+    return launch.run([x, *parts_of(weight, scales, biases)])[0]
 
 
-def launch_of(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array | None, *, bits: int, group_size: int, mode: str) -> Launch:
+def launch_of(
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    *,
+    bits: int,
+    group_size: int,
+    mode: str,
+    gate: str = "",
+) -> Launch:
     """How `quantized_matmul` is launched for arrays like these; raises what that does. To be kept by who multiplies a matrix again."""
     parts = [weight, scales] if biases is None else [weight, scales, biases]
-    return _of_codes(x.shape, x.dtype, tuple((a.shape, a.dtype) for a in parts), bits, group_size, mode)
+    return _of_codes(x.shape, x.dtype, tuple((a.shape, a.dtype) for a in parts), bits, group_size, mode, gate)
 
 
 def parts_of(weight: mx.array, scales: mx.array, biases: mx.array | None) -> list[mx.array]:
@@ -92,7 +116,9 @@ def block_dequantize(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
 
 
 @lru_cache(_KNOWN_SHAPES)
-def _of_codes(x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ...], bits: int, group_size: int, mode: str) -> Launch:
+def _of_codes(
+    x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ...], bits: int, group_size: int, mode: str, gate: str
+) -> Launch:
     rows, k = _rows_of(x)
     if problem := why_unsupported(dtype, bits, group_size, mode, parts[1][1]):
         raise UnsupportedShapeError(problem)
@@ -101,10 +127,12 @@ def _of_codes(x: Shape, dtype: mx.Dtype, parts: tuple[tuple[Shape, mx.Dtype], ..
     expected = [(n, k * bits // 32), *groups]
     if [shape for shape, _ in parts] != expected or k % group_size or parts[0][1] != mx.uint32:
         raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
-    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows))]
+    if gate and (gate not in GATES or n % 2 or rows > GATED_ROWS[-1]):
+        raise UnsupportedShapeError(f"no products of {rows} rows gated by {gate} into {n} columns; up to 8 rows, {', '.join(GATES)}")
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows)), ("GATE", GATES.get(gate, 0))]
     if mode == "affine":
         template += [("BITS", bits), ("GROUP", group_size)]
-    return _product(_CODES_FILE, f"{mode}_matmul", template, rows, n, k, dtype)
+    return _product(_CODES_FILE, f"{mode}_matmul", template, rows, n, k, dtype, sides=2 if gate else 1)
 
 
 @lru_cache(_KNOWN_SHAPES)
@@ -125,10 +153,12 @@ def _of_unpacking(weight: Shape, stored: mx.Dtype, kind: str, dtype: mx.Dtype) -
     return Launch(_BLOCKS_FILE, "block_dequantize", template, [(n, k)], [dtype], (threads, 1, 1), (_THREADS, 1, 1))
 
 
-def _product(file: str, name: str, template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int, dtype: mx.Dtype) -> Launch:
+def _product(
+    file: str, name: str, template: list[tuple[str, int | mx.Dtype]], rows: int, n: int, k: int, dtype: mx.Dtype, *, sides: int = 1
+) -> Launch:
     threads = 32 * simdgroups_of(n, k)
     grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
-    return Launch(file, name, template, [(rows, n)], [dtype], grid, (threads, 1, 1))
+    return Launch(file, name, template, [(rows, n // sides)], [dtype], grid, (threads, 1, 1))
 
 
 def simdgroups_of(n: int, k: int) -> int:

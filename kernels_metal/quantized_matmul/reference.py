@@ -1,7 +1,8 @@
-"""The numbers of GGUF blocks, and products with them, in plain MLX."""
+"""The numbers of GGUF blocks, products with them, and gates of products, in plain MLX."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -18,6 +19,13 @@ def columns_of_bytes(kind: str, count: int) -> int:
 def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
     """As the kernel's, but through a matrix of numbers in the dtype of x."""
     return x @ dequantized(weight, kind, x.dtype).T
+
+
+def gated(x: mx.array, up: mx.array, gate: str) -> mx.array:
+    """`gate(x) * up`, where `gate` is one of the launcher's `GATES`."""
+    if gate == "silu":
+        return x * mx.sigmoid(x) * up
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) * up
 
 
 def dequantized(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:

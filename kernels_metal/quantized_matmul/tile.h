@@ -4,6 +4,9 @@
 // A lane has the place of the 8x8 matrices (fragments.h) in every variant: it takes piece `fragment_row` of eight, of four rows of the
 // matrix, and takes it apart in registers, once for all rows of x. Which numbers of K are multiplied with one another first does not
 // matter, so the rows of an 8x8 matrix of weights are not neighbours in K but the eight pieces: that lets lanes load whole pieces.
+//
+// A gated product has the gates in the first half of the matrix, and what they are multiplied with in the second: a threadgroup takes eight
+// rows of each, so that it has both sums of a result.
 #pragma once
 
 constant constexpr int kColumns = 16;  // rows of the quantized matrix, which are columns of the result
@@ -15,12 +18,14 @@ struct Tile {
   int row, rows;       // of x: the first, and how many there are from it on, at least one
   int column, columns;  // of the result: the first, and how many there are in all
   int pieces;          // of a row
+  bool gated;
   uint simdgroup, simdgroups, lane;
 };
 
-// Column `index` of four, or the last one there is: what is computed for it is not stored.
+// Row of the matrix for column `index` of four, or the last one there is: what is computed for it is not stored.
 inline int column_of_lane(Tile tile, int index) {
-  return min(tile.column + index / 2 * 8 + int(fragment_column(tile.lane)) + index % 2, tile.columns - 1);
+  const int own = tile.column + int(fragment_column(tile.lane)) + index % 2, side = index / 2;
+  return tile.gated ? min(own, tile.columns - 1) + side * tile.columns : min(own + side * 8, tile.columns - 1);
 }
 
 // Eight numbers of x; zeros, if they are not there.
@@ -154,14 +159,29 @@ inline void multiply(ByMatrices<ROWS>, const device T* x, thread const M& packed
   share_matrices<ROWS / 8>(sums, tile, partial);
 }
 
-// Adds up what the simdgroups have left, always in the same order.
-template <typename T, int ROWS>
+// Adds up what the simdgroups have left of a number, always in the same order.
+template <int ROWS>
+inline float sum_of_parts(const threadgroup float* partial, Tile tile, int i) {
+  float sum = 0.0f;
+  for (uint part = 0; part < tile.simdgroups; ++part) sum += partial[int(part) * ROWS * kColumns + i];
+  return sum;
+}
+
+// silu (1) or the tanh approximation of gelu (2). As 1 + tanh(z) is 2 / (1 + e^(-2 z)), both are a share of x, which overflows nowhere.
+template <int GATE>
+inline float activated(float x) {
+  const float steep = GATE == 1 ? x : 1.59576912160573071f * (x + 0.044715f * x * x * x);  // 2 sqrt(2 / pi)
+  return x / (1.0f + precise::exp(-steep));
+}
+
+template <typename T, int ROWS, int GATE>
 inline void store(const threadgroup float* partial, Tile tile, device T* out) {
-  for (int i = int(32 * tile.simdgroup + tile.lane); i < ROWS * kColumns; i += int(32 * tile.simdgroups)) {
-    const int row = i / kColumns, column = tile.column + i % kColumns;
+  constexpr int columns = GATE == 0 ? kColumns : kColumns / 2;
+  for (int i = int(32 * tile.simdgroup + tile.lane); i < ROWS * columns; i += int(32 * tile.simdgroups)) {
+    const int row = i / columns, column = tile.column + i % columns, at = row * kColumns + i % columns;
     if (row >= tile.rows || column >= tile.columns) continue;
-    float sum = 0.0f;
-    for (uint part = 0; part < tile.simdgroups; ++part) sum += partial[int(part) * ROWS * kColumns + i];
-    out[ulong(tile.row + row) * ulong(tile.columns) + ulong(column)] = T(sum);
+    float number = sum_of_parts<ROWS>(partial, tile, at);
+    if (GATE != 0) number = activated<GATE>(number) * sum_of_parts<ROWS>(partial, tile, at + columns);
+    out[ulong(tile.row + row) * ulong(tile.columns) + ulong(column)] = T(number);
   }
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
+from ...device import is_gpu
 from . import reference
 from .block_formats import BLOCKS
-from .launcher import ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
+from .launcher import GATED_ROWS, GATES, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
 
 Clock = Callable[[], float]
 Product = Callable[[mx.array, int], mx.array]
@@ -42,15 +44,19 @@ class Subject:
     """Numbers that share a scale."""
     dtype: mx.Dtype
     """The dtype of x, of the result, and of affine scales."""
+    gate: str = ""
+    """Activation of a gated product, one of the launcher's `GATES`; "" where there is none."""
 
     @property
     def name(self) -> str:
         form = self.mode if self.mode in BLOCKS else f"{self.mode} {self.bits}/{self.group_size}"
-        return f"{form} {str(self.dtype).rpartition('.')[2]}"
+        return f"{form} {str(self.dtype).rpartition('.')[2]} {self.gate}".rstrip()
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The variants that are of use: MLX reads its own formats once for one row."""
+        """The variants that are of use: MLX reads its own formats once for one row, but gates its products apart."""
+        if self.gate:
+            return GATED_ROWS
         return ROWS if self.mode in BLOCKS else ROWS[1:]
 
     def nbytes(self, numbers: int) -> int:
@@ -75,6 +81,8 @@ class Speed:
 def is_supported(subject: Subject) -> bool:
     """Whether there are kernels for this format."""
     scales = mx.uint8 if subject.mode == "mxfp4" else subject.dtype
+    if subject.gate and (subject.mode in BLOCKS or subject.gate not in GATES):
+        return False
     return subject.mode in BLOCKS or not why_unsupported(subject.dtype, subject.bits, subject.group_size, subject.mode, scales)
 
 
@@ -93,7 +101,8 @@ def _wrong_codes(subject: Subject) -> str | None:
         numbers = mx.dequantize(words, scales, None, group, bits, mode).astype(mx.float32)
     else:
         numbers = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
-    return _first_difference(subject, numbers, lambda x: quantized_matmul(x, words, scales, biases, bits=bits, group_size=group, mode=mode))
+    product = partial(quantized_matmul, bits=bits, group_size=group, mode=mode, gate=subject.gate)
+    return _first_difference(subject, numbers, lambda x: product(x, words, scales, biases))
 
 
 def _wrong_block(subject: Subject) -> str | None:
@@ -110,6 +119,7 @@ def _first_difference(subject: Subject, numbers: mx.array, product: Callable[[mx
     for rows in subject.rows:
         x = mx.random.normal((rows, _K), key=mx.random.key(rows)).astype(subject.dtype)
         got, expected = product(x).astype(mx.float32), x.astype(mx.float32) @ numbers.T
+        expected = reference.gated(*mx.split(expected, 2, axis=-1), subject.gate) if subject.gate else expected
         errors = mx.abs(got - expected) / mx.abs(expected).max()
         most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
         if not (most < _MOST_ERROR and mean < _MEAN_ERROR):
@@ -153,19 +163,29 @@ def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) 
 
 
 def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Product]:
-    """Ours and MLX's, of `count` random matrices `[n, k]`."""
+    """Ours and MLX's, of `count` random matrices `[n, k]`; of twice as many rows if they are gated."""
     if subject.mode in BLOCKS:
         blocks = [_blocks(subject, n, k) for _ in range(count)]
         affine = Subject("affine", _AFFINE_BITS[subject.bits], 32, subject.dtype)
         mx.eval(blocks)
         return lambda x, number: block_matmul(x, blocks[number], subject.mode), _products(affine, count, n, k)[1]
     bits, group, mode = subject.bits, subject.group_size, subject.mode
-    codes = [_codes(bits, group, mode, subject.dtype, n, k) for _ in range(count)]
+    codes = [_codes(bits, group, mode, subject.dtype, 2 * n if subject.gate else n, k) for _ in range(count)]
     mx.eval(codes)
+    gate = _gate(subject.gate)
     return (
-        lambda x, number: quantized_matmul(x, *codes[number], bits=bits, group_size=group, mode=mode),
-        lambda x, number: mx.quantized_matmul(x, *codes[number], transpose=True, group_size=group, bits=bits, mode=mode),
+        lambda x, number: quantized_matmul(x, *codes[number], bits=bits, group_size=group, mode=mode, gate=subject.gate),
+        lambda x, number: gate(mx.quantized_matmul(x, *codes[number], transpose=True, group_size=group, bits=bits, mode=mode)),
     )
+
+
+def _gate(gate: str) -> Callable[[mx.array], mx.array]:
+    """What follows MLX's product in a model: one operation on both halves, if there is a gate."""
+    if not gate:
+        return lambda y: y
+    one = partial(reference.gated, gate=gate)
+    gated = mx.compile(one, shapeless=True) if is_gpu() else one
+    return lambda y: gated(*mx.split(y.reshape(2, -1), 2)) if len(y) == 1 else gated(*mx.split(y, 2, axis=-1))
 
 
 def _codes(bits: int, group: int, mode: str, dtype: mx.Dtype, n: int, k: int) -> tuple[mx.array, mx.array, mx.array | None]:

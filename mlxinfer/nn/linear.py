@@ -13,7 +13,7 @@ from ..kernels_cpu import Packed
 from ..records import dataclass
 from .activations import Activated, Gate
 from .norms import RMSNorm
-from .row_products import block_product, block_rows, quantized_product
+from .row_products import block_product, block_rows, gated_product, halves, quantized_product
 from .weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe, Weights, concat, map_rows
 
 
@@ -138,6 +138,8 @@ class JoinedLinear:
         if isinstance(gate, Activated):
             if linear.can_gate(gate.activation):
                 return linear.gated(gate.activation, x, *chosen, norm=norm)
+            if type(linear) is Linear and isinstance(linear.matrix, Quantized) and linear.bias is None:
+                return gated_product(x if norm is None else norm(x), linear.matrix, gate)
             gate = gate.compute
         y = linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)
         return gate(*_parts(y, self.splits[0]))
@@ -145,9 +147,8 @@ class JoinedLinear:
 
 def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:
     """`[..., n]` cut before these columns."""
-    if y.ndim == 2 and y.shape[0] == 1 and 2 * sum(splits) == y.shape[1] and len(splits) == 1:
-        # A half of one row keeps the distance of whole rows as its stride, because of which MLX's Metal products would copy what follows.
-        return [*mx.split(y.reshape(2, -1), 2)]
+    if len(splits) == 1 and 2 * splits[0] == y.shape[-1]:
+        return halves(y)
     return [*mx.split(y, splits, axis=-1)] if splits else [y]
 
 

@@ -15,7 +15,9 @@ from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import WeightsError
 from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+from .activations import Activated
 from .linear import Embedding, Linear
+from .mlp import GatedMLP
 from .row_products import try_format
 from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
@@ -103,15 +105,31 @@ def settle(
         for holder in holders(part):
             if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
                 holder.matrix = in_memory(holder.matrix)
-            matrix = holder.matrix
-            if dtype and isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
-                computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
-                try_format(matrix.format, computed, measured)
+            if dtype:
+                _try(holder.matrix, dtype, measured)
+        for layer in objects(part):
+            if dtype and isinstance(layer, GatedMLP):
+                _try_gate(layer, dtype, measured)
     elif kernels_cpu.available():
         for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
                 holder.matrix = _packed(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
+
+
+def _try_gate(layer: GatedMLP, dtype: mx.Dtype, measured: Path | None) -> None:
+    from ..kernels_metal.quantized_matmul.launcher import GATES  # only a GPU needs it
+
+    matrix, gate = layer.gate_up.linears[0].matrix, layer.gate
+    joined = len(layer.gate_up.linears) == 1 and isinstance(matrix, Quantized) and matrix.scales.dtype in (dtype, mx.uint8)
+    if joined and isinstance(gate, Activated) and gate.activation in GATES:
+        _try(matrix, dtype, measured, gate.activation)
+
+
+def _try(matrix: object, dtype: mx.Dtype, measured: Path | None, gate: str = "") -> None:
+    if isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
+        computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
+        try_format(matrix.format, computed, measured, gate=gate)
 
 
 def in_memory(matrix: RawBlocks) -> Blocks:

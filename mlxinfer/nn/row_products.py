@@ -1,7 +1,8 @@
 """Products of few rows with quantized matrices on an Apple GPU: by this project's kernels, where a trial on this machine speaks for them.
 
-MLX reads an affine matrix once per row, or once per five rows; the kernels read it once per sixteen. A format is tried when the first
-matrix of it is loaded: every variant on a small case, and its speed, which is remembered on disk. What is not chosen is multiplied by MLX.
+MLX reads an affine matrix once per row, or once per five rows; the kernels read it once per sixteen, and for up to eight rows compute the
+gated unit that follows as well. A format is tried when the first matrix of it is loaded: every variant on a small case, and its speed,
+which is remembered on disk. What is not chosen is multiplied by MLX.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import mlx.core as mx
 from ..device import is_gpu
 from ..errors import one_line
 from ..records import dataclass
+from .activations import Activated
 from .half_scales import is_mixed, narrowed, restored
 from .kernel_trial import TRIALS, kernels_in_use
 from .product_speeds import remember, remembered
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 16
 """Rows up to which a product reads a matrix in MLX's form once."""
+_MOST_GATED_ROWS = 8
+"""The same for gated products."""
 _MOST_BLOCK_ROWS = 48
 """Rows up to which reading blocks once per 16 rows costs less than unpacking them into memory and back."""
 UNPACKED_BYTES = 64 << 20
@@ -59,7 +63,8 @@ class Choice:
 
 
 _lock = threading.Lock()
-_choices: dict[tuple[Format, mx.Dtype], Choice] = {}
+_choices: dict[tuple[Format, mx.Dtype, str], Choice] = {}
+"""By format, dtype, and the activation of gated products, "" for others."""
 _age = 0
 """Changes with `_choices`."""
 
@@ -76,6 +81,33 @@ def quantized_product(x: mx.array, matrix: Quantized) -> mx.array:
     return product(x)
 
 
+def gated_product(x: mx.array, matrix: Quantized, gate: Activated) -> mx.array:
+    """`gate(first half, second half)` of `quantized_product`, `[..., out / 2]`: by one kernel, where its trial speaks for it."""
+    known, key = matrix.products, (x.shape, x.dtype, _age, gate.activation)
+    product = known.get(key)
+    if product is None:
+        if len(known) >= _KNOWN_PRODUCTS:
+            known.clear()
+        product = known[key] = _gated(x, matrix, gate)
+    return product(x)
+
+
+def _gated(x: mx.array, matrix: Quantized, gate: Activated) -> Product:
+    kernel = None if is_mixed(x, matrix) else _kernel_product(x, matrix, gate.activation)
+    if kernel is not None:
+        return kernel
+    product, compute = _product(x, matrix), gate.compute
+    return lambda x: compute(*halves(product(x)))
+
+
+def halves(y: mx.array) -> list[mx.array]:
+    """`[..., n]` in the middle of its last axis."""
+    if y.ndim == 2 and y.shape[0] == 1:
+        # A half of one row keeps the distance of whole rows as its stride, because of which MLX's Metal products would copy what follows.
+        return [*mx.split(y.reshape(2, -1), 2)]
+    return [*mx.split(y, 2, axis=-1)]
+
+
 def _product(x: mx.array, matrix: Quantized) -> Product:
     if is_mixed(x, matrix):
         product = _product(narrowed(x), matrix)
@@ -87,20 +119,21 @@ def _product(x: mx.array, matrix: Quantized) -> Product:
     return lambda x: mx.quantized_matmul(x, weight, scales, biases, True, f.group_size, f.bits, f.mode)
 
 
-def _kernel_product(x: mx.array, matrix: Quantized) -> Product | None:
-    """The product by our kernel; None where MLX's own is used."""
-    choice = _choices.get((matrix.format, x.dtype)) if _choices else None
+def _kernel_product(x: mx.array, matrix: Quantized, gate: str = "") -> Product | None:
+    """The product by our kernel, with an activation and a gate if one is named; None where MLX's own is used."""
+    choice = _choices.get((matrix.format, x.dtype, gate)) if _choices else None
     if not choice or not choice.variants or matrix.weight.ndim != 2 or not is_gpu():
         return None
     rows = x.size // x.shape[-1]
-    if not 2 <= rows <= _MOST_ROWS or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
+    few, most = (1, _MOST_GATED_ROWS) if gate else (2, _MOST_ROWS)
+    if not few <= rows <= most or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
         return None
     from ..kernels_metal.quantized_matmul.launcher import launch_of, parts_of, rows_of_variant
 
     if rows_of_variant(rows) not in choice.variants:
         return None
     f, arrays = matrix.format, (matrix.weight, matrix.scales, matrix.biases)
-    launch, parts = launch_of(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode), parts_of(*arrays)
+    launch, parts = launch_of(x.reshape(rows, -1), *arrays, bits=f.bits, group_size=f.group_size, mode=f.mode, gate=gate), parts_of(*arrays)
     if parts[1] is not matrix.scales:
         mx.eval(parts)  # made here and kept, maybe for another thread
     if x.ndim == 2:
@@ -158,25 +191,25 @@ def in_use() -> bool:
 
 
 def try_format(
-    form: Format, dtype: mx.Dtype, measured: Path | None = None, *, seconds: float = _SECONDS, again: bool = False
+    form: Format, dtype: mx.Dtype, measured: Path | None = None, *, gate: str = "", seconds: float = _SECONDS, again: bool = False
 ) -> Choice | None:
-    """Decide how products in this format and dtype are computed, unless that is decided, or `again` asks for a new measurement. None where
-    there are no kernels."""
+    """Decide how products in this format and dtype are computed, those with this gate or, by default, those without, unless that is
+    decided, or `again` asks for a new measurement. None where there are no kernels."""
     if not in_use():
         return None
     global _age
     with _lock:
-        if again or (form, dtype) not in _choices:
-            _choices[form, dtype] = _choice(form, dtype, measured, seconds, again)
+        key = form, dtype, gate
+        if again or key not in _choices:
+            _choices[key] = _choice(_subject(*key), measured, seconds, again)
             _age += 1
-        return _choices[form, dtype]
+        return _choices[key]
 
 
-def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float, again: bool) -> Choice:
+def _choice(subject: Subject, measured: Path | None, seconds: float, again: bool) -> Choice:
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
     from ..kernels_metal.quantized_matmul.trial import is_supported, speeds, why_untrusted
 
-    subject = _subject(form, dtype)
     if not is_supported(subject):
         return Choice(instead="there is no kernel for them")
     if problem := why_untrusted(subject):
@@ -185,7 +218,7 @@ def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float
     if found is None:
         found = speeds(subject, seconds)
         remember(measured, subject, found)
-    if form.mode in BLOCKS:
+    if subject.mode in BLOCKS:
         fast = found if not found[1].stalled and found[1].times_mlx >= _WORTH else {}
     else:
         fast = {rows: speed for rows, speed in found.items() if not speed.stalled and speed.times_mlx > 1}
@@ -194,14 +227,14 @@ def _choice(form: Format, dtype: mx.Dtype, measured: Path | None, seconds: float
     return Choice(frozenset(fast), instead, stalled and not fast, found)
 
 
-def _subject(form: Format, dtype: mx.Dtype) -> Subject:
+def _subject(form: Format, dtype: mx.Dtype, gate: str) -> Subject:
     from ..kernels_metal.quantized_matmul.trial import Subject
 
-    return Subject(form.mode, form.bits, form.group_size, dtype)
+    return Subject(form.mode, form.bits, form.group_size, dtype, gate)
 
 
 def _variants(form: Format, dtype: mx.Dtype) -> frozenset[int]:
-    choice = _choices.get((form, dtype))
+    choice = _choices.get((form, dtype, ""))
     return choice.variants if choice else frozenset()
 
 
@@ -218,9 +251,9 @@ def product_lines() -> list[str]:
         return sorted(f"{_name(*key)}: {_described(choice)}" for key, choice in _choices.items())
 
 
-def _name(form: Format, dtype: mx.Dtype) -> str:
+def _name(form: Format, dtype: mx.Dtype, gate: str) -> str:
     kind = form.mode if form.mode not in ("affine", "mxfp4") else f"{form.bits}-bit {form.mode} in groups of {form.group_size}"
-    return f"{kind}, {str(dtype).rpartition('.')[2]}"
+    return f"{kind}, {str(dtype).rpartition('.')[2]}" + (f", gated by {gate}" if gate else "")
 
 
 def _described(choice: Choice) -> str:

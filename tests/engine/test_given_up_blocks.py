@@ -47,8 +47,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel()
     pretend_gpu(monkeypatch, ("Q4_K", "Q6_K"))
     monkeypatch.setattr(row_products, "is_gpu", lambda: True)
-    monkeypatch.setattr(row_products, "_choices", {(form, mx.float32): Choice(frozenset(launcher.ROWS)) for form in FORMS})
-    monkeypatch.setattr(packing, "try_format", lambda *_: None)
+    monkeypatch.setattr(row_products, "_choices", {(form, mx.float32, ""): Choice(frozenset(launcher.ROWS)) for form in FORMS})
+    monkeypatch.setattr(packing, "try_format", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "block_matmul", found.multiply)
     monkeypatch.setattr(launcher, "block_dequantize", found.unpack)
     return found
