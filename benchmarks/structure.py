@@ -51,10 +51,22 @@ def modules(root: Path = ROOT, *, linked: bool = True) -> list[Module]:
     return found
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """The tree and all statements, handlers and cases in it: no expressions, which are most of its nodes."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                waiting += inner
+
+
 def imports(module: Module, known: set[str]) -> Iterator[str]:
     """The package's own modules that this one imports, at the top or in a function."""
     package = module.name.split(".") if module.path.name == "__init__.py" else module.name.split(".")[:-1]
-    for node in ast.walk(module.tree):
+    for node in statements(module.tree):
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         base = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
@@ -84,7 +96,7 @@ def _room(name: str) -> str:
 def docstrings(found: Iterable[Module]) -> Iterator[tuple[str, str]]:
     """(place, text) of every docstring: of modules, classes and functions, and below attributes and constants."""
     for module in found:
-        for node in ast.walk(module.tree):
+        for node in statements(module.tree):
             body = getattr(node, "body", None)
             for statement in body if isinstance(body, list) else ():
                 if _is_text(statement):
@@ -94,7 +106,7 @@ def docstrings(found: Iterable[Module]) -> Iterator[tuple[str, str]]:
 def undocumented_fields(found: Iterable[Module]) -> Iterator[str]:
     """Public fields of public dataclasses without a docstring below them."""
     for module in found:
-        for node in ast.walk(module.tree):
+        for node in statements(module.tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and any(map(_is_dataclass, node.decorator_list)):
                 for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
                     if _is_public_field(statement) and not _is_text(after):
@@ -165,9 +177,8 @@ BOX = (124, 34)
 GAP = (26, 44)
 
 
-def picture(root: Path = ROOT) -> str:
+def picture(found: list[Module]) -> str:
     """An SVG of the layers: a box for each folder, above everything that it imports, with lines to those in the next layer."""
-    found = modules(root)
     folders = {module.folder for module in found} - {""}
     edges = {(a, b if b in folders else BASE) for a, b in arrows(found) if a in folders}
     rows = layers(edges)
@@ -209,4 +220,4 @@ def structure(root: Path, draw: bool) -> None:
     for name, value in measures(root).items():
         click.echo(f"{name:46}{value:>10}")
     if draw:
-        PICTURE.write_text(picture(root), encoding="utf-8")
+        PICTURE.write_text(picture(modules(root)), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -60,8 +61,14 @@ def program(mode: str) -> Path:
     options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
     linking = [*FLAGS[mode].process, *toolchain(mode).libraries]
     place = cache_directory() / f"runtime-{mode}-{_key(mode, _fingerprint(RUNTIME), options, linking)}"
-    if place.exists():
-        return place
+    with open(place.parent / f"building-{mode}", "w") as alone:
+        fcntl.flock(alone, fcntl.LOCK_EX)  # of several processes that want it at once, one compiles it
+        if not place.exists():
+            _build(mode, place, options, linking)
+    return place
+
+
+def _build(mode: str, place: Path, options: list[str], linking: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         sources = [str(path) for path in sorted(RUNTIME.glob("*.cpp"))]
         _call([toolchain(mode).compiler, *options, "-c", *sources], folder)
@@ -69,7 +76,6 @@ def program(mode: str) -> Path:
         # Not instrumented itself, but linked with the sanitizer's library.
         _call([toolchain(mode).compiler, *linking, "-rdynamic", *objects, "-ldl", "-lm", "-o", "program"], folder)
         os.replace(Path(folder) / "program", place)
-    return place
 
 
 def _lint(code: str, name: str, mode: str) -> None:

@@ -16,6 +16,12 @@ _DECLARATION = re.compile(r"^(?:ParmVar|Var|Field)Decl$")
 _CAST = re.compile(r"^(?:CStyleCast|CXXStaticCast|CXXReinterpretCast|CXXFunctionalCast)Expr$")
 _IMPLICIT_MEMBER = re.compile(r"^CXX(?:Constructor|Method|Destructor)Decl$")
 _MISSING = {"LambdaExpr": "Metal has no lambdas", "GotoStmt": "Metal has no goto"}
+_BRANCHES = " |`-"
+_IMPLICIT_MEMBERS = ("CXXConstructorDecl ", "CXXMethodDecl ", "CXXDestructorDecl ")
+_DECLARATIONS_AND_CASTS = (
+    *("ParmVarDecl ", "VarDecl ", "FieldDecl "),
+    *("CStyleCastExpr ", "CXXStaticCastExpr ", "CXXReinterpretCastExpr ", "CXXFunctionalCastExpr "),
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,23 @@ def problems(tree: str, files: frozenset[str]) -> list[Problem]:
     """Findings in `tree`, the output of -ast-dump; `files` are the names of the user's files."""
     start = min(at for file in files if (at := tree.find(f"{file}:")) >= 0)  # what comes before is the prelude's
     lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n")
-    return list(dict.fromkeys(_problems(lines, files)))
+    return list(dict.fromkeys(_problems(lines, files))) if _may_have_problems(lines) else []
+
+
+def _may_have_problems(lines: list[str]) -> bool:
+    """False where `_problems` would find none, whatever the files: most trees are clean, and keeping track of places takes long."""
+    skip = 1 << 30
+    for text in lines:
+        if skip < 1 << 30:
+            if len(text) - len(text.lstrip(_BRANCHES)) > skip:
+                continue
+            skip = 1 << 30
+        node = text.lstrip(_BRANCHES)
+        if " implicit " in node and node.startswith(_IMPLICIT_MEMBERS):
+            skip = len(text) - len(node)
+        elif ("__generic" in node and node.startswith(_DECLARATIONS_AND_CASTS)) or node.startswith(tuple(_MISSING)):
+            return True
+    return False
 
 
 def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:

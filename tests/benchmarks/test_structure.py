@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from benchmarks.structure import PICTURE, Module, arrows, docstrings, layers, measures, modules, picture, undocumented_fields
+from benchmarks.structure import PICTURE, arrows, docstrings, layers, measures, modules, picture, undocumented_fields
 
 FILES = {
     "__init__.py": "",
@@ -21,11 +20,6 @@ FILES = {
 }
 
 
-@cache
-def here() -> list[Module]:
-    return modules()
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     for name, text in FILES.items():
@@ -36,8 +30,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_the_picture_is_that_of_the_imports() -> None:
-    assert PICTURE.read_text(encoding="utf-8") == picture(), "python -m benchmarks structure --draw"
+def test_the_picture_and_the_docstrings_are_in_order() -> None:
+    """Read once for all three: the picture is that of the imports, every public field is explained, and no docstring dangles."""
+    here = modules()
+    assert PICTURE.read_text(encoding="utf-8") == picture(here), "python -m benchmarks structure --draw"
+    assert list(undocumented_fields(here)) == []
+    assert [place for place, text in docstrings(here) if text.lstrip().startswith("Of ")] == []
 
 
 def test_imports_of_modules_and_names_are_counted_once_a_file(tree: Path) -> None:
@@ -62,12 +60,3 @@ def test_a_folder_stands_below_all_that_import_it() -> None:
     with pytest.raises(ValueError, match="import one another"):
         layers([("a", "b"), ("b", "a")])
 
-
-@pytest.mark.long
-def test_every_public_field_is_explained() -> None:
-    assert list(undocumented_fields(here())) == []
-
-
-@pytest.mark.long
-def test_no_docstring_begins_with_a_dangling_of() -> None:
-    assert [place for place, text in docstrings(here()) if text.lstrip().startswith("Of ")] == []

@@ -80,10 +80,23 @@ def root_mean_square(x: Array) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
+def late(index: int) -> list[pytest.MarkDecorator]:
+    """The first combinations meet most pairs, and all choices; each is a kernel to compile."""
+    return [pytest.mark.slow] if index >= 30 else [pytest.mark.long] if index >= 15 else []
+
+
+COMBINATIONS = pairwise(AXES)
+
+
+def test_the_first_combinations_have_all_choices() -> None:
+    first = COMBINATIONS[:30]
+    assert all({choice[name] for choice in first} == set(values) for name, values in AXES.items())
+
+
 @needs_emulator
 @pytest.mark.parametrize(
     ("index", "choice"),
-    [pytest.param(index, choice, marks=[pytest.mark.long] if index >= 15 else []) for index, choice in enumerate(pairwise(AXES))],
+    [pytest.param(index, choice, marks=late(index)) for index, choice in enumerate(COMBINATIONS)],
 )
 def test_pairs_of_all_choices(index: int, choice: dict[str, Any]) -> None:
     check(scene(choice, index))

@@ -78,10 +78,13 @@ def test_sanitizers_are_silent(mode: str, kind: str, rows: int) -> None:
         weights.check(x, weights.times(x))
 
 
+OTHERS = [(mode, kind) for kind in ("2/128", "4/64", "6/32", "8/64", "Q4_0", "Q5_0", "Q8_0", "Q5_K") for mode in ("asan", "msan")]
+
+
 @needs_emulator
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["asan", "msan"])
-@pytest.mark.parametrize("kind", ["2/128", "4/64", "6/32", "8/64", "Q4_0", "Q5_0", "Q8_0", "Q5_K"])
+@pytest.mark.parametrize(
+    ("mode", "kind"), [pytest.param(*v, marks=pytest.mark.slow if i % 4 in (1, 2) else pytest.mark.long) for i, v in enumerate(OTHERS)]
+)
 def test_sanitizers_are_silent_in_the_other_formats(mode: str, kind: str) -> None:
     weights, x = matrix(kind, 19, 512, F16), rows_of_x(2, 512, F16)
     with emulated(mode=mode):

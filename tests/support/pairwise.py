@@ -19,21 +19,30 @@ def pairwise(axes: Mapping[str, Sequence[Any]], seed: int = 0, candidates: int =
     missing = {(a, i, b, j) for a, b in itertools.combinations(range(len(names)), 2) for i in range(sizes[a]) for j in range(sizes[b])}
     chosen = []
     while missing:
-        found = [_candidate(missing, sizes, chance) for _ in range(candidates)]
+        ordered = sorted(missing)
+        found = [_candidate(missing, ordered, sizes, chance) for _ in range(candidates)]
         best = max(found, key=lambda c: len(missing & _pairs(c)))
         missing -= _pairs(best)
         chosen.append({name: axes[name][best[k]] for k, name in enumerate(names)})
     return chosen
 
 
-def _candidate(missing: set[tuple[int, int, int, int]], sizes: list[int], chance: random.Random) -> dict[int, int]:
-    a, i, b, j = chance.choice(sorted(missing))
+Pair = tuple[int, int, int, int]
+
+
+def _candidate(missing: set[Pair], ordered: list[Pair], sizes: list[int], chance: random.Random) -> dict[int, int]:
+    a, i, b, j = chance.choice(ordered)
     taken = {a: i, b: j}
     for axis in chance.sample(range(len(sizes)), len(sizes)):
         if axis not in taken:
             choices = chance.sample(range(sizes[axis]), sizes[axis])
-            taken[axis] = max(choices, key=lambda k: len(missing & _pairs({**taken, axis: k})))
+            taken[axis] = max(choices, key=lambda k: _meets(missing, taken, axis, k))
     return taken
+
+
+def _meets(missing: set[Pair], taken: dict[int, int], axis: int, choice: int) -> int:
+    """How many missing pairs a further choice would be part of."""
+    return sum(((b, j, axis, choice) if b < axis else (axis, choice, b, j)) in missing for b, j in taken.items())
 
 
 def _pairs(taken: dict[int, int]) -> set[tuple[int, int, int, int]]:
