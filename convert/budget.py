@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Matrices that have one format, because they are joined when the model is loaded."""
+    """Matrices that have one format, so that they are joined when the model is loaded."""
 
     outputs: tuple[Output, ...]
     """The matrices."""
@@ -98,8 +98,7 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
     for places in found.places():  # the last block comes first
         blocks_of_items.append([])
         for place in places:
-            members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
-            if members:
+            for members in _tied([outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]):
                 forms = _forms(members)
                 together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
                 blocks_of_items[-1].append(_item(members, forms, (together * (_FED_BACK if feedback else 1)).tolist()))
@@ -113,6 +112,18 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
             alike = mx.ones((output.request.shape[-1],))
             items.append(_item([output], forms, _embedding_costs(checkpoint, output, found, forms, alike)))
     return items
+
+
+def _tied(members: Sequence[Output]) -> list[list[Output]]:
+    """Those that read one input by the number of their rows: each group is one product once it is loaded, and has one format.
+
+    Gate and up are alike, and so are keys and values. Queries that share them have more rows, each of which counts less: a format of their
+    own costs a layer one product more, and is most of what a plan gains.
+    """
+    found: dict[int, list[Output]] = {}
+    for output in members:
+        found.setdefault(output.request.shape[-2], []).append(output)
+    return list(found.values())
 
 
 def _head(checkpoint: Checkpoint, output: Output, found: Sensitivities, feedback: bool) -> Item:
@@ -169,11 +180,11 @@ def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[O
     by_name = {output.request.name: output for output in members}
     for name in sensitivity.names:
         output = by_name.get(name)
-        if output is None:
-            continue
-        rows = output.request.shape[-2]
+        rows = output.request.shape[-2] if output else checkpoint.shape(name)[-2]
         weights = sensitivity.rows[first : first + rows]
         first += rows
+        if output is None:
+            continue
         for weight, picked, share in _samples(checkpoint, output):
             plain = weight.astype(output.dtype)
             for number, form in enumerate(forms):

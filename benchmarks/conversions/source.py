@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,11 +13,15 @@ import numpy as np
 from mlxinfer.convert import convert
 from mlxinfer.convert.calibration import own_samples
 from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.loading.load import load_tokenizer
 from mlxinfer.nn.weights import Quantized, numbers
+from mlxinfer.tokenizer.tokenizer import Tokenizer
 
 PIECES, PIECE, LENGTH = 6, 8192, 256
 """Pieces of the model's own samples, tokens of each, and of a text."""
 _SEED = 0
+_WRITER = "smollm2"
+"""Whose samples the other models of a run read, as text: writing their own would take them longer than everything else."""
 
 
 def source(name: str, path: Path, folder: Path) -> Path:
@@ -34,18 +40,36 @@ def source(name: str, path: Path, folder: Path) -> Path:
     return found
 
 
+def writer_of(name: str, names: Collection[str]) -> str:
+    """The model of a run, among these `names`, that writes the samples of this one."""
+    return _WRITER if _WRITER in names else name
+
+
 def write_samples(model: Path, piece: int) -> None:
-    """A piece of the texts that the source writes itself; kept next to it."""
+    """A piece of the texts that the source writes itself, or of those that SmolLM2 has written in the same folder; kept next to it."""
     kept = _piece(model, piece)
     if not kept.exists():
-        texts = own_samples(model, PIECE, length=LENGTH, seed=piece).texts
+        theirs = _piece(model.with_name(_WRITER), piece)
+        texts = _read_again(theirs, model) if theirs.exists() else own_samples(model, PIECE, length=LENGTH, seed=piece).texts
         made = kept.with_suffix(".making")
         made.write_text(json.dumps(texts), encoding="utf-8")
         made.rename(kept)
 
 
+def _read_again(theirs: Path, model: Path) -> list[list[int]]:
+    """The texts that another model has written, in this one's tokens, each after its token of beginning."""
+    before, after = (_tokenizer(path) for path in (theirs.with_name(_WRITER), model))
+    texts = [before.decode(ids) for ids in json.loads(theirs.read_text(encoding="utf-8"))]
+    return [after.encode(text, add_special_tokens=True) for text in texts]
+
+
+def _tokenizer(model: Path) -> Tokenizer:
+    with closing(SafetensorsCheckpoint(model)) as checkpoint:
+        return load_tokenizer(checkpoint)
+
+
 def samples(model: Path, pieces: int = PIECES) -> list[list[int]]:
-    """Texts that the source writes itself, the same for every method that calibrates."""
+    """Texts to calibrate with, the same for every method."""
     found: list[list[int]] = []
     for piece in range(pieces):
         write_samples(model, piece)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from .beyond import keep_hessians
 from .jobs import Job
-from .source import PIECES, source, write_samples
+from .source import PIECES, source, write_samples, writer_of
 from .study import measure, points_in, read_teacher, slug
 from .ways import keep_importance, ways
 
@@ -21,21 +22,26 @@ def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[J
         if (not chosen or way.key.startswith(chosen)) and not (points_in(room) / f"{slug(name, way.key)}.json").exists()
     ]
     found: list[Job] = []
-    for name in dict.fromkeys(name for name, _ in missing):
-        here = [way for each, way in missing if each == name]
-        found += _preparations(room, name, models[name], any(way.calibrated for way in here), any(way.hessians for way in here))
+    names = dict.fromkeys(name for name, _ in missing)
+    for name in names:
+        read = [way for each, way in missing if writer_of(each, names) == name or each == name]
+        hessians = any(way.hessians for each, way in missing if each == name)
+        calibrated = any(way.calibrated for way in read)
+        found += _preparations(room, name, models[name], calibrated, hessians, writer_of(name, names))
     for name, way in missing:
         needs = ("teacher", *(["importance"] if way.calibrated else []), *(["hessians"] if way.hessians else []))
         found.append(_job(room, name, models[name], way.key, needs))
     return found
 
 
-def _preparations(room: Path, name: str, path: Path, calibrated: bool, hessians: bool) -> list[Job]:
+def _preparations(room: Path, name: str, path: Path, calibrated: bool, hessians: bool, writer: str) -> list[Job]:
     pieces = tuple(f"samples {piece}" for piece in range(PIECES))
     first = [_job(room, name, path, "source"), _job(room, name, path, "teacher", ("source",))]
     if not calibrated:
         return first
     texts = [_job(room, name, path, piece, ("source",)) for piece in pieces]
+    if writer != name:
+        texts = [replace(each, needs=(*each.needs, f"{writer} {piece}")) for each, piece in zip(texts, pieces, strict=True)]
     found = [*first, *texts, _job(room, name, path, "importance", pieces)]
     return [*found, _job(room, name, path, "hessians", pieces)] if hessians else found
 

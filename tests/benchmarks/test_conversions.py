@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.conversions import beyond, step, study
 from benchmarks.conversions.beyond import _scales_of_q4_k
 from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.report import paired, table
-from benchmarks.conversions.source import _unpack
+from benchmarks.conversions.source import _tokenizer, _unpack, samples
 from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
 from mlxinfer.convert.gptq import factorize
@@ -179,3 +180,15 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 
     draw([_result("mlxinfer fit: 4 bits", 4.5, [0.1, 0.3]), _result("llama.cpp, imatrix: Q4_K", 4.5, [0.2, 0.4])], tmp_path / "a.svg")
     assert "Q4_K" in (tmp_path / "a.svg").read_text() or (tmp_path / "a.svg").stat().st_size > 1000
+
+
+def test_larger_models_read_what_the_smallest_writes(tmp_path: Path) -> None:
+    """As text, in their own tokens, once it has been written."""
+    folders = {name: tiny_directory(tmp_path / name, "mistral") for name in ("smollm2", "larger")}
+    found = {job.name: job.needs for job in step.jobs(folders, tmp_path, ("mlxinfer gptq: 4 bits", "mlxinfer plan: 4.5"))}
+    assert found["larger samples 1"] == ("larger source", "smollm2 samples 1")
+    assert found["smollm2 samples 1"] == ("smollm2 source",)
+    written = [[5, 6, 7, 8, 9], [10, 11, 12]]
+    (tmp_path / "smollm2.samples.0.json").write_text(json.dumps(written), encoding="utf-8")
+    read, tokenizer = samples(folders["larger"], pieces=1), _tokenizer(folders["larger"])
+    assert [tokenizer.decode(ids) for ids in read] == [tokenizer.decode(ids) for ids in written]
