@@ -64,6 +64,7 @@ class PlainStep:
         layers: Sequence[int],
         rotations: Sequence[Rotation | None],
         recurrent: Sequence[int] = (),
+        given: mx.array | None = None,
     ) -> mx.array:
         """Never called, as `runs_blocks` says."""
         raise AssertionError

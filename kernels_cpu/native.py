@@ -52,6 +52,8 @@ class Native(Protocol):
 
     packed_version: int
 
+    instructions_version: int
+
     def map_weights(self, descriptor: int, /) -> WeightFile: ...
 
     def into_huge_pages(self, file: WeightFile, start: int, /) -> int: ...
@@ -183,7 +185,7 @@ class Native(Protocol):
 
     def stretches(self, rows: Sequence[tuple[int, int]], /) -> object: ...
 
-    def blocks(self, instructions: Sequence[object], hidden: int, dtype: mx.Dtype, /) -> Blocks: ...
+    def blocks(self, instructions: Sequence[object], hidden: int, given: int, dtype: mx.Dtype, /) -> Blocks: ...
 
     def run_blocks(
         self,
@@ -197,9 +199,13 @@ class Native(Protocol):
         rotations: Sequence[Rotation | None],
         states: Sequence[mx.array],
         stretches: object | None,
+        given: mx.array | None,
         /,
     ) -> list[mx.array]: ...
 
+
+INSTRUCTIONS_VERSION = 2
+"""That of the instructions for blocks, as in src/blocks/bindings.cpp: a module of another version is given none."""
 
 BUILD_NOTE = "_native.json"
 """Written by setup.py next to the module: `{"mlx": version}`, or `{"failed": reason}`."""
@@ -292,7 +298,7 @@ def native() -> Native:
 
 def _age() -> str:
     """An older module goes on to serve, without the operations that it does not have."""
-    if hasattr(_native().module, "Multiply"):
+    if getattr(_native().module, "instructions_version", 0) == INSTRUCTIONS_VERSION:
         return ""
     return f"; the module is older than this version, and blocks run operation by operation, which is slower; rebuild it: {_REBUILD}"
 

@@ -94,10 +94,13 @@ def run_blocks(
     first: Sequence[Sequence[mx.array]] | None = None,
     states: Sequence[mx.array] = (),
     stretches: Sequence[tuple[int, int]] = (),
+    given: mx.array | None = None,
+    again: Sequence[bool] = (),
 ) -> AfterBlocks:
     """Run x `[T, hidden]` through all blocks. `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
     `paged_attention`, for each attention layer; `states` those of all recurrent layers, float32 `[B, ...]` for the sequences whose rows are
-    `stretches`, (first row, rows) each.
+    `stretches`, (first row, rows) each. `given` `[T, n]` has the columns that blocks read next to x. `again` says which attention layers
+    read the pages of an earlier one: nothing becomes full there.
 
     The pages are evaluated here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in
     order. States that nobody else holds are written in place as well.
@@ -105,15 +108,16 @@ def run_blocks(
     bits = [(16, 16)] * len(sealed) if bits is None else bits
     first = [()] * len(sealed) if first is None else first
     rows = native().stretches(stretches) if states else None
-    y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations, list(states), rows)
+    y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations, list(states), rows, given)
     after, full = full[: len(states)], full[len(states) :]
     if not full:
         return AfterBlocks(y, [[]] * len(sealed), [[]] * len(sealed), after)
     left = iter(full)
     filled, filled_first = [], []
-    for plan, pages, first_pages in zip(plans, sealed, first, strict=True):
-        filled.append([next(left) for _ in pages] if plan.full_pages else [])
-        filled_first.append([next(left) for _ in first_pages] if plan.full_pages else [])
+    for plan, pages, first_pages, reads in zip(plans, sealed, first, again or [False] * len(plans), strict=True):
+        own = plan.full_pages and not reads
+        filled.append([next(left) for _ in pages] if own else [])
+        filled_first.append([next(left) for _ in first_pages] if own else [])
     return AfterBlocks(y, filled, filled_first, after)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..records import dataclass
-from .native import Blocks, in_use, native
+from .native import INSTRUCTIONS_VERSION, Blocks, in_use, native
 from .packed import GATES, PRECISIONS, Packed
 
 Norm = tuple[mx.array, float]
@@ -91,11 +91,13 @@ class Router:
     """Groups that experts come from."""
     ranked: int = 1
     """Best scores of a group that rank it."""
+    gains: mx.array | None = None
+    """float32 `[experts]`, factors of the shares."""
 
 
 def can_run_blocks() -> bool:
-    """Whether a `Program` can be made: a module that was built before there were instructions goes on to serve."""
-    return in_use() and hasattr(native(), "Multiply")
+    """Whether a `Program` can be made: a module that was built with other instructions goes on to serve."""
+    return in_use() and getattr(native(), "instructions_version", 0) == INSTRUCTIONS_VERSION
 
 
 class Program:
@@ -108,15 +110,21 @@ class Program:
         self.dtype = dtype
         self.stream = View(0, hidden, 0, hidden)
         self.instructions: list[object] = []
-        self._buffers = {"": 0}
+        self._buffers = {"": 0, "given": 1}
+        self._given = 0
 
     def view(self, name: str, width: int, each: int = 1, kind: int = _SAME) -> View:
         """All columns of the buffer with this name."""
         return View(self._buffers.setdefault(name, len(self._buffers)), width, 0, width, each, kind)
 
-    def finish(self) -> Blocks:
-        """The blocks. Raises ValueError if sizes do not fit."""
-        return native().blocks(self.instructions, self.hidden, self.dtype)
+    def given(self, width: int) -> View:
+        """The columns that a step gives next to its rows, `width` in all, to be read only."""
+        self._given = width
+        return View(1, width, 0, width)
+
+    def finish(self, first: int = 0) -> Blocks:
+        """The blocks, from instruction `first` on. Raises ValueError if sizes do not fit."""
+        return native().blocks(self.instructions[first:], self.hidden, self._given, self.dtype)
 
     def multiply(
         self,
@@ -130,7 +138,8 @@ class Program:
         gate: str | None = None,
         experts: View | None = None,
     ) -> View:
-        """`norm(x) @ matrix.T + bias + onto`, or its `gate`; see `Packed.multiply`. The result is written to `to`, or to a buffer."""
+        """`norm(x) @ matrix.T + bias + onto`, or its `gate`; see `Packed.multiply`. The result is written to `to`, or to a buffer. Without
+        `experts`, a matrix per expert is one for each of the rows that x has for each row."""
         m = projection.matrix
         width = m.layout.n // (2 if gate else 1)
         y = to or self.view(name, width, x.each if experts is None else experts.each)
@@ -139,40 +148,54 @@ class Program:
         self._add(n.Multiply(x.native, y.native, made, self._norm(norm), _maybe(onto), _maybe(experts), 0 if gate is None else GATES[gate]))
         return y
 
-    def norm(self, x: View, norm: Norm, name: str = "", *, to: View | None = None, onto: View | None = None) -> View:
-        """`norm(x) + onto`."""
+    def norm(
+        self, x: View, norm: Norm, name: str = "", *, to: View | None = None, onto: View | None = None, centring: bool = False
+    ) -> View:
+        """`norm(x) + onto`, where `centring` subtracts the mean first."""
         y = to or self.view(name, x.count, x.each)
-        self._add(native().NormView(x.native, y.native, self._norm(norm), _maybe(onto)))
+        self._add(native().NormView(x.native, y.native, self._norm(norm, centring), _maybe(onto)))
         return y
 
     def attend(
         self,
         queries: View,
-        keys: View,
-        values: View,
+        keys: View | None,
+        values: View | None,
         width: int,
         *,
         step: int,
+        still: int = 0,
+        turned: View | None = None,
+        turned_step: int = 0,
+        source: int = -1,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
+        value_norm: Norm | None = None,
+        query_gain: mx.array | None = None,
         sinks: mx.array | None = None,
         scale: float,
         softcap: float | None = None,
     ) -> View:
-        """Attention in the next layer that has some, `width` columns; query heads begin `step` columns after one another."""
+        """Attention in the next layer that has some, `width` columns; query heads begin `step` columns after one another.
+
+        Of heads whose first channels are `still`, norms are for these and rotation is for the others, which queries may have in `turned`,
+        `turned_step` columns after one another. `query_gain` `[dim]` multiplies queries after rotation. Without keys and values it reads
+        the pages that attention number `source` fills, in the order of these calls.
+        """
         y, n = self.view("answers", width), native()
-        views = [view.native for view in (queries, keys, values, y)]
-        norms = self._norm(query_norm), self._norm(key_norm)
-        self._add(n.Attend(*views, step, *norms, self.vector(sinks, mx.float32), scale, softcap or 0.0))
+        views = queries.native, _maybe(turned), _maybe(keys), _maybe(values), y.native
+        norms = self._norm(query_norm), self._norm(key_norm), self._norm(value_norm)
+        vectors = self.vector(query_gain, mx.float32), self.vector(sinks, mx.float32)
+        self._add(n.Attend(*views, (step, turned_step, still, source), *norms, *vectors, scale, softcap or 0.0))
         return y
 
     def choose(self, logits: View, router: Router) -> Choice:
         """The experts of each row."""
         experts, shares = self.view("experts", 1, router.chosen, _INT32), self.view("shares", 1, router.chosen, _FLOAT32)
-        bias = self.vector(router.bias, mx.float32)
+        vectors = self.vector(router.bias, mx.float32), self.vector(router.gains, mx.float32)
         numbers, groups = (router.least, router.added, router.scale), (router.groups, router.kept, router.ranked)
         views = logits.native, experts.native, shares.native
-        self._add(native().ChooseExperts(*views, bias, SCORES[router.scores], router.normalized, numbers, groups))
+        self._add(native().ChooseExperts(*views, *vectors, SCORES[router.scores], router.normalized, numbers, groups))
         return Choice(experts, shares)
 
     def add(
@@ -184,14 +207,15 @@ class Program:
     def gate(
         self, x: View, gate: View, unit: str, to: View, *, parts: int = 1, step: int = 0, alpha: float = 1.0, limit: float = 0.0
     ) -> None:
-        """`unit(gate) * x`, in equal parts of the rows; those of the gate begin `step` columns after one another."""
+        """`unit(alpha * gate) * x`, in equal parts of the rows; those of the gate begin `step` columns after one another."""
         self._add(native().GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
 
     def delta(
         self, inputs: Sequence[View], sizes: tuple[int, int, int, int], convolution: mx.array, decay: mx.array, decay_bias: mx.array
     ) -> View:
         """A gated delta net's recurrence, float32: `inputs` are queries, keys and values in one, beta, and decay; `sizes` key heads, value
-        heads, and the channels of each; `convolution` `[channels, taps, 1]`."""
+        heads, and the channels of each; `convolution` `[channels, taps, 1]`; decay and its bias for each value head, or for each channel
+        of its keys."""
         y, taps = self.view("states", sizes[1] * sizes[3], kind=_FLOAT32), convolution.shape[1]
         vectors = [self.vector(a, mx.float32) for a in (decay, decay_bias)]
         self._add(native().Delta(*(view.native for view in inputs), y.native, (*sizes, taps), _by_tap(convolution), *vectors))
@@ -223,12 +247,23 @@ class Program:
         return y
 
     def gated_norm(
-        self, x: View, gate: View, weight: mx.array | None, eps: float, *, normed: bool = True, first: bool = False, groups: int = 1
+        self,
+        x: View,
+        gate: View,
+        weight: mx.array | None,
+        eps: float,
+        *,
+        normed: bool = True,
+        first: bool = False,
+        unit: str = "silu",
+        groups: int = 1,
     ) -> View:
-        """`norm(x * silu(gate))`, or `norm(x) * silu(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight`
-        is that of a part or of all."""
+        """`norm(x * unit(gate))`, or `norm(x) * unit(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight`
+        is that of a part or of all; `unit` is silu or sigmoid."""
         y = self.view("answers", x.count)
-        self._add(native().GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, groups))
+        self._add(
+            native().GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, unit == "silu", groups)
+        )
         return y
 
     def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None:
@@ -239,8 +274,8 @@ class Program:
         mx.eval(a)
         return a
 
-    def _norm(self, pair: Norm | None) -> object:
-        return None if pair is None else native().Norm(self.vector(pair[0]), pair[1])
+    def _norm(self, pair: Norm | None, centring: bool = False) -> object:
+        return None if pair is None else native().Norm(self.vector(pair[0]), pair[1], centring)
 
     def _add(self, instruction: object) -> None:
         self.instructions.append(instruction)

@@ -214,9 +214,10 @@ class Step(Protocol):
         layers: Sequence[int],
         rotations: Sequence[Rotation | None],
         recurrent: Sequence[int] = (),
+        given: mx.array | None = None,
     ) -> mx.array:
-        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers, `recurrent` those with
-        states. Returns `[T, hidden]`."""
+        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers, where one comes again its
+        pages are read only; `recurrent` those with states; `given` `[T, n]` the blocks' own inputs. Returns `[T, hidden]`."""
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..kernels_cpu import Blocks
 from .attention.native import Full, StepAttention, run_blocks
+from .attention.native_shared import SharedStep
 from .attention.reference import PlainStep
 from .base import PAGE, AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
@@ -55,7 +56,7 @@ class CacheStep:
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
-        assert isinstance(attention, PlainStep)
+        assert isinstance(attention, (PlainStep, SharedStep))
         return attention.again(store, q, params)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
@@ -75,17 +76,19 @@ class CacheStep:
         layers: Sequence[int],
         rotations: Sequence[Rotation | None],
         recurrent: Sequence[int] = (),
+        given: mx.array | None = None,
     ) -> mx.array:
         parts = [self._attention[layer] for layer in layers]
         if recurrent:
             slots, stores = [s.slot for s in self.segments], [self._recurrent[layer] for layer in recurrent]
             states = [store.join(slots) for store in stores]
-            after, filled = run_blocks(x, blocks, parts, rotations, [a for arrays in states for a in arrays], self.segments)
+            flat = [a for arrays in states for a in arrays]
+            after, filled = run_blocks(x, blocks, parts, rotations, flat, self.segments, given)
             left = iter(after.states)
             for store, arrays in zip(stores, states, strict=True):
                 store.advance(slots, [next(left) for _ in arrays])
         else:
-            after, filled = run_blocks(x, blocks, parts, rotations, (), self.segments)
+            after, filled = run_blocks(x, blocks, parts, rotations, (), self.segments, given)
         y = after.rows
         self._written.append(y)
         for layer, full in zip(layers, filled, strict=True):

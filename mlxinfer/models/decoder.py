@@ -156,18 +156,17 @@ class BlockStack:
             from .hooks import run_blocks
 
             return run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
-        if inputs is not None:
-            for block, own in zip(self.blocks, inputs, strict=True):
-                x = block(x, step, rotations, own)
-            return x
+        given = None if inputs is None else inputs.swapaxes(0, 1).reshape(x.shape[0], -1)
+        first = 0
         for run in self.runs:
-            native = native_form(run, step)
+            native = native_form(run, step) if hooks is None else None
             if native is not None:
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-                x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
+                x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             else:
-                for block in run.blocks:
-                    x = block(x, step, rotations)
+                for index, block in enumerate(run.blocks, first):
+                    x = block(x, step, rotations, None if inputs is None else inputs[index])
+            first += len(run.blocks)
         return x
 
     def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> Stream:

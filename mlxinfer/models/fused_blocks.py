@@ -12,7 +12,7 @@ from ..nn.attention import Temperature
 from ..nn.packing import holders
 from ..records import dataclass
 from .block import AnyBlock, Block, ParallelBlock, SingleBlock
-from .native_parts import NotNative, Parts, Sink
+from .native_parts import NotNative, PagesElsewhere, Parts, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +46,30 @@ def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
     """All blocks in order, grouped into runs, for rows of `dtype`."""
     if not kernels_cpu.can_run_blocks():
         return [Run(blocks)] if blocks else []
-    found: list[Run] = []
-    for same, is_native in _grouped(blocks, dtype):
-        if not is_native:
-            found.append(Run(same))
-            continue
-        parts = Parts(_hidden(same[0]), dtype)
-        for block in same:
-            _add(block, parts)
-        temperatures = list(dict.fromkeys(parts.temperatures))
-        found.append(Run(same, parts.program.finish(), parts.layers, parts.ropes, temperatures, parts.recurrent))
-    return found
+    try:
+        groups = _grouped(blocks, dtype)
+    except PagesElsewhere:
+        return [Run(blocks)]
+    return [Run(same) if parts is None else _run(same, parts) for same, parts in groups]
 
 
-def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[tuple[list[AnyBlock], bool]]:
-    groups: list[tuple[list[AnyBlock], bool]] = []
-    for block in blocks:
-        is_native = _fits(block, dtype)
-        if groups and groups[-1][1] == is_native:
+def _run(blocks: Sequence[AnyBlock], parts: Parts) -> Run:
+    temperatures = list(dict.fromkeys(parts.temperatures))
+    return Run(blocks, parts.program.finish(), parts.layers, parts.ropes, temperatures, parts.recurrent)
+
+
+def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[tuple[list[AnyBlock], Parts | None]]:
+    """Neighbours with their instructions, or with None where the CPU kernels cannot compute them."""
+    groups: list[tuple[list[AnyBlock], Parts | None]] = []
+    for index, block in enumerate(blocks):
+        last = groups[-1][1] if groups else None
+        parts: Parts | None = last or Parts(_hidden(block), dtype, len(blocks))
+        if parts is not None and not _fits(block, index, parts):
+            parts = None
+        if groups and parts is last:
             groups[-1][0].append(block)
         else:
-            groups.append(([block], is_native))
+            groups.append(([block], parts))
     return groups
 
 
@@ -75,15 +78,20 @@ def _hidden(block: AnyBlock) -> int:
     return 0 if norm is None else norm.weight.shape[0]
 
 
-def _fits(block: AnyBlock, dtype: mx.Dtype) -> bool:
+def _fits(block: AnyBlock, index: int, parts: Parts) -> bool:
+    """Adds the instructions of the block, if the kernels can compute it. Raises `PagesElsewhere`."""
     matrices = [holder.matrix for holder in holders(block)]
     if not matrices or not _hidden(block) or not all(isinstance(m, kernels_cpu.Packed) for m in matrices):
         return False  # what is not loaded cannot be evaluated
-    parts = Parts(_hidden(block), dtype)
+    before = parts.mark()
+    parts.block = index
     try:
         _add(block, parts)
-        parts.program.finish()
+        parts.check(before)
+    except PagesElsewhere:
+        raise
     except (NotNative, ValueError):  # the second for sizes that the kernels do not take
+        parts.back(before)
         return False
     return True
 

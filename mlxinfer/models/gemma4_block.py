@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -11,12 +13,16 @@ from ..nn.activations import Gate, gated
 from ..nn.attention import Heads, load_output
 from ..nn.linear import JoinedLinear, Linear
 from ..nn.mlp import GatedMLP
-from ..nn.moe import Experts, softmax_then_top
+from ..nn.moe import Experts, SoftmaxThenTop
 from ..nn.norms import RMSNorm
 from ..nn.residual import Stream
 from ..nn.weights import Weights
 from ..records import dataclass
 from .block import Norms
+
+if TYPE_CHECKING:
+    from ..kernels_cpu import View
+    from .native_parts import Parts, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,21 @@ class Gemma4Attention:
             y = step.attend(self.layer, q, rotation(self.norms[1](k)), v, params)
         return self.output(y.reshape(rows, -1), onto=onto)
 
+    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+        """The same for the CPU kernels."""
+        heads, program = self.heads, parts.program
+        queries, *kv = parts.split(self.inputs, x, "projected", norm=norm)
+        q_norm, width = parts.norm(self.norms[0]), heads.count * heads.dim
+        if not kv:
+            source = parts.reads(self.layer, rope)
+            y = program.attend(queries, None, None, width, step=heads.dim, source=source, query_norm=q_norm, scale=1.0)
+        else:
+            parts.fills(self.layer, rope)
+            k_norm, v_norm = parts.norm(self.norms[1]), (mx.ones((heads.dim,)), self.norms[0].eps)
+            norms = {"query_norm": q_norm, "key_norm": k_norm, "value_norm": v_norm}
+            y = program.attend(queries, kv[0], kv[-1], width, step=heads.dim, scale=1.0, **norms)
+        sink.product(self.output, y)
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelExperts:
@@ -81,10 +102,20 @@ class ParallelExperts:
 
     def __call__(self, x: mx.array, mlp: mx.array) -> mx.array:
         """The stream and the MLP's result, `[T, hidden]` both, to the sum of both results."""
-        best, shares = softmax_then_top(self.chosen, normalized=True)(self.router(self.router_norm(x)))
+        best, shares = SoftmaxThenTop(self.chosen, normalized=True)(self.router(self.router_norm(x)))
         shares = shares * self.gains[best]
         y = (self.experts(self.norms[1](x), best) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
         return self.norms[0](mlp) + self.norms[2](y)
+
+    def natively(self, parts: Parts, x: View, mlp: View, sink: Sink) -> None:
+        """The same for the CPU kernels: adds both results to the sink."""
+        sink.normed(mlp, self.norms[0])
+        router = replace(SoftmaxThenTop(self.chosen, normalized=True).router, gains=self.gains)
+        choice = parts.program.choose(parts.product(self.router, parts.normed(x, self.router_norm), "logits"), router)
+        y = parts.of_experts(self.experts, parts.normed(x, self.norms[1]), choice.experts)
+        total = parts.program.view("total", y.count)
+        parts.program.add(y, total, shares=choice.shares)
+        sink.normed(total, self.norms[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +143,14 @@ class OwnInput:
     def __call__(self, x: mx.array, own: mx.array) -> mx.array:
         """`[T, hidden]` and `[T, n]` to `[T, hidden]`."""
         return self.norm(self.projection(self.act(self.gate(x), own)), onto=x)
+
+    def natively(self, parts: Parts, x: View) -> None:
+        """The same for the CPU kernels."""
+        gate = parts.product(self.gate, x, "gate of the own")
+        parts.gate(self.act, gate, parts.own(gate.count), gate)
+        sink = parts.sink(self.norm)
+        sink.product(self.projection, gate)
+        sink.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +184,23 @@ class Gemma4Block:
         if self.own is not None and own is not None:
             x = self.own(x, own)
         return x * self.scale
+
+    def as_native(self, parts: Parts) -> None:
+        """The same for the CPU kernels."""
+        before, after, before_mlp, after_mlp = self.four
+        stream = parts.program.stream
+        sink = parts.sink(after)
+        self.mixer.natively(parts, stream, before, sink, self.rope)
+        sink.finish()
+        sink = parts.sink(after_mlp)
+        if self.experts is None:
+            parts.feed_forward(self.mlp, stream, before_mlp, sink)
+        else:
+            self.experts.natively(parts, stream, parts.product(*parts.inner(self.mlp, stream, before_mlp), "of the MLP"), sink)
+        sink.finish()
+        if self.own is not None:
+            self.own.natively(parts, stream)
+        parts.program.add(stream, stream, factor=float(self.scale.item()))
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))

@@ -78,6 +78,7 @@ class HookedStep:
         layers: Sequence[int],
         rotations: Sequence[Rotation | None],
         recurrent: Sequence[int] = (),
+        given: mx.array | None = None,
     ) -> mx.array:
         raise NotImplementedError
 

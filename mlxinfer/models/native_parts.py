@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.base import HeadNorm
 from ..kernels_cpu import Norm, Program, Projection, View
-from ..nn.activations import Activated, ClampedSwiglu, Gate, relu_squared
+from ..nn.activations import Activated, ClampedSwiglu, Gate, ScaledGate, relu_squared
 from ..nn.attention import Attention, Temperature
-from ..nn.gated_delta import GatedDelta, gated_by_silu
+from ..nn.gated_delta import GatedDelta, NarrowInputs, gated_by_sigmoid, gated_by_silu
+from ..nn.latent_attention import LatentAttention
 from ..nn.linear import JoinedLinear, Linear
 from ..nn.mamba2 import Mamba2
 from ..nn.mlp import GatedMLP, PlainMLP
@@ -23,6 +24,10 @@ from ..nn.short_conv import ShortConv
 
 class NotNative(Exception):
     """A part that the CPU kernels cannot compute."""
+
+
+class PagesElsewhere(NotNative):
+    """A part that reads pages which are not filled in the same run of blocks."""
 
 
 @runtime_checkable
@@ -37,8 +42,11 @@ class Native(Protocol):
 class Parts:
     """Turns parts into instructions. Every method raises `NotNative` for what the kernels cannot compute."""
 
-    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
-        """Rows `[T, hidden]` of `dtype`."""
+    def __init__(self, hidden: int, dtype: mx.Dtype, blocks: int = 1) -> None:
+        """Rows `[T, hidden]` of `dtype`, for some of `blocks` blocks."""
+        self.blocks = blocks
+        self.block = 0
+        """Which of them comes next."""
         self.program = Program(hidden, dtype)
         self.layers: list[int] = []
         """Indices of the attention layers in the cache, in order."""
@@ -48,6 +56,24 @@ class Parts:
         """Those of attention layers: the CPU kernels know none."""
         self.recurrent: list[int] = []
         """Indices of the recurrent layers in the cache, in order."""
+
+    def mark(self) -> tuple[int, ...]:
+        """How much there is, for `back`."""
+        return tuple(map(len, self._lists))
+
+    def back(self, mark: tuple[int, ...]) -> None:
+        """Drop what was added since then."""
+        for each, length in zip(self._lists, mark, strict=True):
+            del each[length:]
+
+    def check(self, mark: tuple[int, ...]) -> None:
+        """Check what was added since then. Raises ValueError."""
+        reads = len(set(self.layers)) < len(self.layers)  # then instructions refer to earlier ones
+        self.program.finish(0 if reads else mark[0])
+
+    @property
+    def _lists(self) -> list[list[Any]]:
+        return [self.program.instructions, self.layers, self.ropes, self.temperatures, self.recurrent]
 
     def projection(self, linear: Linear) -> Projection:
         """A packed matrix whose results have the rows' dtype."""
@@ -66,6 +92,10 @@ class Parts:
             raise NotNative
         return norm.weight, norm.eps
 
+    def own(self, width: int) -> View:
+        """The block's own input, of which a step gives one for every block."""
+        return self.program.given(self.blocks * width).columns(self.block * width, width)
+
     def product(self, linear: Linear, x: View, name: str, *, norm: RMSNorm | None = None, experts: View | None = None) -> View:
         """`linear(norm(x))`."""
         return self.program.multiply(x, self.projection(linear), name, norm=self.norm(norm), experts=experts)
@@ -81,8 +111,16 @@ class Parts:
 
     def normed(self, x: View, norm: RMSNorm | None) -> View:
         """`norm(x)`, for what is read several times."""
-        pair = self.norm(norm)
-        return x if pair is None else self.program.norm(x, pair, "normed")
+        return x if norm is None else self.program.norm(x, (norm.weight, norm.eps), "normed", centring=norm.centring)
+
+    def scaled(self, x: View, gains: mx.array | None) -> None:
+        """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
+        values = [] if gains is None else gains.tolist()
+        starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
+        for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
+            if values[start] != 1.0:
+                part = x.columns(start, end - start)
+                self.program.add(part, part, factor=values[start])
 
     def mix(self, mixer: object, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
         """Adds `mixer(norm(x))` to the sink."""
@@ -96,6 +134,8 @@ class Parts:
             self._mamba(mixer, x, norm, sink)
         elif isinstance(mixer, ShortConv):
             self._short_conv(mixer, x, norm, sink)
+        elif isinstance(mixer, LatentAttention):
+            self._latent(mixer, x, norm, sink, rope)
         elif isinstance(mixer, Native):
             mixer.natively(self, x, norm, sink, rope)
         else:
@@ -103,17 +143,14 @@ class Parts:
 
     def attend(self, attention: Attention, queries: View, keys: View, values: View, rope: str | None, *, step: int = 0) -> View:
         """Attention alone; query heads begin `step` columns after one another, or without a gap."""
-        if attention.query_gain is not None or (attention.rotates and rope is None):
+        if attention.rotates and rope is None:
             raise NotNative
         q_norm, k_norm = self.norm(attention.q_norm), self.norm(attention.k_norm)
         if attention.wide_norms and q_norm and k_norm:
             self.program.norm(queries, q_norm, to=queries)
             self.program.norm(keys, k_norm, to=keys)
             q_norm = k_norm = None
-        self.layers.append(attention.layer)
-        self.ropes.append(rope if attention.rotates else None)
-        if attention.temperature is not None:
-            self.temperatures.append(attention.temperature)
+        self.fills(attention.layer, rope if attention.rotates else None, attention.temperature)
         params = attention.params
         return self.program.attend(
             queries,
@@ -123,20 +160,39 @@ class Parts:
             step=step or attention.heads.dim,
             query_norm=q_norm,
             key_norm=k_norm,
+            query_gain=attention.query_gain,
             sinks=params.sinks,
             scale=params.scale,
             softcap=params.softcap,
         )
 
+    def fills(self, layer: int, rope: str | None, temperature: Temperature | None = None) -> None:
+        """The next attention is that of a layer of the cache, rotated by this rope."""
+        self.layers.append(layer)
+        self.ropes.append(rope)
+        if temperature is not None:
+            self.temperatures.append(temperature)
+
+    def reads(self, layer: int, rope: str | None) -> int:
+        """The next attention reads what an earlier one fills. Returns its number."""
+        if layer not in self.layers:
+            raise PagesElsewhere
+        self.fills(layer, rope)
+        return self.layers.index(layer)
+
+    def sink(self, after: RMSNorm | None = None, factor: float = 1.0) -> Sink:
+        """Adds results up, for the stream."""
+        return Sink(self, after, factor)
+
     def feed_forward(self, mlp: object, x: View, norm: RMSNorm | None, sink: Sink) -> None:
-        """Adds `mlp(norm(x))` to the sink."""
+        """Adds `mlp(norm(x))` to the sink; a `ScaledGate`'s last factor is left to that."""
         if isinstance(mlp, MixtureOfExperts):
             self._mixture(mlp, x, norm, sink)
         else:
-            down, inner = self._inner(mlp, x, norm)
+            down, inner = self.inner(mlp, x, norm)
             sink.product(down, inner)
 
-    def _inner(self, mlp: object, x: View, norm: RMSNorm | None) -> tuple[Linear, View]:
+    def inner(self, mlp: object, x: View, norm: RMSNorm | None) -> tuple[Linear, View]:
         """The last projection of a feed-forward layer, and what it reads."""
         if type(mlp) is GatedMLP:
             return mlp.down, self._gated(mlp.gate_up, mlp.gate, x, norm=norm)
@@ -149,15 +205,22 @@ class Parts:
         if len(joined.linears) == 1 and isinstance(gate, Activated) and first.can_gate(gate.activation):
             projection = self.projection(first)
             return self.program.multiply(x, projection, "gated", norm=self.norm(norm), gate=gate.activation, experts=experts)
-        clamped = gate if isinstance(gate, ClampedSwiglu) else None
-        unit = "clamped_swiglu" if clamped else gate.activation if isinstance(gate, Activated) else ""
-        if unit not in ("clamped_swiglu", "silu", "gelu_tanh"):
-            raise NotNative
         gates, ups = self.split(joined, x, "inner", norm=norm, experts=experts)
         y = self.program.view("gated", ups.count, ups.each)
-        alpha, limit = (clamped.alpha, clamped.limit) if clamped else (1.0, 0.0)
-        self.program.gate(ups, gates, unit, y, alpha=alpha, limit=limit)
+        self.gate(gate, gates, ups, y)
         return y
+
+    def gate(self, gate: Gate, gates: View, ups: View, to: View) -> None:
+        """`gate(gates, ups)`, of a `ScaledGate` without its last factor."""
+        known = isinstance(gate, (Activated, ScaledGate)) and gate.activation in ("silu", "gelu_tanh")
+        if isinstance(gate, ClampedSwiglu):
+            self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit)
+        elif known and isinstance(gate, Activated):
+            self.program.gate(ups, gates, gate.activation, to)
+        elif known and isinstance(gate, ScaledGate):
+            self.program.gate(ups, gates, gate.activation, to, alpha=gate.before)
+        else:
+            raise NotNative
 
     def _activated(self, activation: Callable[[mx.array], mx.array], x: View) -> View:
         if activation is not relu_squared:
@@ -172,8 +235,7 @@ class Parts:
         row = self.normed(x, norm)
         choice = self.program.choose(self.product(mixture.router, row, "logits"), router)
         read = row if mixture.narrowing is None else self.product(mixture.narrowing, row, "narrow")
-        down, inner = self._expert(mixture.experts, read, choice.experts)
-        y = self.product(down, inner, "of experts", experts=choice.experts)
+        y = self.of_experts(mixture.experts, read, choice.experts)
         if mixture.widening is None:
             sink.rows(y, shares=choice.shares)
         else:
@@ -182,11 +244,16 @@ class Parts:
             sink.product(mixture.widening, total)
         if mixture.shared is not None:
             gate = None if mixture.shared.gate is None else self.product(mixture.shared.gate, row, "gate of the shared")
-            down, inner = self._inner(mixture.shared.mlp, row, None)
+            down, inner = self.inner(mixture.shared.mlp, row, None)
             if gate is None:
                 sink.product(down, inner)
             else:
                 sink.rows(self.product(down, inner, "of the shared"), gate=gate)
+
+    def of_experts(self, experts: Experts | PlainExperts, x: View, chosen: View) -> View:
+        """A row from each of the chosen experts."""
+        down, inner = self._expert(experts, x, chosen)
+        return self.product(down, inner, "of experts", experts=chosen)
 
     def _expert(self, experts: Experts | PlainExperts, x: View, chosen: View) -> tuple[Linear, View]:
         if type(experts) is Experts:
@@ -196,20 +263,31 @@ class Parts:
         raise NotNative
 
     def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Sink) -> None:
-        s = delta.sizes
-        if not isinstance(delta.inputs, JoinedLinear) or s.by_channel or delta.gate is not gated_by_silu:
+        s, units = delta.sizes, {gated_by_silu: "silu", gated_by_sigmoid: "sigmoid"}
+        if delta.gate not in units:
             raise NotNative
-        qkv, beta, decay, gate = self.split(delta.inputs, x, "projected", norm=norm)
+        qkv, beta, decay, gate = self._delta_inputs(delta, x, norm)
         self.recurrent.append(delta.layer)
         sizes = s.key_heads, s.value_heads, s.key_dim, s.value_dim
         y = self.program.delta((qkv, beta, decay), sizes, delta.convolution, delta.decay, delta.decay_bias)
-        sink.product(delta.output, self.program.gated_norm(y, gate, delta.norm, delta.eps, first=True, groups=s.value_heads))
+        unit = units[delta.gate]
+        sink.product(delta.output, self.program.gated_norm(y, gate, delta.norm, delta.eps, first=True, unit=unit, groups=s.value_heads))
+
+    def _delta_inputs(self, delta: GatedDelta, x: View, norm: RMSNorm | None) -> list[View]:
+        """Queries, keys and values in one, beta, decay and gate."""
+        inputs = delta.inputs
+        if isinstance(inputs, JoinedLinear):
+            return self.split(inputs, x, "projected", norm=norm)
+        if not isinstance(inputs, NarrowInputs) or len(inputs.wide.linears) != 1:
+            raise NotNative
+        q, _, _, beta, decay, gate = self.split(inputs.wide, x, "projected", norm=norm)
+        qkv = View(q.buffer, q.width, q.first, delta.sizes.channels)
+        return [qkv, beta, self.product(inputs.decay, decay, "decay"), self.product(inputs.gate, gate, "gate")]
 
     def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Sink) -> None:
-        if mamba.gains is not None:
-            raise NotNative
         s = mamba.sizes
         projected = self.product(mamba.inputs, x, "projected 0", norm=norm)
+        self.scaled(projected, mamba.gains)
         gate, mixed = projected.columns(0, s.inner), projected.columns(s.inner, s.channels)
         steps = projected.columns(s.inner + s.channels, s.heads)
         self.recurrent.append(mamba.layer)
@@ -218,6 +296,40 @@ class Parts:
         normed = mamba.norm is not None
         out = self.program.gated_norm(y, gate, mamba.norm, mamba.eps, normed=normed, first=mamba.norm_first, groups=s.groups)
         sink.product(mamba.output, out)
+
+    def _latent(self, latent: LatentAttention, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+        """Keys are the latent vector, which is still, and the channels that rotate; values are the latent vector."""
+        s, program = latent.sizes, self.program
+        row = self.normed(x, norm)
+        queries = self._latent_queries(latent, row)
+        keys = self.product(latent.keys, row, "latent")
+        heads = View(queries.buffer, s.plain + s.turned, 0, s.plain, s.heads)
+        into = self.product(latent.into, heads, "latent queries")
+        self.fills(latent.layer, rope, latent.temperature)
+        gain = None if latent.gain == 1.0 else mx.array([1.0] * s.latent + [latent.gain] * s.turned)
+        answers = program.attend(
+            View(into.buffer, s.heads * s.latent, 0, s.heads * s.latent),
+            keys,
+            keys.columns(0, s.latent),
+            s.heads * s.latent,
+            step=s.latent,
+            still=s.latent,
+            turned=queries.columns(s.plain, queries.count - s.plain),
+            turned_step=s.plain + s.turned,
+            key_norm=self.norm(latent.norm),
+            value_norm=self.norm(latent.norm),
+            query_gain=gain,
+            scale=latent.scale,
+        )
+        each = View(answers.buffer, s.latent, 0, s.latent, s.heads)
+        values = self.product(latent.out, each, "values")
+        sink.product(latent.output, View(values.buffer, s.heads * s.value, 0, s.heads * s.value))
+
+    def _latent_queries(self, latent: LatentAttention, row: View) -> View:
+        if latent.narrow is None:
+            return self.product(latent.queries, row, "queries")
+        narrow, norm = latent.narrow
+        return self.product(latent.queries, self.product(narrow, row, "narrow queries"), "queries", norm=norm)
 
     def _short_conv(self, conv: ShortConv, x: View, norm: RMSNorm | None, sink: Sink) -> None:
         projected = self.product(conv.inputs, x, "projected 0", norm=norm)
@@ -246,6 +358,13 @@ class Sink:
     def rows(self, x: View, *, shares: View | None = None, gate: View | None = None) -> None:
         """Add rows; see `Program.add`."""
         self._parts.program.add(x, self._to, onto=self._onto, shares=shares, gate=gate)
+        self._onto = self._to
+
+    def normed(self, x: View, norm: RMSNorm) -> None:
+        """Add `norm(x)`."""
+        pair = self._parts.norm(norm)
+        assert pair is not None
+        self._parts.program.norm(x, pair, to=self._to, onto=self._onto)
         self._onto = self._to
 
     def finish(self) -> None:

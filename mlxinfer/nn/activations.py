@@ -108,6 +108,23 @@ def gated_again(activation: str) -> Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledGate:
+    """`activation(before * gate) * up * after`."""
+
+    activation: str
+    """Name of the activation in this module."""
+    before: float
+    """Factor of the gate."""
+    after: float
+    """Factor of the result."""
+    compute: Gate
+    """The whole gated unit."""
+
+    def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
+        return self.compute(gate, up)
+
+
+@dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
     """The gated unit of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`, with g clamped from above and u on both sides to `limit`."""
 

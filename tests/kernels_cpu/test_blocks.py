@@ -129,6 +129,61 @@ def test_bits_of_the_single_operations(dtype, after, heads_normed, bias, sinks, 
         past += count
 
 
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
+
+
+def turned_by(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Heads `[T, heads, n]`, whose pairs (i, i + n / 2) are turned."""
+    low, high = np.split(x, 2, axis=-1)
+    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("apart", [True, False])
+def test_heads_whose_first_channels_are_still(apart, bits):
+    """Norms of these alone, values in the keys, a gain of queries; and queries that read the same pages again: against float64."""
+    heads, still, turned, rng = 3, 32, 10, np.random.default_rng(2)
+    dim, rows = still + turned, 70
+    weights, gain = rng.uniform(0.5, 1.5, (2, still)).astype(np.float32), rng.uniform(0.5, 1.5, dim).astype(np.float32)
+    program = kernels_cpu.Program(2 * heads * dim + dim, mx.float32)
+    stream, at = program.stream, 0
+    q, again, k = (stream.columns(start, count) for start, count in ((0, heads * dim), (heads * dim, heads * dim), (2 * heads * dim, dim)))
+    parts = {"still": still, "query_gain": mx.array(gain), "scale": SCALE, "query_norm": (mx.array(weights[0]), EPS)}
+    where = {"step": still, "turned": q.columns(heads * still, heads * turned), "turned_step": turned} if apart else {"step": dim}
+    norms = {"key_norm": (mx.array(weights[1]), EPS), "value_norm": (mx.array(weights[1]), EPS)}
+    answers = program.attend(q.columns(0, heads * still) if apart else q, k, k.columns(0, still), heads * still, **where, **parts, **norms)
+    program.add(answers, stream.columns(0, heads * still))
+    answers = program.attend(again, None, None, heads * still, step=dim, source=0, **parts)
+    program.add(answers, stream.columns(heads * dim, heads * still))
+    x = rng.standard_normal((rows, 2 * heads * dim + dim)).astype(np.float32)
+    plan, frequencies = kernels_cpu.attention_plan([(0, 0, rows, 0, 0, [])]), [0.7, 0.3, 0.2, 0.1, 0.0]
+    pages = [mx.zeros((1, 1, 64, size)) for size in (dim, still)]
+    sealed = [a[:, :0] for a in seal_keys(mx.zeros((1, 1, 64, dim)), bits) + seal_values(mx.zeros((1, 1, 64, still)), bits)]
+    both = [[sealed] * 2, [pages] * 2, [plan] * 2, [kernels_cpu.rotation([(frequencies, 0, rows)])] * 2, [(bits, bits)] * 2]
+    after = run_blocks(mx.array(x), program.finish(), *both, again=[False, True])
+    mx.eval(after.rows, after.filled)
+    assert [len(pages) for pages in after.filled] == [len(sealed), 0]
+    angles = np.arange(rows)[:, None] * np.array(frequencies)
+
+    def head(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return np.concatenate([normed(x[..., :still], weight), turned_by(x[..., still:], angles)], axis=-1)
+
+    first = x[:, : heads * dim].astype(np.float64)
+    cut = [first[:, : heads * still].reshape(rows, heads, still), first[:, heads * still :].reshape(rows, heads, turned)]
+    first = np.concatenate(cut, axis=-1) if apart else first.reshape(rows, heads, dim)
+    keys = head(x[:, None, 2 * heads * dim :].astype(np.float64), weights[1])[:, 0]
+    for at, queries in ((0, first), (heads * dim, x[:, heads * dim : 2 * heads * dim].reshape(rows, heads, dim))):
+        scores = np.einsum("qhd,kd->hqk", head(queries, weights[0]) * gain, keys) * SCALE
+        scores = np.where(np.tril(np.ones((rows, rows), bool)), scores, -np.inf)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        want = np.einsum("hqk,kd->qhd", shares / shares.sum(-1, keepdims=True), keys[:, :still])
+        seen = slice(0, 64) if bits != 16 else slice(None)  # rows whose own page is not sealed see it as it came
+        got = np.array(after.rows)[seen, at : at + heads * still].reshape(-1, heads, still)
+        np.testing.assert_allclose(got, want[seen], atol=2e-5)
+
+
 def plain() -> Block:
     return block(np.random.default_rng(0), "float32", after=False, heads_normed=False, bias=False, sinks=False, pieces=1)
 

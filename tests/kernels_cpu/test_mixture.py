@@ -1,5 +1,7 @@
 """Routers, products with chosen experts and sums of them against float64, as parts of a program."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -43,7 +45,8 @@ def test_experts(name, dtype):
     packed = kernels_cpu.pack(mx.array(matrices.astype(np.float32)).astype(DTYPES[dtype]))
     program = Program(HIDDEN, DTYPES[dtype])
     stream = program.stream
-    choice = program.choose(stream.columns(7, EXPERTS), route.router)
+    gains = rng.standard_normal(EXPERTS).astype(np.float32) if name in ("normalized", "groups") else np.ones(EXPERTS, np.float32)
+    choice = program.choose(stream.columns(7, EXPERTS), replace(route.router, gains=mx.array(gains)))
     y = program.multiply(stream, Projection(packed, mx.array(biases.astype(np.float32))), "inner", experts=choice.experts)
     y = program.multiply(y, Projection(packed), "outer", experts=choice.experts)
     program.add(y, stream, onto=stream, shares=choice.shares, factor=0.5)
@@ -53,7 +56,7 @@ def test_experts(name, dtype):
     for t in range(len(x)):
         for expert, share in zip(np.array(best)[t], np.array(shares)[t], strict=True):
             inner = rounded(matrices[expert] @ x[t] + biases[expert], dtype)
-            want[t] += 0.5 * share * rounded(matrices[expert] @ inner, dtype)
+            want[t] += 0.5 * share * gains[expert] * rounded(matrices[expert] @ inner, dtype)
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
     assert np.abs(run(program, x, dtype) - want).max() <= tolerance * np.abs(want).max()
 
@@ -87,18 +90,17 @@ def test_gates(dtype):
         return run(program, x, dtype)[:, :part]
 
     a, g = x[:, :part], x[:, part : 2 * part]
-    sigmoid = 1 / (1 + np.exp(-g))
     clamped = np.minimum(g, 1.5)
     apart = x[:, part:].reshape(9, heads, 2 * dim)[..., :dim].reshape(9, part)
     wanted = {
-        "silu": g * sigmoid * a,
+        "silu": 1.7 * g / (1 + np.exp(-1.7 * g)) * a,
         "gelu_tanh": 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * a,
         "relu_squared": np.maximum(g, 0) ** 2,
         "clamped_swiglu": clamped / (1 + np.exp(-1.7 * clamped)) * (np.clip(a, -1.5, 1.5) + 1),
     }
     tolerance = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}[dtype]
     for unit, want in wanted.items():
-        settings = {"alpha": 1.7, "limit": 1.5} if unit == "clamped_swiglu" else {}
+        settings = {"clamped_swiglu": {"alpha": 1.7, "limit": 1.5}, "silu": {"alpha": 1.7}}.get(unit, {})
         assert np.abs(made(unit, **settings) - want).max() <= tolerance * np.abs(want).max()
     got = made("sigmoid", parts=heads, step=2 * dim)
     assert np.abs(got - a / (1 + np.exp(-apart))).max() <= tolerance * np.abs(a).max()

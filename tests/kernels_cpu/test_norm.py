@@ -37,6 +37,19 @@ def test_like_float64(shape, size, dtype, weighted, added, strided, seed):
     np.testing.assert_allclose(np.array(got.astype(mx.float32)), want, atol=4 * DTYPES[dtype], rtol=4 * DTYPES[dtype])
 
 
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("size", [1, 7, 16, 50, 576])
+def test_norms_that_subtract_the_mean(size, dtype):
+    rng = np.random.default_rng(size)
+    x, weight = (mx.array(rng.standard_normal(shape).astype(np.float32) + 3).astype(dtype) for shape in ((5, size), (size,)))
+    program = kernels_cpu.Program(size, dtype)
+    program.norm(program.stream, (weight, 1e-3), to=program.stream, onto=program.stream, centring=True)
+    got = kernels_cpu.run_blocks(x, program.finish(), [], [], [], []).rows
+    a, w = (np.array(v.astype(mx.float32), np.float64) for v in (x, weight))
+    want = (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-3) * w + a
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), want, atol=8 * DTYPES[dtype], rtol=8 * DTYPES[dtype])
+
+
 def test_many_rows_on_all_threads():
     x = mx.array(np.random.default_rng(0).standard_normal((700, 100)).astype(np.float32))
     assert mx.allclose(kernels_cpu.rms_norm(x, None, 0.0), mx.fast.rms_norm(x, None, 0.0), atol=1e-5)

@@ -75,39 +75,44 @@ def check(program, hidden, width, states, draw, step, dtype):
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("sizes", [(2, 6, 33, 19, 4), (1, 1, 16, 4, 2), (3, 3, 5, 7, 3)])
-def test_gated_delta(sizes, dtype):
+@pytest.mark.parametrize("unit", ["silu", "sigmoid"])
+@pytest.mark.parametrize(
+    ("sizes", "by_channel"), [((2, 6, 33, 19, 4), False), ((1, 1, 16, 4, 2), False), ((3, 3, 5, 7, 3), False), ((2, 4, 21, 6, 3), True)]
+)
+def test_gated_delta(sizes, by_channel, unit, dtype):
     rng = np.random.default_rng(1)
     key_heads, value_heads, key_dim, value_dim, taps = sizes
     keys, values = key_heads * key_dim, value_heads * value_dim
     channels = 2 * keys + values
-    hidden = channels + 2 * value_heads + values
-    weights, a, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((channels, taps, 1), (value_heads,), (value_heads,)))
+    rates = value_heads * (key_dim if by_channel else 1)
+    hidden = channels + value_heads + rates + values
+    weights, a, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((channels, taps, 1), (rates,), (rates,)))
     norm = rng.standard_normal(value_dim).astype(np.float32)
     program = Program(hidden, DTYPES[dtype])
     x = program.stream
-    inputs = x.columns(0, channels), x.columns(channels, value_heads), x.columns(channels + value_heads, value_heads)
+    inputs = x.columns(0, channels), x.columns(channels, value_heads), x.columns(channels + value_heads, rates)
     y = program.delta(inputs, (key_heads, value_heads, key_dim, value_dim), mx.array(weights), mx.array(a), mx.array(bias))
-    gate = x.columns(channels + 2 * value_heads, values)
-    y = program.gated_norm(y, gate, mx.array(norm), 1e-5, first=True, groups=value_heads)
+    gate = x.columns(channels + value_heads + rates, values)
+    y = program.gated_norm(y, gate, mx.array(norm), 1e-5, first=True, unit=unit, groups=value_heads)
     program.add(y, x.columns(0, values))
 
     def step(rows, states):
         mixed, window = convolved(rows[:, :channels], states[0], weights)
         mixed, state, found = silu(mixed), states[1], []
         beta = sigmoid(rows[:, channels : channels + value_heads])
-        kept = np.exp(-np.exp(a) * softplus(rows[:, channels + value_heads : channels + 2 * value_heads] + bias))
+        kept = np.exp(-np.exp(a) * softplus(rows[:, channels + value_heads : channels + value_heads + rates] + bias))
+        kept = kept.reshape(len(rows), value_heads, 1, -1)
         for t in range(len(rows)):
             q, k = (mixed[t, i * keys : (i + 1) * keys].reshape(key_heads, key_dim) for i in (0, 1))
             q, k = (each / np.sqrt((each**2).sum(-1, keepdims=True) + 1e-6) for each in (q, k))
             q, k = (np.repeat(each, value_heads // key_heads, axis=0) for each in (q / np.sqrt(key_dim), k))
             v = mixed[t, 2 * keys :].reshape(value_heads, value_dim)
-            state = state * kept[t, :, None, None]
+            state = state * kept[t]
             delta = (v - np.einsum("hvk,hk->hv", state, k)) * beta[t, :, None]
             state = state + delta[..., None] * k[:, None]
             y = np.einsum("hvk,hk->hv", state, q)
             found.append((y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5) * norm).reshape(-1))
-        return np.array(found) * silu(rows[:, channels + 2 * value_heads :]), [window, state]
+        return np.array(found) * (silu if unit == "silu" else sigmoid)(rows[:, hidden - values :]), [window, state]
 
     states = [rng.standard_normal((2, taps - 1, channels)), rng.standard_normal((2, value_heads, value_dim, key_dim))]
     check(program, hidden, values, states, rng.standard_normal, step, dtype)

@@ -17,19 +17,7 @@ from mlxinfer.nn.packing import settle
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
 
-OTHERS = [
-    "cohere2",
-    "deepseek_v2",
-    "deepseek_v3",
-    "falcon_h1",
-    "falcon_h1_norms",
-    "gemma4_text",
-    "gemma4_text_experts",
-    "gemma4_text_shared",
-]
-OTHERS += ["glm4_moe_lite", "hunyuan_v1_dense", "kimi_linear", "minicpm3", "mistral4"]
-"""Families whose blocks run operation by operation."""
-WHOLE = [folder.name for folder in sorted(GOLDEN.iterdir()) if folder.name not in OTHERS]
+WHOLE = sorted(folder.name for folder in GOLDEN.iterdir())
 STEPS = [[(0, 70), (1, 3)], [(0, 1), (1, 1), (2, 130)], [(1, 61), (0, 60)], [(2, 1)], [(0, 1), (1, 1), (2, 1)]]
 """(sequence, tokens) of the segments of each step: pages fill alone, together, several at once, and not at all."""
 
@@ -65,13 +53,9 @@ def test_whole_blocks_compute_the_same(name, monkeypatch):
     assert all(run.native is not None for run in model.runs)
     whole = logits_of(model)
     monkeypatch.setattr(CacheStep, "runs_blocks", False)
+    near = 1e-4 if name.startswith("gemma4") else 1e-5  # its scores are not scaled, so that exp makes more of what rounding leaves
     for ours, theirs in zip(whole, logits_of(model), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_blocks_stay_as_they_are(name):
-    assert any(run.native is None for run in model_of(name).runs)
+        np.testing.assert_allclose(ours, theirs, rtol=near, atol=near)
 
 
 def test_a_step_whose_result_nobody_wants_still_fills_its_pages():

@@ -69,7 +69,7 @@ class PlainStep:
         y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
-    def run_blocks(self, x: mx.array, blocks: Any, layers: Any, rotations: Any, recurrent: Any = ()) -> mx.array:
+    def run_blocks(self, x: mx.array, blocks: Any, layers: Any, rotations: Any, recurrent: Any = (), given: Any = None) -> mx.array:
         raise AssertionError("there are no CPU kernels here")
 
     def _append(self, s: Segment, layer: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:

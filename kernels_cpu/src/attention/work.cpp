@@ -236,14 +236,16 @@ void AttentionWork::run() const {
   static thread_local Scratch key_scratch, value_scratch;
   AttentionWork work = *this;
   auto take = [&](PageStore& store, Scratch& scratch) {
-    if (store.form.has_codes()) {
+    if (store.form.has_codes() && store.filled_raw.data == nullptr) {
       const int64_t count = plan->full_pages;
       store.filled_raw = {reinterpret_cast<char*>(scratch.take(static_cast<size_t>(store.kv_heads * count * store.raw.bytes()))), nullptr, count};
     }
   };
   take(work.keys, key_scratch);
   take(work.values, value_scratch);
-  append(work);
+  if (new_keys.data != nullptr) {
+    append(work);
+  }
   Run attend(work);
   attend();
 }

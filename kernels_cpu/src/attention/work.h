@@ -14,7 +14,7 @@ struct AttentionWork {
   std::shared_ptr<const AttentionPlan> plan;
   std::shared_ptr<const Rotation> rotation; // null: heads are not rotated
   PageStore keys, values;
-  Heads queries, new_keys, new_values; // the step's rows
+  Heads queries, new_keys, new_values; // the step's rows; without keys nothing is appended: another work has filled these pages before
   int64_t heads_per_kv;
   float scale, softcap;
   const float* sinks; // [heads], or null

@@ -7,6 +7,9 @@
 namespace mlxinfer::cpu {
 namespace {
 
+// Goes up whenever instructions change: Python makes none for a module of another version.
+constexpr int kInstructionsVersion = 2;
+
 // One of Python's objects as an instruction.
 template <typename... Ts>
 void append(std::vector<std::variant<Ts...>>& to, nb::handle from) {
@@ -34,7 +37,7 @@ void bind_parts(nb::module_& m) {
   nb::class_<Projection>(m, "Projection").def("__init__", [](Projection* p, const mx::array& data, const Layout& layout, int precision, MaybeArray bias) {
     new (p) Projection{data, layout, static_cast<Precision>(precision), std::move(bias)};
   }, "data"_a, "layout"_a, "precision"_a, "bias"_a.none());
-  nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* n, const mx::array& weight, float eps) { new (n) Norm{weight, eps}; });
+  nb::class_<Norm>(m, "Norm").def("__init__", [](Norm* n, const mx::array& weight, float eps, bool centring) { new (n) Norm{weight, eps, centring}; });
 }
 
 void bind_instructions(nb::module_& m) {
@@ -46,17 +49,21 @@ void bind_instructions(nb::module_& m) {
     new (i) NormView{x, y, std::move(norm), onto};
   }, "x"_a, "y"_a, "norm"_a, "onto"_a.none());
   nb::class_<Attend>(m, "Attend")
-      .def("__init__", [](Attend* i, View q, View k, View v, View y, int64_t step, MaybeNorm q_norm, MaybeNorm k_norm, MaybeArray sinks, float scale, float cap) {
-        new (i) Attend{q, k, v, y, step, std::move(q_norm), std::move(k_norm), std::move(sinks), scale, cap};
-      }, "q"_a, "k"_a, "v"_a, "y"_a, "step"_a, "q_norm"_a.none(), "k_norm"_a.none(), "sinks"_a.none(), "scale"_a, "softcap"_a);
+      .def("__init__", [](Attend* i, View q, MaybeView turned, MaybeView k, MaybeView v, View y, std::tuple<int64_t, int64_t, int64_t, int64_t> numbers,
+                          MaybeNorm q_norm, MaybeNorm k_norm, MaybeNorm v_norm, MaybeArray gain, MaybeArray sinks, float scale, float cap) {
+        const auto [step, turned_step, still, source] = numbers;
+        new (i) Attend{q, turned, k, v, y, step, turned_step, still, source, std::move(q_norm), std::move(k_norm), std::move(v_norm), std::move(gain),
+                       std::move(sinks), scale, cap};
+      }, "q"_a, "turned"_a.none(), "k"_a.none(), "v"_a.none(), "y"_a, "numbers"_a, "q_norm"_a.none(), "k_norm"_a.none(), "v_norm"_a.none(),
+         "gain"_a.none(), "sinks"_a.none(), "scale"_a, "softcap"_a);
   nb::class_<ChooseExperts>(m, "ChooseExperts")
-      .def("__init__", [](ChooseExperts* i, View logits, View experts, View shares, MaybeArray bias, int scores, bool normalized,
+      .def("__init__", [](ChooseExperts* i, View logits, View experts, View shares, MaybeArray bias, MaybeArray gains, int scores, bool normalized,
                           std::tuple<float, float, float> numbers, std::tuple<int64_t, int64_t, int64_t> groups) {
         const auto [least, added, scale] = numbers;
         const auto [count, kept, ranked] = groups;
         const Route route{static_cast<Scores>(scores), logits.count, experts.each, normalized, least, added, scale, count, kept, ranked};
-        new (i) ChooseExperts{logits, experts, shares, route, std::move(bias)};
-      }, "logits"_a, "experts"_a, "shares"_a, "bias"_a.none(), "scores"_a, "normalized"_a, "numbers"_a, "groups"_a);
+        new (i) ChooseExperts{logits, experts, shares, route, std::move(bias), std::move(gains)};
+      }, "logits"_a, "experts"_a, "shares"_a, "bias"_a.none(), "gains"_a.none(), "scores"_a, "normalized"_a, "numbers"_a, "groups"_a);
   nb::class_<AddRows>(m, "AddRows").def("__init__", [](AddRows* i, View x, View y, MaybeView shares, MaybeView gate, MaybeView onto, float factor) {
     new (i) AddRows{x, y, shares, gate, onto, factor};
   }, "x"_a, "y"_a, "shares"_a.none(), "gate"_a.none(), "onto"_a.none(), "factor"_a);
@@ -84,9 +91,9 @@ void bind_recurrent(nb::module_& m) {
         new (i) ShortConvolution{before, after, x, y, taps, convolution, bias};
       }, "before"_a, "after"_a, "x"_a, "y"_a, "taps"_a, "convolution"_a, "bias"_a.none());
   nb::class_<GatedNorm>(m, "GatedNorm")
-      .def("__init__", [](GatedNorm* i, View x, View gate, View y, MaybeArray weight, float eps, bool normed, bool first, int64_t groups) {
-        new (i) GatedNorm{x, gate, y, weight, eps, normed, first, groups};
-      }, "x"_a, "gate"_a, "y"_a, "weight"_a.none(), "eps"_a, "normed"_a, "first"_a, "groups"_a);
+      .def("__init__", [](GatedNorm* i, View x, View gate, View y, MaybeArray weight, float eps, bool normed, bool first, bool silu, int64_t groups) {
+        new (i) GatedNorm{x, gate, y, weight, eps, normed, first, silu, groups};
+      }, "x"_a, "gate"_a, "y"_a, "weight"_a.none(), "eps"_a, "normed"_a, "first"_a, "silu"_a, "groups"_a);
   nb::class_<Stretches>(m, "Stretches");
   m.def("stretches", [](const std::vector<std::pair<int64_t, int64_t>>& rows) {
     auto found = std::make_shared<Stretches>();
@@ -108,19 +115,21 @@ void bind_blocks(nb::module_& m) {
   bind_instructions(m);
   bind_recurrent(m);
   nb::class_<Blocks>(m, "Blocks");
-  m.def("blocks", [](const nb::list& given, int64_t hidden, mx::Dtype dtype) {
+  m.attr("instructions_version") = kInstructionsVersion;
+  m.def("blocks", [](const nb::list& all, int64_t hidden, int64_t given, mx::Dtype dtype) {
     std::vector<Instruction> instructions;
-    for (nb::handle each : given) {
+    for (nb::handle each : all) {
       append(instructions, each);
     }
-    return std::make_shared<Blocks>(std::move(instructions), hidden, dtype);
-  }, "instructions"_a, "hidden"_a, "dtype"_a);
+    return std::make_shared<Blocks>(std::move(instructions), hidden, given, dtype);
+  }, "instructions"_a, "hidden"_a, "given"_a, "dtype"_a);
   m.def("run_blocks", [](const mx::array& x, std::shared_ptr<Blocks> blocks, std::vector<Arrays> sealed, std::vector<Arrays> open, std::vector<Arrays> first,
                          std::vector<std::pair<int, int>> bits, std::vector<std::shared_ptr<AttentionPlan>> plans,
-                         std::vector<std::shared_ptr<Rotation>> rotations, Arrays states, std::shared_ptr<Stretches> stretches) {
+                         std::vector<std::shared_ptr<Rotation>> rotations, Arrays states, std::shared_ptr<Stretches> stretches,
+                         std::optional<mx::array> given) {
     return run_blocks(x, std::move(blocks), {std::move(sealed), std::move(open), std::move(first), std::move(bits), std::move(plans), std::move(rotations),
-                                             std::move(states), std::move(stretches)});
-  }, "x"_a, "blocks"_a, "sealed"_a, "open"_a, "first"_a, "bits"_a, "plans"_a, "rotations"_a, "states"_a, "stretches"_a.none());
+                                             std::move(states), std::move(stretches), std::move(given)});
+  }, "x"_a, "blocks"_a, "sealed"_a, "open"_a, "first"_a, "bits"_a, "plans"_a, "rotations"_a, "states"_a, "stretches"_a.none(), "given"_a.none());
 }
 
 } // namespace mlxinfer::cpu

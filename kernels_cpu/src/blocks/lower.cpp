@@ -27,13 +27,14 @@ Plan::Plan(
     const Blocks& blocks,
     int64_t rows,
     void* stream,
+    const void* given,
     std::vector<AttentionWork> attention,
     std::vector<StatePlaces> states,
     std::shared_ptr<const Stretches> stretches,
     mx::cpu::CommandEncoder& encoder)
-    : float_(float_type(blocks.dtype)), rows_(rows), buffers_{static_cast<char*>(stream)}, attention_(std::move(attention)), states_(std::move(states)),
-      stretches_(std::move(stretches)) {
-  for (size_t i = 1; i < blocks.sizes.size(); ++i) {
+    : float_(float_type(blocks.dtype)), rows_(rows), buffers_{static_cast<char*>(stream), static_cast<char*>(const_cast<void*>(given))}, attention_(std::move(attention)), states_(std::move(states)),
+      stretches_(std::move(stretches)), encoder_(encoder) {
+  for (size_t i = 2; i < blocks.sizes.size(); ++i) {
     mx::array a({static_cast<int>(rows), static_cast<int>(blocks.sizes[i])}, mx::uint8, nullptr, {});
     allocate(a);
     buffers_.push_back(a.data<char>());
@@ -56,6 +57,21 @@ Rows Plan::rows(const std::optional<View>& v) const {
   return v ? rows(*v) : Rows{};
 }
 
+// 0 to each - 1 for every row of the step.
+const int32_t* Plan::numbers(int64_t each) {
+  if (const auto known = numbers_.find(each); known != numbers_.end()) {
+    return known->second;
+  }
+  mx::array a({static_cast<int>(rows_), static_cast<int>(each)}, mx::int32, nullptr, {});
+  allocate(a);
+  int32_t* to = a.data<int32_t>();
+  for (int64_t i = 0; i < rows_ * each; ++i) {
+    to[i] = static_cast<int32_t>(i % each);
+  }
+  encoder_.add_temporary(std::move(a));
+  return numbers_[each] = to;
+}
+
 void Plan::operator()(const Multiply& m) {
   const Projection& p = m.projection;
   Product product{};
@@ -68,7 +84,7 @@ void Plan::operator()(const Multiply& m) {
   product.x_repeats = m.y.each / m.x.each;
   product.norm = weight_of(m.norm);
   product.eps = eps_of(m.norm);
-  product.experts = m.experts ? reinterpret_cast<const int32_t*>(place(*m.experts)) : nullptr;
+  product.experts = m.experts ? reinterpret_cast<const int32_t*>(place(*m.experts)) : p.data.ndim() == 3 ? numbers(m.y.each) : nullptr;
   product.expert_count = p.data.ndim() == 3 ? p.data.shape(0) : 1;
   product.bias = p.bias ? p.bias->data<char>() : nullptr;
   product.residual = rows(m.onto);
@@ -78,7 +94,7 @@ void Plan::operator()(const Multiply& m) {
 }
 
 void Plan::operator()(const NormView& n) {
-  work_.push_back(NormRows{rows(n.x), n.norm.weight.data<char>(), n.norm.eps, rows(n.onto), place(n.y), float_, n.y.width});
+  work_.push_back(NormRows{rows(n.x), n.norm.weight.data<char>(), n.norm.eps, rows(n.onto), place(n.y), float_, n.y.width, n.norm.centring});
 }
 
 void Plan::operator()(const Attend& a) {
@@ -88,12 +104,23 @@ void Plan::operator()(const Attend& a) {
     return Heads{place(v), v.width * item, step * item, dim, static_cast<int>(float_)};
   };
   work.queries = heads(a.queries, work.keys.dim, a.query_step);
-  work.new_keys = heads(a.keys, work.keys.dim, work.keys.dim);
-  work.new_values = heads(a.values, work.values.dim, work.values.dim);
+  if (a.keys && a.values) {
+    work.new_keys = heads(*a.keys, work.keys.dim, work.keys.dim);
+    work.new_values = heads(*a.values, work.values.dim, work.values.dim);
+  }
+  if (a.turned) {
+    work.queries.turned = place(*a.turned);
+    work.queries.turned_row_stride = a.turned->width * item;
+    work.queries.turned_head_stride = a.turned_step * item;
+  }
+  work.queries.still = work.new_keys.still = a.still;
+  work.queries.gain = floats(a.query_gain);
   work.queries.norm = weight_of(a.query_norm);
   work.queries.eps = eps_of(a.query_norm);
   work.new_keys.norm = weight_of(a.key_norm);
   work.new_keys.eps = eps_of(a.key_norm);
+  work.new_values.norm = weight_of(a.value_norm);
+  work.new_values.eps = eps_of(a.value_norm);
   work.queries.rotation = work.new_keys.rotation = work.rotation.get();
   work.heads_per_kv = a.y.count / work.values.dim / work.keys.kv_heads;
   work.scale = a.scale;
@@ -105,7 +132,7 @@ void Plan::operator()(const Attend& a) {
 }
 
 void Plan::operator()(const ChooseExperts& c) {
-  work_.push_back(RouteRows{c.route, floats(c.bias), rows(c.logits), float_, reinterpret_cast<int32_t*>(place(c.experts)),
+  work_.push_back(RouteRows{c.route, floats(c.bias), floats(c.gains), rows(c.logits), float_, reinterpret_cast<int32_t*>(place(c.experts)),
                             reinterpret_cast<float*>(place(c.shares))});
 }
 
@@ -122,7 +149,7 @@ void Plan::operator()(const Delta& d) {
   const StatePlaces& s = states_[next_state_++];
   const int64_t channels = d.qkv.count;
   work_.push_back(DeltaWork{
-      stretches_, d.key_heads, d.value_heads, d.key_dim, d.value_dim, {floats(d.convolution), nullptr, channels, d.taps, s.from[0], s.to[0]},
+      stretches_, d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.decays(), {floats(d.convolution), nullptr, channels, d.taps, s.from[0], s.to[0]},
       floats(d.decay), floats(d.decay_bias), s.from[1], s.to[1], rows(d.qkv), rows(d.beta), rows(d.rate), float_, reinterpret_cast<float*>(place(d.y))});
 }
 
@@ -145,7 +172,7 @@ void Plan::operator()(const ShortConvolution& c) {
 void Plan::operator()(const GatedNorm& g) {
   const bool shared = g.weight && static_cast<int64_t>(g.weight->size()) != g.y.count;
   work_.push_back(GatedRows{
-      reinterpret_cast<const float*>(place(g.x)), rows(g.gate), floats(g.weight), g.eps, g.normed, g.first, shared, g.groups, float_, place(g.y)});
+      reinterpret_cast<const float*>(place(g.x)), rows(g.gate), floats(g.weight), g.eps, g.normed, g.first, g.silu, shared, g.groups, float_, place(g.y)});
 }
 
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <variant>
 #include <vector>
@@ -27,6 +28,7 @@ class Plan {
       const Blocks& blocks,
       int64_t rows,
       void* stream,
+      const void* given,
       std::vector<AttentionWork> attention,
       std::vector<StatePlaces> states,
       std::shared_ptr<const Stretches> stretches,
@@ -49,6 +51,7 @@ class Plan {
 
  private:
   char* place(const View& v) const;
+  const int32_t* numbers(int64_t each);
   Rows rows(const View& v) const;
   Rows rows(const std::optional<View>& v) const;
 
@@ -58,6 +61,8 @@ class Plan {
   std::vector<AttentionWork> attention_;
   std::vector<StatePlaces> states_;
   const std::shared_ptr<const Stretches> stretches_;
+  mx::cpu::CommandEncoder& encoder_;
+  std::map<int64_t, const int32_t*> numbers_;
   size_t next_attention_ = 0, next_state_ = 0;
   std::vector<Work> work_;
 };

@@ -41,7 +41,8 @@ class Checker {
              " columns of " + std::to_string(m.x.count) + ".");
     }
     need(!m.gate || (p.layout.n % (2 * kPanelRows) == 0 && !m.onto), "a gate, whose halves need a multiple of 16 rows each,");
-    need(many == m.experts.has_value() && m.y.each % m.x.each == 0 && (many || m.y.each == m.x.each), "the number of rows of a product");
+    need((many || !m.experts) && m.y.each % m.x.each == 0 && (many || m.y.each == m.x.each), "the number of rows of a product");
+    need(!many || m.experts || (m.y.each == p.data.shape(0) && m.x.each == m.y.each), "a matrix for each of the neighbouring rows");
     if (m.experts) {
       need(take(*m.experts, Kind::i32) == 1 && m.experts->width == 1 && m.experts->each == m.y.each && p.data.shape(0) > 0, "the choice of experts");
     }
@@ -51,6 +52,7 @@ class Checker {
       check_vector(*p.bias, p.layout.n, b_.dtype, "a bias");
     }
     if (m.norm) {
+      need(!m.norm->centring, "a norm that subtracts the mean before a product");
       check_vector(m.norm->weight, p.layout.k, b_.dtype, "a norm");
     }
   }
@@ -61,14 +63,20 @@ class Checker {
   }
 
   void operator()(const Attend& a) {
-    need(same(a.queries) > 0 && same(a.keys) > 0 && same(a.values) > 0 && made(a.y) > 0 && a.y.is_whole() && a.query_step > 0, "attention");
-    for (const View* v : {&a.queries, &a.keys, &a.values, &a.y}) {
-      need(v->each == 1, "a row of attention");
+    need(same(a.queries) > 0 && made(a.y) > 0 && a.y.is_whole() && a.query_step > 0 && a.queries.each == 1 && a.y.each == 1, "attention");
+    for (const auto* v : {&a.turned, &a.keys, &a.values}) {
+      need(!*v || (same(**v) > 0 && (*v)->each == 1), "a row of attention");
     }
-    for (const auto* norm : {&a.query_norm, &a.key_norm}) {
+    need(a.still >= 0 && (!a.turned || (a.still > 0 && a.turned_step > 0)), "what is rotated");
+    check_pages_of(a);
+    for (const auto* norm : {&a.query_norm, &a.key_norm, &a.value_norm}) {
       if (*norm) {
+        need(!(*norm)->centring, "a head's norm that subtracts the mean");
         check_vector((*norm)->weight, (*norm)->weight.size(), b_.dtype, "a head's norm");
       }
+    }
+    if (a.query_gain) {
+      check_vector(*a.query_gain, a.query_gain->size(), mx::float32, "a gain");
     }
     if (a.sinks) {
       check_vector(*a.sinks, a.sinks->size(), mx::float32, "sinks");
@@ -83,8 +91,10 @@ class Checker {
          c.experts.width == 1 && c.shares.width == 1, "what a router gives");
     need(r.groups > 0 && r.kept > 0 && r.kept <= r.groups && r.experts % r.groups == 0 && r.ranked > 0 &&
          r.chosen <= r.experts / r.groups * r.kept, "a router's groups");
-    if (c.bias) {
-      check_vector(*c.bias, r.experts, mx::float32, "a router's bias");
+    for (const auto* a : {&c.bias, &c.gains}) {
+      if (*a) {
+        check_vector(**a, r.experts, mx::float32, "a router's bias or gain");
+      }
     }
   }
 
@@ -103,11 +113,12 @@ class Checker {
   void operator()(const Delta& d) {
     need(d.key_heads > 0 && d.key_dim > 0 && d.value_dim > 0 && d.value_heads > 0 && d.value_heads % d.key_heads == 0 && d.taps > 1, "a gated delta net");
     const int64_t channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim;
-    need(same(d.qkv) == channels && same(d.beta) == d.value_heads && same(d.rate) == d.value_heads, "what a gated delta net reads");
+    need(same(d.qkv) == channels && same(d.beta) == d.value_heads, "what a gated delta net reads");
+    need(same(d.rate) == d.value_heads || d.rate.count == d.value_heads * d.key_dim, "the decay of a gated delta net");
     make_floats(d.y, d.value_heads * d.value_dim);
     check_matrix(d.convolution, d.taps, channels, mx::float32, "a convolution");
-    check_vector(d.decay, d.value_heads, mx::float32, "a decay");
-    check_vector(d.decay_bias, d.value_heads, mx::float32, "a decay's bias");
+    check_vector(d.decay, d.rate.count, mx::float32, "a decay");
+    check_vector(d.decay_bias, d.rate.count, mx::float32, "a decay's bias");
     keep({{d.taps - 1, channels}, {d.value_heads, d.value_dim, d.key_dim}});
   }
 
@@ -151,6 +162,16 @@ class Checker {
     return take(v, Kind::same);
   }
 
+  // Pages are filled by one attention, and read again by later ones.
+  void check_pages_of(const Attend& a) {
+    need(a.keys.has_value() == a.values.has_value() && a.keys.has_value() == (a.source < 0), "attention with keys or values alone");
+    if (a.source >= 0) {
+      need(a.source < static_cast<int64_t>(b_.attends.size()) && b_.attends[static_cast<size_t>(a.source)]->keys, "whose pages are read again");
+      b_.read_again[static_cast<size_t>(a.source)] = true;
+    }
+    b_.read_again.push_back(false);
+  }
+
   void make_floats(const View& v, int64_t size) {
     need(made(v, Kind::f32) == size && v.is_whole() && v.each == 1, "a state's output");
   }
@@ -158,7 +179,7 @@ class Checker {
   // The columns of a view that is read.
   int64_t take(const View& v, Kind kind) {
     const int64_t count = made(v, kind, false);
-    need(v.buffer == 0 || b_.sizes[static_cast<size_t>(v.buffer)] > 0, "a buffer that nothing was written to");
+    need(v.buffer < 2 || b_.sizes[static_cast<size_t>(v.buffer)] > 0, "a buffer that nothing was written to");
     return count;
   }
 
@@ -167,6 +188,10 @@ class Checker {
     need(v.kind == kind && v.buffer >= 0 && v.buffer < 64 && v.each > 0 && v.count > 0 && v.first >= 0 && v.first + v.count <= v.width, "a view");
     if (v.buffer == 0) {
       need(v.kind == Kind::same && v.width == b_.hidden && v.each == 1, "a view of the stream");
+      return v.count;
+    }
+    if (v.buffer == 1) {
+      need(v.kind == Kind::same && v.width == b_.given && v.each == 1 && !written, "a view of what a step gives");
       return v.count;
     }
     if (b_.sizes.size() <= static_cast<size_t>(v.buffer)) {
@@ -197,9 +222,9 @@ class Checker {
 
 } // namespace
 
-Blocks::Blocks(std::vector<Instruction> given, int64_t width, mx::Dtype type)
-    : instructions(std::move(given)), hidden(width), dtype(type), sizes(1, 0) {
-  if (instructions.empty() || hidden < 1) {
+Blocks::Blocks(std::vector<Instruction> all, int64_t width, int64_t beside, mx::Dtype type)
+    : instructions(std::move(all)), hidden(width), given(beside), dtype(type), sizes(2, 0) {
+  if (instructions.empty() || hidden < 1 || given < 0) {
     refuse(kName, "there must be one block at least.");
   }
   Checker checker(*this);

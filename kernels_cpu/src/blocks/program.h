@@ -12,8 +12,8 @@
 
 namespace mlxinfer::cpu {
 
-// Decoder blocks are a list of instructions on buffers, which a step makes anew; buffer 0 is the residual stream. A buffer has rows for
-// each row of the step: numbers of x's dtype, or of another one.
+// Decoder blocks are a list of instructions on buffers, which a step makes anew; buffer 0 is the residual stream, and buffer 1 what a step
+// gives next to it, to be read only. A buffer has rows for each row of the step: numbers of x's dtype, or of another one.
 enum class Kind : int { same, f32, i32 };
 
 // Columns `first` to `first + count` of a buffer whose rows are `width` numbers wide, `each` rows for each row of the step.
@@ -38,9 +38,10 @@ struct Projection {
 struct Norm {
   mx::array weight;
   float eps;
+  bool centring; // whether the mean is subtracted first, which only NormView does
 };
 
-// y = gate(norm(x) @ matrix.T) + onto
+// y = gate(norm(x) @ matrix.T) + onto. Matrices of experts that nothing chooses from are for one of the neighbouring rows each.
 struct Multiply {
   View x, y;
   Projection projection;
@@ -56,11 +57,15 @@ struct NormView {
   std::optional<View> onto;
 };
 
-// Attention over a layer's pages. Query heads begin `query_step` columns after one another.
+// Attention over a layer's pages. Query heads begin `query_step` columns after one another. Where the first channels of a head are `still`,
+// norms are for these alone and rotation for the rest, which queries may have in `turned`.
 struct Attend {
-  View queries, keys, values, y;
-  int64_t query_step;
-  std::optional<Norm> query_norm, key_norm; // of each head
+  View queries;
+  std::optional<View> turned, keys, values; // no keys and values: it reads the pages that the attention number `source` has filled
+  View y;
+  int64_t query_step, turned_step, still, source;
+  std::optional<Norm> query_norm, key_norm, value_norm; // of each head
+  std::optional<mx::array> query_gain; // float32, of each channel after rotation
   std::optional<mx::array> sinks; // float32, one per query head
   float scale, softcap; // softcap 0: none
 };
@@ -69,7 +74,7 @@ struct Attend {
 struct ChooseExperts {
   View logits, experts, shares;
   Route route;
-  std::optional<mx::array> bias;
+  std::optional<mx::array> bias, gains;
 };
 
 // See SumRows.
@@ -91,6 +96,10 @@ struct GateView {
 struct Delta {
   View qkv, beta, rate, y;
   int64_t key_heads, value_heads, key_dim, value_dim, taps;
+
+  int64_t decays() const {
+    return rate.count / value_heads;
+  }
   mx::array convolution, decay, decay_bias;
 };
 
@@ -117,7 +126,7 @@ struct GatedNorm {
   View x, gate, y;
   std::optional<mx::array> weight;
   float eps;
-  bool normed, first;
+  bool normed, first, silu;
   int64_t groups;
 };
 
@@ -126,13 +135,14 @@ using Instruction =
 
 // Shared as a plan is (attention/plan.h).
 struct Blocks : std::enable_shared_from_this<Blocks> {
-  Blocks(std::vector<Instruction> given, int64_t hidden, mx::Dtype dtype); // throws std::invalid_argument where sizes do not fit
+  Blocks(std::vector<Instruction> instructions, int64_t hidden, int64_t given, mx::Dtype dtype); // throws std::invalid_argument where sizes do not fit
 
   std::vector<Instruction> instructions;
-  int64_t hidden;
+  int64_t hidden, given; // columns of the stream, and of what a step gives next to it, or 0
   mx::Dtype dtype; // of x and, but for what is float32, of all vectors
-  std::vector<int64_t> sizes; // bytes of each buffer for a row of the step; that of the stream is 0
+  std::vector<int64_t> sizes; // bytes of each buffer for a row of the step; those of the first two are 0
   std::vector<const Attend*> attends; // those among the instructions
+  std::vector<bool> read_again; // whether others read the pages of each
   std::vector<std::vector<mx::Shape>> states; // shapes that recurrent instructions keep for a sequence, in their order
 };
 

@@ -9,7 +9,7 @@
 
 namespace mlxinfer::cpu {
 
-// What a step gives to blocks: pages, plans and rotations of each attention layer; states of all recurrent layers in order, each
+// What a step gives to blocks: pages, plans and rotations of each attention layer, those that read another's pages included; states of all recurrent layers in order, each
 // `[sequences, ...]`, and the rows of the sequences, where there are such layers.
 struct StepArrays {
   std::vector<Arrays> sealed, open, first;
@@ -18,6 +18,7 @@ struct StepArrays {
   std::vector<std::shared_ptr<Rotation>> rotations;
   Arrays states;
   std::shared_ptr<Stretches> stretches;
+  std::optional<mx::array> given; // [rows, n], for blocks that read such
 };
 
 // x afterwards, the states afterwards, then what becomes full in each attention layer.

@@ -34,8 +34,10 @@ void gate(const void* gates, const void* from, float alpha, float limit, void* t
     if constexpr (U == Unit::sigmoid) {
       v = sigmoid(v) * load(x + i);
     } else if constexpr (U == Unit::silu) {
+      v = alpha * v;
       v = v * sigmoid(v) * load(x + i);
     } else if constexpr (U == Unit::gelu_tanh) {
+      v = alpha * v;
       v = v * sigmoid(1.5957691216f * (v + 0.044715f * v * v * v)) * load(x + i);
     } else if constexpr (U == Unit::clamped_swiglu) {
       v = min(v, broadcast(limit));

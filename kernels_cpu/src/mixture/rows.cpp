@@ -41,7 +41,7 @@ void keep_groups(const Route& r, float* wanted, float* ranks) {
   }
 }
 
-void choose(const Route& r, const float* bias, float* scores, float* room, int32_t* experts, float* shares) {
+void choose(const Route& r, const float* bias, const float* gains, float* scores, float* room, int32_t* experts, float* shares) {
   if (r.scores == Scores::softmax) {
     softmax(scores, r.experts);
   } else if (r.scores == Scores::sigmoid) {
@@ -80,7 +80,9 @@ void choose(const Route& r, const float* bias, float* scores, float* room, int32
     sum = 1.0f;
   }
   const float factor = r.normalized ? r.scale / (std::max(sum, r.least) + r.added) : r.scale;
-  std::transform(shares, shares + r.chosen, shares, [factor](float s) { return s * factor; });
+  for (int64_t i = 0; i < r.chosen; ++i) {
+    shares[i] *= gains == nullptr ? factor : factor * gains[experts[i]];
+  }
 }
 
 } // namespace
@@ -92,7 +94,7 @@ void RouteRows::run() const {
     float* scores = scratch.floats(3 * size + route.groups);
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
       mixture_kernels().widen[static_cast<int>(dtype)](static_cast<const char*>(logits.data) + i * logits.stride * item, scores, size);
-      choose(route, bias, scores, scores + size, experts + i * route.chosen, shares + i * route.chosen);
+      choose(route, bias, gains, scores, scores + size, experts + i * route.chosen, shares + i * route.chosen);
     }
   });
 }

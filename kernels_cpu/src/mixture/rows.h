@@ -10,7 +10,8 @@ namespace mlxinfer::cpu {
 enum class Scores : int { none, softmax, sigmoid };
 
 // How a router chooses: the best `chosen` by scores + bias, from the groups whose best `ranked` have the largest sums. Their scores, of
-// `none` the softmax over the chosen logits, become shares: divided by max(sum, least) + added where `normalized`, times `scale`.
+// `none` the softmax over the chosen logits, become shares: divided by max(sum, least) + added where `normalized`, times `scale`, and times
+// the chosen expert's gain where there are gains.
 struct Route {
   Scores scores;
   int64_t experts, chosen;
@@ -22,7 +23,7 @@ struct Route {
 // Logits `[rows, experts]` to experts and shares, `[rows, chosen]` each.
 struct RouteRows {
   Route route;
-  const float* bias; // or null
+  const float *bias, *gains; // [experts], or null
   Rows logits;
   Float dtype;
   int32_t* experts;

@@ -13,6 +13,7 @@ struct NormRows {
   void* out;
   Float dtype; // of all
   int64_t out_stride = 0; // 0: rows are contiguous
+  bool centring = false; // whether the mean is subtracted first
 
   void run() const;
 };

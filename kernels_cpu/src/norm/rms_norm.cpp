@@ -68,7 +68,7 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
 
 void NormRows::run() const {
   const int64_t item = item_bytes(dtype);
-  auto kernel = rms_norm_kernels().row[static_cast<int>(dtype)];
+  auto kernel = (centring ? rms_norm_kernels().centred : rms_norm_kernels().row)[static_cast<int>(dtype)];
   auto at = [item](const Rows& rows, int64_t i) -> const void* {
     return rows.data == nullptr ? nullptr : static_cast<const char*>(rows.data) + i * rows.stride * item;
   };

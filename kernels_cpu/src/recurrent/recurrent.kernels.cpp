@@ -37,44 +37,82 @@ void unit(float* x, int64_t size, float eps, float scale) {
 // Rows that are in work together, so that sums across lanes wait for one another less.
 constexpr int kTogether = 4;
 
-template <int Count>
+// `kept` is one number, or one for each channel of a key.
+template <int Count, bool ByChannel>
 MLXINFER_INLINE void delta_rows(
-    const float* from, float* to, int64_t keys, const float* q, const float* k, const float* v, float kept, float beta, float both, float* y) {
+    const float* from, float* to, int64_t keys, const float* q, const float* k, const float* v, const float* kept, float beta, float both, float* y) {
   F32 by_key[Count] = {}, by_query[Count] = {};
   for_lanes(keys, [&](auto load, auto, int64_t i) {
     const F32 key = load(k + i), query = load(q + i);
+    F32 share{};
+    if constexpr (ByChannel) {
+      share = load(kept + i);
+    }
     MLXINFER_UNROLL
     for (int r = 0; r < Count; ++r) {
-      const F32 s = load(from + r * keys + i);
+      F32 s = load(from + r * keys + i);
+      s = ByChannel ? s * share : s;
       by_key[r] = fma(s, key, by_key[r]);
       by_query[r] = fma(s, query, by_query[r]);
     }
   });
+  const float rest = ByChannel ? 1.0f : kept[0];
   float added[Count];
   MLXINFER_UNROLL
   for (int r = 0; r < Count; ++r) {
-    added[r] = beta * (v[r] - kept * sum_across(by_key[r]));
-    y[r] = kept * sum_across(by_query[r]) + added[r] * both;
+    added[r] = beta * (v[r] - rest * sum_across(by_key[r]));
+    y[r] = rest * sum_across(by_query[r]) + added[r] * both;
   }
   for_lanes(keys, [&](auto load, auto store, int64_t i) {
     const F32 key = load(k + i);
+    F32 share = broadcast(rest);
+    if constexpr (ByChannel) {
+      share = load(kept + i);
+    }
     MLXINFER_UNROLL
     for (int r = 0; r < Count; ++r) {
-      store(to + r * keys + i, fma(broadcast(added[r]), key, kept * load(from + r * keys + i)));
+      store(to + r * keys + i, fma(broadcast(added[r]), key, share * load(from + r * keys + i)));
     }
   });
 }
 
-void delta(
-    const float* from, float* to, int64_t values, int64_t keys, const float* q, const float* k, const float* v, float kept, float beta, float* y) {
+template <bool ByChannel>
+MLXINFER_INLINE void delta_head(
+    const float* from, float* to, int64_t values, int64_t keys, const float* q, const float* k, const float* v, const float* kept, float beta, float* y) {
   const float both = dot(q, k, keys);
   int64_t r = 0;
   for (; r + kTogether <= values; r += kTogether) {
-    delta_rows<kTogether>(from + r * keys, to + r * keys, keys, q, k, v + r, kept, beta, both, y + r);
+    delta_rows<kTogether, ByChannel>(from + r * keys, to + r * keys, keys, q, k, v + r, kept, beta, both, y + r);
   }
   for (; r < values; ++r) {
-    delta_rows<1>(from + r * keys, to + r * keys, keys, q, k, v + r, kept, beta, both, y + r);
+    delta_rows<1, ByChannel>(from + r * keys, to + r * keys, keys, q, k, v + r, kept, beta, both, y + r);
   }
+}
+
+void delta(
+    const float* from, float* to, int64_t values, int64_t keys, const float* q, const float* k, const float* v, float kept, float beta, float* y) {
+  delta_head<false>(from, to, values, keys, q, k, v, &kept, beta, y);
+}
+
+void delta_by_channel(
+    const float* from, float* to, int64_t values, int64_t keys, const float* q, const float* k, const float* v, const float* kept, float beta, float* y) {
+  delta_head<true>(from, to, values, keys, q, k, v, kept, beta, y);
+}
+
+// log(1 + e^x): of u = e^-|x| the logarithm of 1 + u is 2 atanh(u / (2 + u)), whose series has converged after seven terms.
+MLXINFER_INLINE F32 softplus(F32 x) {
+  const F32 u = exp(-max(x, -x)), z = u / (u + 2.0f), s = z * z;
+  F32 p = s * (1.0f / 13) + 1.0f / 11;
+  p = p * s + 1.0f / 9;
+  p = p * s + 1.0f / 7;
+  p = p * s + 1.0f / 5;
+  p = p * s + 1.0f / 3;
+  p = p * s + 1.0f;
+  return max(x, F32{}) + 2.0f * z * p;
+}
+
+void shares(const float* rate, const float* bias, const float* decay, float* kept, int64_t size) {
+  for_lanes(size, [=](auto load, auto store, int64_t i) { store(kept + i, exp(-exp(load(decay + i)) * softplus(load(rate + i) + load(bias + i)))); });
 }
 
 template <int Count>
@@ -109,17 +147,18 @@ void mamba(
 }
 
 template <typename T>
-void gated(const float* x, const void* gates, const float* weight, float eps, bool normed, bool first, void* to, int64_t size) {
+void gated(const float* x, const void* gates, const float* weight, float eps, bool normed, bool first, bool silu, void* to, int64_t size) {
   auto g = static_cast<const T*>(gates);
   auto y = static_cast<T*>(to);
+  auto unit = [silu](F32 gate) { return silu ? gate * sigmoid(gate) : sigmoid(gate); };
   F32 squares{};
   for_lanes(size, [&](auto load, auto, int64_t i) {
-    const F32 gate = load(g + i), v = first ? load(x + i) : load(x + i) * (gate * sigmoid(gate));
+    const F32 v = first ? load(x + i) : load(x + i) * unit(load(g + i));
     squares = fma(v, v, squares);
   });
   const float factor = normed ? 1.0f / __builtin_sqrtf(sum_across(squares) / static_cast<float>(size) + eps) : 1.0f;
   for_lanes(size, [=](auto load, auto store, int64_t i) {
-    const F32 gate = load(g + i), v = load(x + i) * (gate * sigmoid(gate)) * factor;
+    const F32 v = load(x + i) * unit(load(g + i)) * factor;
     store(y + i, weight == nullptr ? v : v * load(weight + i));
   });
 }
@@ -143,6 +182,6 @@ void back(const float* a, const void* b, void* out, int64_t size) {
 namespace mlxinfer::cpu {
 #define MLXINFER_FLOATS_(name) {MLXINFER_ISA::name<float>, MLXINFER_ISA::name<MLXINFER_ISA::Bfloat>, MLXINFER_ISA::name<MLXINFER_ISA::Half>}
 MLXINFER_DEFINE_KERNELS(RecurrentKernels, recurrent_kernels) = {
-    MLXINFER_ISA::convolve,  MLXINFER_ISA::unit,       MLXINFER_ISA::delta, MLXINFER_ISA::mamba, MLXINFER_FLOATS_(gated), MLXINFER_FLOATS_(times),
-    MLXINFER_FLOATS_(back)};
+    MLXINFER_ISA::convolve,  MLXINFER_ISA::unit,       MLXINFER_ISA::delta,      MLXINFER_ISA::delta_by_channel, MLXINFER_ISA::shares, MLXINFER_ISA::mamba,
+    MLXINFER_FLOATS_(gated), MLXINFER_FLOATS_(times), MLXINFER_FLOATS_(back)};
 }

@@ -113,7 +113,7 @@ void run_delta(const DeltaWork& w, int64_t sequence, int64_t head) {
                                    {keys + head * w.key_dim, w.key_dim, true},
                                    {2 * keys + first * w.value_dim, each * w.value_dim, true}}};
   Convolved<3> convolved(w.convolution, spans, sequence, stretch.count, scratch);
-  float *beta = small.floats(2 * each), *rate = beta + each;
+  float *beta = small.floats(each + 2 * each * w.decays), *rate = beta + each, *kept = rate + each * w.decays;
   const int64_t state_size = w.value_dim * w.key_dim, width = w.value_heads * w.value_dim;
   const float* from = w.state_from + (sequence * w.value_heads + first) * state_size;
   float* to = w.state_to + (sequence * w.value_heads + first) * state_size;
@@ -125,12 +125,21 @@ void run_delta(const DeltaWork& w, int64_t sequence, int64_t head) {
       recurrent_kernels().unit(row, w.key_dim, 1e-6f, 1.0f / std::sqrt(static_cast<float>(w.key_dim)));
       recurrent_kernels().unit(row + w.key_dim, w.key_dim, 1e-6f, 1.0f);
       widen(w.dtype, w.beta, start + t, first, beta, each);
-      widen(w.dtype, w.rate, start + t, first, rate, each);
+      widen(w.dtype, w.rate, start + t, first * w.decays, rate, each * w.decays);
+      if (w.decays > 1) {
+        recurrent_kernels().shares(rate, w.decay_bias + first * w.decays, w.decay + first * w.decays, kept, each * w.decays);
+      }
       for (int64_t j = 0; j < each; ++j) {
-        const float kept = std::exp(-std::exp(w.decay[first + j]) * softplus(rate[j] + w.decay_bias[first + j]));
-        recurrent_kernels().delta(
-            (done + t == 0 ? from : to) + j * state_size, to + j * state_size, w.value_dim, w.key_dim, row, row + w.key_dim,
-            row + 2 * w.key_dim + j * w.value_dim, kept, 1.0f / (1.0f + std::exp(-beta[j])), w.out + (start + t) * width + (first + j) * w.value_dim);
+        const float *before = (done + t == 0 ? from : to) + j * state_size, *value = row + 2 * w.key_dim + j * w.value_dim;
+        const float share = 1.0f / (1.0f + std::exp(-beta[j]));
+        float *after = to + j * state_size, *y = w.out + (start + t) * width + (first + j) * w.value_dim;
+        if (w.decays == 1) {
+          const float left = std::exp(-std::exp(w.decay[first + j]) * softplus(rate[j] + w.decay_bias[first + j]));
+          recurrent_kernels().delta(before, after, w.value_dim, w.key_dim, row, row + w.key_dim, value, left, share, y);
+        } else {
+          const float* own = kept + j * w.decays;
+          recurrent_kernels().delta_by_channel(before, after, w.value_dim, w.key_dim, row, row + w.key_dim, value, own, share, y);
+        }
       }
     }
   }
@@ -233,7 +242,7 @@ void GatedRows::run() const {
       const int64_t row = i / groups, first = i % groups * size;
       const float* w = weight == nullptr || shared ? weight : weight + first;
       recurrent_kernels().gated[static_cast<int>(dtype)](
-          x + row * width + first, static_cast<const char*>(gate.data) + (row * gate.stride + first) * item, w, eps, normed, this->first,
+          x + row * width + first, static_cast<const char*>(gate.data) + (row * gate.stride + first) * item, w, eps, normed, this->first, silu,
           static_cast<char*>(out) + (row * width + first) * item, size);
     }
   });

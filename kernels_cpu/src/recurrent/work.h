@@ -29,12 +29,13 @@ struct Convolution {
 };
 
 // A gated delta net's recurrence: columns of queries, keys and values, beta and decay to `out` [rows][heads * value_dim]. Each key head serves
-// `value_heads / key_heads` neighbouring value heads. `state_from` [sequences][value_heads][value_dim][key_dim] may be `state_to`.
+// `value_heads / key_heads` neighbouring value heads. `state_from` [sequences][value_heads][value_dim][key_dim] may be `state_to`. A head decays
+// as a whole, or each channel of its keys for itself: `decays` is the number of rates of a value head, 1 or key_dim.
 struct DeltaWork {
   std::shared_ptr<const Stretches> stretches;
-  int64_t key_heads, value_heads, key_dim, value_dim;
+  int64_t key_heads, value_heads, key_dim, value_dim, decays;
   Convolution convolution;
-  const float *decay, *decay_bias; // [value_heads]: the rate's logarithm, and what is added to the projected decay
+  const float *decay, *decay_bias; // [value_heads * decays]: the rate's logarithm, and what is added to the projected decay
   const float* state_from;
   float* state_to;
   Rows qkv, beta, rate;
@@ -72,14 +73,14 @@ struct ShortConvWork {
   void run() const;
 };
 
-// out = norm(x * silu(gate)), or norm(x) * silu(gate) if `first`, in `groups` equal parts of a row, whose norms have the same weight or
+// out = norm(x * unit(gate)), or norm(x) * unit(gate) if `first`, the unit being silu or the sigmoid, in `groups` equal parts of a row, whose norms have the same weight or
 // parts of one (`shared` or not).
 struct GatedRows {
   const float* x; // [count][size]
   Rows gate;
   const float* weight; // or null
   float eps;
-  bool normed, first, shared;
+  bool normed, first, silu, shared;
   int64_t groups;
   Float dtype; // of the gate and of `out`
   void* out; // contiguous

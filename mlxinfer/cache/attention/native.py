@@ -55,7 +55,7 @@ class NativeAttention:
 
     name = "the native operation for this CPU"
 
-    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
+    def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> NativeStep:
         parts = []
         for s in segments:
             table = group.tables[s.slot]
@@ -134,6 +134,13 @@ def _native_rotations(steps: Sequence[NativeStep], rotations: Sequence[Rotation 
     return found
 
 
+def _again(stores: Sequence[LayerStore]) -> list[bool]:
+    """Which of them have come before: these are read only."""
+    if len(set(stores)) == len(stores):
+        return [False] * len(stores)
+    return [store in stores[:place] for place, store in enumerate(stores)]
+
+
 def run_blocks(
     x: mx.array,
     blocks: kernels_cpu.Blocks,
@@ -141,11 +148,13 @@ def run_blocks(
     rotations: Sequence[Rotation | None],
     states: Sequence[mx.array] = (),
     segments: Sequence[Segment] = (),
+    given: mx.array | None = None,
 ) -> tuple[kernels_cpu.AfterBlocks, list[Full]]:
     """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`. `states` are those of all recurrent layers for the
-    sequences of `segments`. Returns rows and states, and the filled pages of each part."""
+    sequences of `segments`; a layer that comes again is read only. Returns rows and states, and the filled pages of each part."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
+    again = _again(stores)
     after = kernels_cpu.run_blocks(
         x,
         blocks,
@@ -157,7 +166,10 @@ def run_blocks(
         [store.first for store in stores],
         states,
         [(s.start, s.count) for s in segments],
+        given,
+        again,
     )
     if not any(after.filled):
         return after, [{}] * len(parts)
-    return after, [step.full(*pages) for step, *pages in zip(steps, after.filled, after.first, strict=True)]
+    filled = zip(steps, after.filled, after.first, strict=True)
+    return after, [step.full(pages, first) if pages else {} for step, pages, first in filled]

@@ -99,7 +99,7 @@ class PlainStep:
             tails = store.append(s.slot, s.past - sealed, [k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1)])
             if s.filled:
                 full[s.slot] = store.filled([t[:, : s.filled] for t in tails], starts=not sealed)
-            attended = self._attended(store, s, (tails[0], tails[1]), full)
+            attended = self.attended(store, s, (tails[0], tails[1]), full)
             if store.spec.shared:
                 self._seen.setdefault(store, []).append(attended)
             since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
@@ -114,7 +114,7 @@ class PlainStep:
             outputs.append(attended.answers(q[s.start : s.start + s.count].swapaxes(0, 1), params, since).swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def _attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
+    def attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
         """What a segment's queries see: earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all queries
         are in one page, that is plain causal attention."""
         window, last = self.group.window, segment.past + segment.count

@@ -16,9 +16,11 @@ from ..base import AttentionSpec, LayerSpec
 from ..kv_format import KVFormat, by_layers
 from ..store import LayerStore
 from .native import AttentionBackend, NativeAttention
+from .native_shared import SharedNative
 from .reference import PlainAttention
 
 _NATIVE = NativeAttention()
+_NATIVE_SHARED = SharedNative()
 _PLAIN = PlainAttention()
 _SHARED = PlainAttention("other layers read its pages, for which there is no kernel")
 _LATENT = PlainAttention("its values are a part of its keys, for which there is no kernel")
@@ -27,12 +29,12 @@ _HEAD = PlainAttention("it leaves out the first token, for which there is no ker
 
 def attention_backend(store: LayerStore) -> AttentionBackend:
     """The backend for a layer. Layers with equal backends are prepared together in each step."""
-    if store.spec.shared:
-        return _SHARED
     if store.spec.skips_first:
         return _HEAD
     if kernels_cpu.in_use():
-        return _NATIVE
+        return _NATIVE_SHARED if store.spec.shared else _NATIVE
+    if store.spec.shared:
+        return _SHARED
     if store.keys_alone:
         return _LATENT if has_gpu_kernels() else _PLAIN
     if not has_gpu_kernels():

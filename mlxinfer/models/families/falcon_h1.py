@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from ...cache.base import AttentionSpec, LayerSpec, Rotation, Step
-from ...nn.activations import Gate, elementwise, fused
+from ...nn.activations import Gate, ScaledGate, elementwise, fused
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.mamba2 import Mamba2, MambaSizes
 from ...nn.mlp import GatedMLP
@@ -22,6 +22,9 @@ from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..rope_config import read_rope
 from .granite_hybrid import check_step_limit
+
+if TYPE_CHECKING:
+    from ..native_parts import Parts
 
 FALCON_H1 = {
     "vocab_size": 128000,
@@ -125,6 +128,19 @@ class FalconBlock:
         x = _sum(x, attended, mixed, mx.array(self.factors.attention), mx.array(self.factors.mamba))
         return self.mlp(x, norm=self.before_mlp, onto=x)
 
+    def as_native(self, parts: Parts) -> None:
+        """The same for the CPU kernels."""
+        stream = parts.program.stream
+        row = parts.normed(stream, self.before)
+        for mixer, factor in ((self.attention, self.factors.attention), (self.mamba, self.factors.mamba)):
+            sink = parts.sink(factor=factor)
+            parts.mix(mixer, row, None, sink, "rope")
+            sink.finish()
+        gate = self.mlp.gate
+        sink = parts.sink(factor=gate.after if isinstance(gate, ScaledGate) else 1.0)
+        parts.feed_forward(self.mlp, stream, self.before_mlp, sink)
+        sink.finish()
+
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))
 
@@ -136,7 +152,7 @@ def _sum(x: mx.array, attended: mx.array, mixed: mx.array, first: mx.array, seco
 
 def _gate(activation: str, before: float, after: float) -> Gate:
     act = elementwise(activation)
-    return fused(lambda gate, up: act(gate * before) * up * after)
+    return ScaledGate(act.__name__, before, after, fused(lambda gate, up: act(gate * before) * up * after))
 
 
 def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:

@@ -71,13 +71,14 @@ void compare(Random& random, const Sizes& s, Float dtype, const std::function<vo
 void delta(Random& random, Float dtype) {
   const int64_t key_heads = between(random, 1, 3), value_heads = key_heads * between(random, 1, 3), keys = between(random, 1, 40);
   const int64_t values = between(random, 1, 40), taps = between(random, 2, 4), channels = 2 * key_heads * keys + value_heads * values;
-  const int64_t width = channels + 2 * value_heads, item = item_bytes(dtype);
-  const Memory weights = normal(random, taps * channels), decay = normal(random, value_heads), bias = normal(random, value_heads);
+  const int64_t decays = between(random, 0, 1) == 0 ? 1 : keys, rates = value_heads * decays;
+  const int64_t width = channels + value_heads + rates, item = item_bytes(dtype);
+  const Memory weights = normal(random, taps * channels), decay = normal(random, rates), bias = normal(random, rates);
   compare(random, {width, channels, value_heads * values * keys, value_heads * values * 4, taps}, dtype, [&](const Part& p) {
     auto columns = [&](int64_t first, int64_t count) { return Rows{p.x + first * item, p.rows->rows, count, width}; };
     const Convolution convolution{weights.data(), nullptr, channels, taps, p.window_from, p.window_to};
-    DeltaWork{p.rows, key_heads, value_heads, keys, values, convolution, decay.data(), bias.data(), p.state, p.state, columns(0, channels),
-              columns(channels, value_heads), columns(channels + value_heads, value_heads), dtype, reinterpret_cast<float*>(p.out)}
+    DeltaWork{p.rows, key_heads, value_heads, keys, values, decays, convolution, decay.data(), bias.data(), p.state, p.state, columns(0, channels),
+              columns(channels, value_heads), columns(channels + value_heads, rates), dtype, reinterpret_cast<float*>(p.out)}
         .run();
   }, "a gated delta net");
 }
@@ -112,7 +113,8 @@ void routes(Random& random, Float dtype) {
   std::vector<int32_t> best(static_cast<size_t>(rows * chosen));
   Memory shares(best.size());
   const Route route{static_cast<Scores>(between(random, 0, 2)), experts, chosen, true, 0.0f, 0.0f, 1.0f, groups, kept, 2};
-  RouteRows{route, nullptr, {logits.data(), rows, experts, experts}, dtype, best.data(), shares.data()}.run();
+  const Memory gains(static_cast<size_t>(experts), 1.0f);
+  RouteRows{route, nullptr, gains.data(), {logits.data(), rows, experts, experts}, dtype, best.data(), shares.data()}.run();
   for (int64_t row = 0; row < rows; ++row) {
     double sum = 0.0;
     for (int64_t i = row * chosen; i < (row + 1) * chosen; ++i) {
