@@ -9,7 +9,6 @@ from functools import partial
 
 import mlx.core as mx
 
-from ...device import is_gpu
 from . import reference
 from .block_formats import BLOCKS
 from .launcher import GATED_ROWS, GATES, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
@@ -184,7 +183,7 @@ def _gate(gate: str) -> Callable[[mx.array], mx.array]:
     if not gate:
         return lambda y: y
     one = partial(reference.gated, gate=gate)
-    gated = mx.compile(one, shapeless=True) if is_gpu() else one
+    gated = mx.compile(one, shapeless=True) if mx.default_device() == mx.gpu else one
     return lambda y: gated(*mx.split(y.reshape(2, -1), 2)) if len(y) == 1 else gated(*mx.split(y, 2, axis=-1))
 
 

@@ -59,4 +59,3 @@ def test_a_folder_stands_below_all_that_import_it() -> None:
     assert layers([("c", "b"), ("b", "a"), ("c", "a")]) == [["a"], ["b"], ["c"]]
     with pytest.raises(ValueError, match="import one another"):
         layers([("a", "b"), ("b", "a")])
-
