@@ -1,6 +1,7 @@
 """Products of few rows with quantized matrices on a GPU: the bandwidth that they reach, and their speed next to MLX's.
 
-Matrices are 4096 by 4096, 64 MB of them one after another, so that no cache holds them. The bytes are those of the matrix, read once.
+Matrices are 4096 by 4096, twice as large for gated products, 64 MB of them one after another, so that no cache holds them. The bytes are
+those of the matrix, read once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SUBJECTS = (
     *(trial.Subject("affine", bits, 64, mx.bfloat16) for bits in (2, 3, 4, 5, 6, 8)),
     trial.Subject("affine", 4, 32, mx.float16),
     trial.Subject("mxfp4", 4, 32, mx.bfloat16),
+    trial.Subject("affine", 4, 64, mx.bfloat16, "silu"),
     *(trial.Subject(kind, form.bits, form.group, mx.bfloat16) for kind, form in BLOCKS.items()),
 )
 
@@ -45,7 +47,7 @@ def measure(subjects: tuple[trial.Subject, ...] = SUBJECTS, seconds: float = 1.0
     for subject in subjects:
         if problem := trial.why_untrusted(subject):
             raise RuntimeError(f"{subject.name}: {problem}")
-        size = subject.nbytes(trial.WIDTH**2)
+        size = subject.nbytes(trial.WIDTH**2 * subject.sides)
         for rows, speed in trial.speeds(subject, seconds).items():
             yield Result(subject.name, rows, speed, size)
 

@@ -58,6 +58,11 @@ class Subject:
             return GATED_ROWS
         return ROWS if self.mode in BLOCKS else ROWS[1:]
 
+    @property
+    def sides(self) -> int:
+        """How many times as many rows as the result has columns the matrix has."""
+        return 2 if self.gate else 1
+
     def nbytes(self, numbers: int) -> int:
         """Bytes of a matrix of so many numbers, with its scales."""
         if self.mode in BLOCKS:
@@ -134,7 +139,7 @@ def speeds(
     Products follow one another through several matrices, as in a model, more of them than a cache holds. GGUF types are compared with
     the affine codes that they would be otherwise.
     """
-    count = max(most_bytes * 8 // (width * width * subject.bits), 1)
+    count = max(most_bytes * 8 // (width * width * subject.sides * subject.bits), 1)
     ours, theirs = _products(subject, count, width, width)
     share = seconds / len(subject.rows)
     return {rows: _speed(ours, theirs, mx.ones((rows, width), subject.dtype), count, share, clock) for rows in subject.rows}
@@ -169,7 +174,7 @@ def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Pr
         mx.eval(blocks)
         return lambda x, number: block_matmul(x, blocks[number], subject.mode), _products(affine, count, n, k)[1]
     bits, group, mode = subject.bits, subject.group_size, subject.mode
-    codes = [_codes(bits, group, mode, subject.dtype, 2 * n if subject.gate else n, k) for _ in range(count)]
+    codes = [_codes(bits, group, mode, subject.dtype, subject.sides * n, k) for _ in range(count)]
     mx.eval(codes)
     gate = _gate(subject.gate)
     return (
