@@ -18,7 +18,7 @@ from .fused_blocks import Run
 
 _USUAL_HEADS = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
 """`model_type`s whose heads have `hidden_size / num_attention_heads` channels where the config does not say how many."""
-FAMILIES = _USUAL_HEADS | {"cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3_text", "hunyuan_v1_dense", "ministral3", "seed_oss"}
+FAMILIES = _USUAL_HEADS | {"ernie4_5", "exaone4", "gemma2", "gemma3_text", "hunyuan_v1_dense", "ministral3", "seed_oss"}
 """`model_type`s whose blocks are plain attention and a gated feed-forward layer, without a norm over all heads."""
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections of which a share has some rows: those of its heads, and channels."""
@@ -47,7 +47,9 @@ def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
         if type(config.get(key)) is not int or config[key] < 1:
             raise UnsupportedModelError(f"the config does not say {key}, which machines share: leave out --split tensor")
     heads = config["num_attention_heads"]
-    whole = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads} | {k: v for k, v in config.items() if v is not None}
+    missing = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads}
+    # Other keys that are null stay so: a window that is null is none, and one that is missing has the family's default.
+    whole = config | {key: value for key, value in missing.items() if config.get(key) is None}
     for key in _DIVIDED:
         if whole[key] % share.count:
             raise UnsupportedModelError(f"{key} is {whole[key]}, which {share.count} machines cannot share: leave out --split tensor")
@@ -64,7 +66,7 @@ class ShareWeights:
         return self._whole.has(name)
 
     def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        part, count = _divided_part(name), self._share.count
+        part, count = name.split(".")[-2], self._share.count
         out, into = shape[-2:]
         if part in BY_ROWS:
             found = self._whole.matrix(name, (out * count, into), quantizable=quantizable)
@@ -75,7 +77,7 @@ class ShareWeights:
         return self._whole.matrix(name, shape, otherwise=otherwise, quantizable=quantizable)
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        part = _divided_part(name)
+        part = name.split(".")[-2]
         if part in BY_ROWS:
             first = self._share.rank * shape[0]
             whole = self._whole.vector(name, (shape[0] * self._share.count,), dtype=dtype)
@@ -105,11 +107,6 @@ def sum_results(stack: BlockStack, add: Callable[[mx.array], mx.array]) -> None:
             if not isinstance(getattr(part, name), SummedLinear):
                 setattr(part, name, SummedLinear(getattr(part, name), add))
     stack.runs = [Run(stack.blocks)]
-
-
-def _divided_part(name: str) -> str:
-    """The projection that a tensor belongs to; empty for those of a head, which rank 0 has as it is."""
-    return "" if name.startswith("mtp.") else name.split(".")[-2]
 
 
 def _columns(name: str, matrix: Matrix, first: int, count: int) -> Matrix:

@@ -18,3 +18,9 @@ def test_sizes_are_divided():
 def test_sizes_left_to_defaults_are_named(key, value):
     with pytest.raises(UnsupportedModelError, match=f"does not say {key}"):
         shared_config(LLAMA | {key: value}, Share(0, 2))
+
+
+def test_what_is_null_stays_null():
+    """A window that is null is none, for Mistral too, where one that is missing is 4096."""
+    shared = shared_config(LLAMA | {"sliding_window": None, "num_key_value_heads": None}, Share(0, 2))
+    assert ("sliding_window" in shared, shared["sliding_window"], shared["num_key_value_heads"]) == (True, None, 2)
