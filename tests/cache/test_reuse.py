@@ -35,7 +35,13 @@ MORE = [
     (GATED, KVFormat(8, 4)),
 ]
 IDS = [f"{name}-{kv.name}{'-first16' * kv.first16}" for name, kv in KINDS + MORE]
-every_kind = pytest.mark.parametrize(("name", "kv"), [*KINDS, *(pytest.param(*kind, marks=pytest.mark.long) for kind in MORE)], ids=IDS)
+# Each family and each format is among the first, or here one that is not `slow`.
+ELSEWHERE = (SOFTCAP, GATED)
+every_kind = pytest.mark.parametrize(
+    ("name", "kv"),
+    [*KINDS, *(pytest.param(*kind, marks=pytest.mark.long if kind[0] in ELSEWHERE else pytest.mark.slow) for kind in MORE)],
+    ids=IDS,
+)
 
 
 class Reader:

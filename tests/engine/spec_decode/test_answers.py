@@ -55,8 +55,15 @@ def test_what_was_said_before_is_drafted():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("amount", [0.0, 0.05, 3.0])
-@pytest.mark.parametrize("kv", [None, "8"])
+@pytest.mark.parametrize(
+    ("amount", "kv"),
+    [
+        (0.0, None),
+        (0.05, "8"),
+        (3.0, None),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((0.0, "8"), (0.05, None), (3.0, "8"))),
+    ],
+)
 def test_a_draft_model_changes_nothing(amount, kv):
     form = KVFormat.parse(kv) if kv else None
     expected, sequences = plain(kv=form), requests()
@@ -112,8 +119,14 @@ def test_a_stop_token_inside_drafts_ends_the_answer(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after", range(8))
-@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize(
+    ("model", "after"),
+    [
+        pytest.param(model, after, marks=() if model == (after % 2 == 0) else pytest.mark.slow)
+        for model in (True, False)
+        for after in range(8)
+    ],
+)
 def test_cancelling_between_drafts_harms_nobody(after, model):
     expected = plain()
     engine = eager_engine(draft=noisy_model(0.05) if model else None)
