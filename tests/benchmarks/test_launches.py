@@ -45,6 +45,7 @@ def test_no_layer_costs_more_launches_than_before(counted) -> None:
             assert now["stages"] <= limit["stages"], f"{name} after {past} tokens: {now}, at most {limit}"
 
 
+@pytest.mark.long
 def test_no_step_writes_more_than_before(counted) -> None:
     for rows, limit in counted["limits"]["written"].items():
         assert counted["now"]["written"][rows] <= limit, f"{rows} rows"

@@ -49,10 +49,8 @@ def watched(link, silence_s):
 
 def test_an_end_is_noticed_at_once(ends):
     pulse, lost, told = watched(ends[0], 60.0)
-    began = time.monotonic()
     ends[1].close()
-    assert told.wait(10)
-    assert time.monotonic() - began < 2
+    assert told.wait(50)  # silence would be noticed after 60
     assert lost == ["has ended"]
     pulse.stop()
 
@@ -60,7 +58,7 @@ def test_an_end_is_noticed_at_once(ends):
 def test_silence_is_noticed(ends):
     pulse, lost, told = watched(ends[0], 0.3)
     ends[1].send(Kind.BEAT)  # alive once, then never again
-    assert told.wait(10)
+    assert told.wait(60)
     assert lost == ["has not been heard of for 0.3 s"]
     pulse.stop()
 
@@ -69,7 +67,10 @@ def test_those_that_beat_are_not_lost(ends):
     here, other = watched(ends[0], 30.0), watched(ends[1], 30.0)
     ends[1].send(Kind.STEPS, b"1234")
     assert not here[2].wait(0.6)
-    assert ends[0].heard > time.monotonic() - 0.6
+    before, end = ends[0].heard, time.monotonic() + 60
+    while ends[0].heard == before:
+        assert time.monotonic() < end, "nothing more was heard"
+        time.sleep(0.01)
     for pulse, lost, _ in (here, other):
         assert not lost
         pulse.stop()
@@ -116,14 +117,14 @@ def test_rank_0_refuses_another_version_and_waits_for_the_right_one(capfd):
         older.expect(Kind.PLAN)
     right = reached(nodes)
     right.tell(Kind.HELLO, asdict(replace(mine, rank=1, memory=50)))
-    waiting.join(10)
+    waiting.join(60)
     assert found == [[100, 50]]
     assert "refused: rank 1 runs mlxinfer 0.0.1" in capfd.readouterr().err
     group.close()
 
 
 def reached(nodes):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while True:
         try:
             return Link.connect(nodes.control, 5)
@@ -176,7 +177,7 @@ if not seen.exists():  # the first one is ready, and then loses its group
     os.write(int(os.environ["MLXINFER_RANK_CHILD"].split(":")[0]), b".")
     sys.exit(int(sys.argv[3]))
 try:  # the second one is not ready yet
-    urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[2]}/health", timeout=20)
+    urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[2]}/health", timeout=60)
 except urllib.error.HTTPError as error:
     seen.write_text(f"{error.code} {json.loads(error.read())['error']['code']} {error.headers['retry-after']}")
 """

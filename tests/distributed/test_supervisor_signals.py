@@ -22,7 +22,7 @@ with open(sys.argv[1], "a") as file:
 os.write(int(os.environ["{CHILD}"].split(":")[0]), b".")
 sys.exit(7)
 """
-_WAITS = "import time; time.sleep(20)"
+_WAITS = "import time; time.sleep(90)"
 
 
 def test_a_signal_before_the_next_start_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +63,10 @@ from mlxinfer.distributed.supervise import say_ready
 reading, writing = os.pipe()
 os.close(reading)  # as the system does when the supervisor is killed
 say_ready(writing)
-time.sleep(20)
+time.sleep(90)
 """
 
 
 def test_a_process_whose_supervisor_was_killed_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", _SAYS_READY], timeout=15, check=False)
+    done = subprocess.run([sys.executable, "-c", _SAYS_READY], timeout=60, check=False)
     assert done.returncode == -signal.SIGTERM

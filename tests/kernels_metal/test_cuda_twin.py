@@ -181,17 +181,30 @@ def test_prefill_keeps_its_matrices_in_registers() -> None:
     assert "bar.sync" in compiled[0]
 
 
+def multiply(index: int) -> None:
+    kind = PRODUCTS[index]
+    matrix(kind, 16, 512, BF16).times(rows_of_x((1, 2, 4, 8, 16)[index % 5], 512, BF16))
+
+
 @pytest.mark.long
 @needs_nvrtc
 def test_products_compile() -> None:
-    """Their pieces stay in registers too."""
+    compiled = Compiled(PTX, *QUICK)
+    with run_with(compiled.maker):
+        for index in range(len(PRODUCTS)):
+            multiply(index)
+        block_dequantize(matrix("Q4_0", 16, 512, BF16).arrays[0], "Q4_0", F16)
+    assert len(compiled) == len(PRODUCTS) + 1
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "index", [pytest.param(i, marks=pytest.mark.long if i % 3 == 0 else pytest.mark.slow) for i in range(len(PRODUCTS))]
+)
+def test_pieces_of_products_stay_in_registers(index: int) -> None:
     compiled = Compiled(PTX)
     with run_with(compiled.maker):
-        for index, kind in enumerate(PRODUCTS):
-            weights = matrix(kind, 16, 512, BF16)
-            weights.times(rows_of_x((1, 2, 4, 8, 16)[index % 5], 512, BF16))
-        block_dequantize(weights.arrays[0], kind, F16)
-    assert len(compiled) == len(PRODUCTS) + 1
+        multiply(index)
     assert not any("ld.local" in ptx for ptx in compiled)
 
 

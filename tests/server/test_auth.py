@@ -196,7 +196,7 @@ def test_a_client_that_stops_reading_is_dropped(strict: LiveServer) -> None:
         strict.until(lambda s: s.running > 0)
         strict.until(lambda s: s.running == 0)
         connections = strict.server.server_state.connections
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while connections and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not connections

@@ -72,7 +72,7 @@ def slot_of(path: str) -> Slot:
 
 async def within(work: Any) -> Any:
     """The result, or a failure where it would be waited for for ever."""
-    return await asyncio.wait_for(work, 20)
+    return await asyncio.wait_for(work, 60)
 
 
 def test_a_fault_of_one_load_leaves_nobody_waiting_for_other_models(caplog: pytest.LogCaptureFixture) -> None:

@@ -170,7 +170,7 @@ def test_the_page_is_opened_when_the_server_listens(tiny_path: Path, monkeypatch
     opened: Queue[str] = Queue()
     monkeypatch.setattr("webbrowser.open", lambda url: opened.put(url) is None)
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, opens_page=True) as server:
-        assert opened.get(timeout=20) == f"{server.url}/"
+        assert opened.get(timeout=60) == f"{server.url}/"
         assert server.exchange(get("/", HTML))[0] == 200
 
 

@@ -33,7 +33,7 @@ def settle(tier: DiskStorage) -> None:
     for worker in (tier._writer, tier._reader):
         done = storage.threading.Event()
         worker.add(done.set)
-        assert done.wait(10)
+        assert done.wait(60)
 
 
 def write(tier: DiskStorage) -> None:
