@@ -32,7 +32,7 @@ FORMATS = tuple(
 _FED_BACK = 0.76
 """What GPTQ leaves of the fit's cost in layers: measured, 0.765 for SmolLM2, 0.72 for Gemma 3 270M. On the few tokens that are read for a
 plan it could not be told for each matrix: wide ones would remember them."""
-_SAMPLED = 512
+SAMPLED = 512
 """Rows of a matrix for which the error is computed."""
 
 
@@ -197,7 +197,7 @@ def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[O
 def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.ndarray, float]]:
     """Some rows of a matrix, or of all experts; their numbers in the matrix of one, and for how many rows each stands, over the experts."""
     rows, experts = output.request.shape[-2], math.prod(output.request.shape[:-2])
-    step = max(rows * experts // _SAMPLED, 1)
+    step = max(rows * experts // SAMPLED, 1)
     step += step > 1 and rows % step == 0  # not the same rows of every expert
     found, first = [], 0
     for block in blocks(checkpoint, output.request):
