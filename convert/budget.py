@@ -32,7 +32,7 @@ FORMATS = tuple(
 _FED_BACK = 0.76
 """What GPTQ leaves of the fit's cost in layers: measured, 0.765 for SmolLM2, 0.72 for Gemma 3 270M. On the few tokens that are read for a
 plan it could not be told for each matrix: wide ones would remember them."""
-_SAMPLED = 512
+SAMPLED = 512
 """Rows of a matrix for which the error is computed."""
 
 
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Matrices that have one format, so that they are joined when the model is loaded."""
+    """Matrices that have one format, because they are joined when the model is loaded."""
 
     outputs: tuple[Output, ...]
     """The matrices."""
@@ -98,7 +98,8 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
     for places in found.places():  # the last block comes first
         blocks_of_items.append([])
         for place in places:
-            for members in _tied([outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]):
+            members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
+            if members:
                 forms = _forms(members)
                 together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
                 blocks_of_items[-1].append(_item(members, forms, (together * (_FED_BACK if feedback else 1)).tolist()))
@@ -112,18 +113,6 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
             alike = mx.ones((output.request.shape[-1],))
             items.append(_item([output], forms, _embedding_costs(checkpoint, output, found, forms, alike)))
     return items
-
-
-def _tied(members: Sequence[Output]) -> list[list[Output]]:
-    """Those that read one input by the number of their rows: each group is one product once it is loaded, and has one format.
-
-    Gate and up are alike, and so are keys and values. Queries that share them have more rows, each of which counts less: a format of their
-    own costs a layer one product more, and is most of what a plan gains.
-    """
-    found: dict[int, list[Output]] = {}
-    for output in members:
-        found.setdefault(output.request.shape[-2], []).append(output)
-    return list(found.values())
 
 
 def _head(checkpoint: Checkpoint, output: Output, found: Sensitivities, feedback: bool) -> Item:
@@ -197,7 +186,7 @@ def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[O
 def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.ndarray, float]]:
     """Some rows of a matrix, or of all experts; their numbers in the matrix of one, and for how many rows each stands, over the experts."""
     rows, experts = output.request.shape[-2], math.prod(output.request.shape[:-2])
-    step = max(rows * experts // _SAMPLED, 1)
+    step = max(rows * experts // SAMPLED, 1)
     step += step > 1 and rows % step == 0  # not the same rows of every expert
     found, first = [], 0
     for block in blocks(checkpoint, output.request):

@@ -26,6 +26,7 @@ from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import Resolved, resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from .allocation import TOKENS as PLANNING_TOKENS
 from .batches import BATCH
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, staged
@@ -181,7 +182,8 @@ def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, t
     sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
     if told.estimated:
         own = options.calibration in (None, "samples")
-        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own))
+        planning = PLANNING_TOKENS if options.budget and not options.budget.replayed else 0
+        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own, planning=planning))
     return sizes
 
 

@@ -20,6 +20,9 @@ from .quantizer import Quantizer
 _SIDE = 1024
 """Rows and columns of the matrices that are measured."""
 
+_BESIDES = 0.3
+"""What is done to such a number, in gates with a sum of squares: measured, while SmolLM2 was read."""
+
 
 def seconds_per_weight(output: Output, encoder: Encoder) -> float:
     """Seconds to round a weight to the format that this tensor will have."""
@@ -41,6 +44,14 @@ def seconds_per_product() -> float:
         return _seconds(lambda: mx.eval(x @ matrix.T)) / _SIDE**3
     packed = kernels_cpu.pack(matrix)
     return _seconds(lambda: mx.eval(packed.multiply(x))) / _SIDE**3
+
+
+def seconds_per_channel() -> float:
+    """Seconds for what a model does besides products while it reads (attention, norms, gates, the sums of squares), for each number that
+    goes into a product or comes out of it."""
+    x = _random()
+    mx.eval(x)
+    return _BESIDES * _seconds(lambda: mx.eval(x * mx.sigmoid(x), mx.square(x).sum(0))) / _SIDE**2
 
 
 def seconds_per_sum() -> float:

@@ -13,10 +13,11 @@ from ..device import default_dtype
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
 from . import reader
+from .budget import FORMATS, SAMPLED
 from .encoders import Encoder
 from .mapper import ConversionPlan, Output
 from .preparation import seconds_to_sample
-from .rates import seconds_per_cube, seconds_per_product, seconds_per_sum, seconds_per_weight
+from .rates import seconds_per_channel, seconds_per_cube, seconds_per_product, seconds_per_sum, seconds_per_weight
 from .reader import can_read_rows
 
 _BASE = 160_000_000
@@ -29,6 +30,8 @@ _STATES = 20
 _LEAST_BATCH = 512
 _FACTOR = 20
 """Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
+_BACK = 4
+"""Times what reading a token takes, to read it and take gradients back: each block once more, and both products of its gradient."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -94,23 +97,42 @@ def needs_importance(planned: ConversionPlan) -> bool:
     return any(output.is_rounded for output in planned.outputs)
 
 
-def estimate(planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int, *, own_samples: bool = False) -> Estimate:
-    """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself."""
+def estimate(
+    planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int, *, own_samples: bool = False, planning: int = 0
+) -> Estimate:
+    """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself;
+    `planning` is how many of them are read, and taken back through, to find out what formats cost."""
     parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
     seconds = 0.0
     if encoded:
         seconds += sum(math.prod(output.request.shape) for output in encoded) * seconds_per_weight(encoded[0], encoder)
-    if tokens and encoder != "minmax":
+    if (tokens and encoder != "minmax") or planning:
         layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
-        chosen = planned.config.get("num_experts_per_tok") or math.inf
-        read = sum(math.prod(o.request.shape[-2:]) * min(math.prod(o.request.shape[:-2]), chosen) for o in layers)
-        seconds += read * tokens * seconds_per_product()
+        inputs, per_token = _inputs(layers), _seconds_per_token(layers, planned.config.get("num_experts_per_tok") or math.inf)
+        squares = sum(size**2 for size in inputs) * seconds_per_sum() if planning or encoder == "gptq" else 0.0
+        seconds += (tokens + _BACK * planning) * per_token + planning * squares
         if encoder == "gptq":
-            inputs = _inputs(layers)
-            seconds += sum(size**2 for size in inputs) * tokens * seconds_per_sum() + sum(size**3 for size in inputs) * seconds_per_cube()
+            seconds += tokens * squares + sum(size**3 for size in inputs) * seconds_per_cube()
             seconds += seconds_to_sample(parameters, tokens) if own_samples else 0
+        if planning and encoded:
+            rounded = sum(_sampled(output) for output in encoded)
+            seconds += rounded * len(FORMATS) * seconds_per_weight(encoded[0], "fit")
     return Estimate(seconds, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1))
+
+
+def _seconds_per_token(layers: list[Output], chosen: float) -> float:
+    """To read one, in all layers, with so many experts chosen."""
+    times = [min(math.prod(o.request.shape[:-2]), chosen) for o in layers]
+    weights = sum(math.prod(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
+    channels = sum(sum(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
+    return float(weights * seconds_per_product() + channels * seconds_per_channel())
+
+
+def _sampled(output: Output) -> int:
+    """Weights of a matrix whose errors are computed for a plan: some rows of those in layers."""
+    rows = math.prod(output.request.shape[:-1])
+    return output.request.shape[-1] * (min(rows, SAMPLED) if _LAYER.search(output.request.name) else rows)
 
 
 def _inputs(layers: list[Output]) -> list[int]:
