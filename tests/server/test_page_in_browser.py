@@ -361,6 +361,8 @@ def test_a_server_that_goes_away(opened: OpenPage, loads: dict[str, Callable[[],
     chat.page.click(".problem >> text=Retry")
     chat.page.wait_for_selector("text=The server cannot be reached.")
     assert chat.page.is_visible(".turn .problem >> text=Retry")
+    chat.page.wait_for_selector("#banner:not([hidden])", state="attached")
+    assert not chat.page.is_visible("#banner")  # the answer says it already
     assert chat.kept()[0]["turns"][0]["content"] == "Write for ever"
 
 
