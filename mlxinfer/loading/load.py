@@ -18,6 +18,7 @@ from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
 from ..models.decoder import BlockStack
+from ..models.mtp import Head
 from ..models.stack import Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
@@ -285,7 +286,7 @@ def _own_graph(
     ends = [asked[id(block)] for block in outline.blocks]
     starts = [max((n for n in asked.values() if n < ends[0]), default=0), *ends]
     blocks = tuple(sum(sizes[start:end]) for start, end in zip(starts, ends, strict=False))
-    if outline.mtp is not None and outline.mtp.output is not None:  # rows of another matrix, which are there twice
+    if isinstance(outline.mtp, Head) and outline.mtp.output is not None:  # rows of another matrix, which are there twice
         sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
     return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part))
 

@@ -93,6 +93,30 @@ def model_with_head(name: str, head: dict[str, Any] | bool = True, **changes: An
     return build(config, weights, settle, mtp=head), weights
 
 
+ASSISTANTS = Path(__file__).parents[1] / "golden" / "assistant"
+
+
+def assistant(name: str) -> Path:
+    """The golden assistant for a golden Gemma 4."""
+    return ASSISTANTS / name
+
+
+def model_with_assistant(name: str, of: str | None = None, *, head: bool = True, **changes: Any) -> Model:
+    """A golden checkpoint with the assistant of `of`, itself unless another is named. Changes of its config; those of `text_config` are
+    joined with what it says."""
+    tensors = dict(mx.load(str(GOLDEN / name / "model.safetensors")))
+    place = assistant(of or name)
+    config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    text = changes.pop("text_config", {})
+    config |= {"text_config": config["text_config"] | text if isinstance(text, dict) else text, **changes}
+    for key, tensor in mx.load(str(place / "model.safetensors")).items():
+        if key.endswith("token_ordering"):
+            config["token_ordering"] = tensor.tolist()
+        else:
+            tensors[f"mtp.{key}"] = tensor
+    return build(config_of(name), PlainWeights(tensors), settle, mtp=config if head else False)
+
+
 def engine_with(model: Model, kv: str = "16", disk: DiskStorage | None = None, **settings: int) -> Engine:
     """An engine that drafts with the model's head, whatever it costs."""
     values = {"max_context": 256, "kv_cache_tokens": 4096, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
