@@ -124,8 +124,9 @@ def _head(
         from .separate_heads import head_plan
 
         other = head_plan(mtp, model_type, plan)
-        if part is not None and (part.first or part.last < plan.sizes.layers) and (other.taps or other.spec is None):
-            raise DraftError("this head reads rows or pages of blocks that other machines have: leave it out, or run the model on one machine")
+        divided = part is not None and (part.shares > 1 or part.first > 0 or part.last < plan.sizes.layers)
+        if divided and (other.taps or other.spec is None):
+            raise DraftError("this head reads rows or pages that other machines have: leave it out, or run the model on one machine")
         return replace(other, load=lambda _, places: other.load(weights, places))
     if plan.mtp is None or not renamed.has(f"{plan.mtp.witness}.weight"):
         if mtp is None:

@@ -1,4 +1,4 @@
-"""Tiny random Gemma 4 assistants, written by transformers 5.23, with what they draft after tokens that a golden Gemma 4 has read, in float32.
+"""Tiny random Gemma 4 assistants, written by transformers 5.23, with what they draft in float32 after tokens that a golden Gemma 4 read.
 
 Run with a Python that has torch and transformers, from `tests`: `python golden/make_assistant.py`. Writes assistant/<target>/: config.json,
 model.safetensors, reference.npz. `lengths` are the tokens that the target has read, `logits` `[lengths, 3, vocab]` and `rows`
@@ -77,9 +77,8 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         made.save_pretrained(place)
         (place / "generation_config.json").unlink(missing_ok=True)
-        np.savez_compressed(
-            place / "reference.npz", lengths=LENGTHS, ids=ids[0].numpy(), logits=np.array(logits, np.float32), rows=np.array(rows, np.float32)
-        )
+        said32 = {"logits": np.array(logits, np.float32), "rows": np.array(rows, np.float32)}
+        np.savez_compressed(place / "reference.npz", lengths=LENGTHS, ids=ids[0].numpy(), **said32)
         sys.stdout.write(f"{name}: largest logit {np.abs(logits).max():.2f}, {sum(f.stat().st_size for f in place.iterdir())} bytes\n")
 
 
