@@ -14,6 +14,7 @@ from ..models.separate_heads import kind_of
 from ..nn.weights import Dense, Format, Matrix
 from .checkpoint import Checkpoint
 from .files import read_json_if_there
+from .weights import OF_HEADS
 
 OWN = "mtp"
 """What stands for the head in the model's own checkpoint, instead of a path."""
@@ -45,6 +46,12 @@ class WithHead:
         self.path = model.path
         self.config = model.config
         self._own = own
+
+    def check_used(self, skipped: Mapping[str, str]) -> None:
+        """`skipped`: tensors that the graph did not ask for, and why. Raises `DraftError` if the head has any that it should have."""
+        for name, reason in skipped.items():
+            if name in self._own and reason == OF_HEADS:
+                raise DraftError(f"{self.head.path}: {self._own[name]} is unexpected")
 
     def _of(self, name: str) -> tuple[Checkpoint, str]:
         return (self.head, self._own[name]) if is_of_head(name) else (self.model, name)

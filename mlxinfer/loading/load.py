@@ -32,7 +32,7 @@ from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
-from .head import is_of_head, with_head
+from .head import WithHead, is_of_head, with_head
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .rerank_recipe import RerankRecipe, read_reranking
@@ -259,6 +259,8 @@ def _own_graph(
     asked: dict[int, int] = {}
     outline = build(checkpoint.config, meta, lambda part: asked.update({id(part): len(meta.tensors)}), mtp=mtp)
     meta.finish()
+    if isinstance(whole, WithHead):
+        whole.check_used(meta.skipped)
 
     def weights_of(progress: Progress | None) -> CheckpointWeights:
         return CheckpointWeights(
