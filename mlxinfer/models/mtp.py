@@ -205,8 +205,9 @@ def all_tokens(logits: mx.array, tokens: mx.array | None, vocab: int) -> mx.arra
     """`[R, n]` for `tokens` `[n]` or `[R, n]` to `[R, vocab]`, minus infinity for the others; None: they are all tokens."""
     if tokens is None:
         return logits
-    where = tokens[None] if tokens.ndim == 1 else tokens
-    return mx.put_along_axis(mx.full((logits.shape[0], vocab), -mx.inf, logits.dtype), where, logits, axis=-1)
+    return mx.put_along_axis(
+        mx.full((logits.shape[0], vocab), -mx.inf, logits.dtype), mx.broadcast_to(tokens, logits.shape), logits, axis=-1
+    )
 
 
 def shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:

@@ -44,8 +44,8 @@ def test_it_drafts_what_transformers_drafts(name):
         for (own, row), expected, its in zip(turns, logits, rows, strict=True):
             proposed = ~np.isneginf(own)
             assert proposed.sum() == (32 if name.endswith("shared") else 96)
-            np.testing.assert_allclose(own[proposed], expected[proposed], atol=2e-5)
-            np.testing.assert_allclose(row, its, atol=2e-5)
+            np.testing.assert_allclose(own[proposed], expected[proposed], atol=1e-4)
+            np.testing.assert_allclose(row, its, atol=1e-4)
             if not proposed.all():  # transformers puts what it does not look at below all the others
                 assert expected[~proposed].max() < expected[proposed].min()
 
