@@ -21,7 +21,7 @@ from .common import Sizes
 from .fused_blocks import native_form, runs
 from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
 from .stack import Part, Rest, layers_of, only
-from .taps import cut, tapped
+from .taps import tapped, tapped_runs
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -130,7 +130,7 @@ class BlockStack:
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
         self.taps = tuple(plan.mtp.taps) if plan.mtp else ()
         """Where a head reads the rows, as `mtp.AnyHead.taps`."""
-        self.runs = [run for piece in cut(self.blocks, self.taps) for run in runs(piece, dtype)]
+        self.runs = tapped_runs(self.blocks, self.taps, plan.specs, dtype) if self.taps else runs(self.blocks, dtype)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         self.rest: Rest | None = None

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.base import Rotation, Step
+from ..cache.base import AttentionSpec, LayerSpec, Rotation, Step
 from ..nn.residual import Stream
-from .fused_blocks import native_form
+from .block import AnyBlock
+from .fused_blocks import Run, native_form, runs
 
 if TYPE_CHECKING:
     from .decoder import BlockStack
     from .hooks import Hooks
 
-_T = TypeVar("_T")
 
-
-def cut(blocks: Sequence[_T], taps: Sequence[int]) -> list[Sequence[_T]]:
-    """The blocks in pieces that begin at the taps: no operation of several blocks reaches over one."""
-    if not taps:
-        return [blocks]
+def tapped_runs(blocks: Sequence[AnyBlock], taps: Sequence[int], specs: Sequence[LayerSpec], dtype: mx.Dtype) -> list[Run]:
+    """The blocks in runs of which none reaches over a tap. Blocks that read the pages of others must be in one run with them, so that such
+    models have none for the CPU kernels."""
+    if any(isinstance(spec, AttentionSpec) and spec.shared for spec in specs):
+        return [Run(blocks)]
     ends = [*(tap for tap in taps if 0 < tap < len(blocks)), len(blocks)]
-    return [blocks[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [run for start, end in zip([0, *ends[:-1]], ends, strict=True) for run in runs(blocks[start:end], dtype)]
 
 
 def tapped(
@@ -43,17 +43,18 @@ def tapped(
     if stack.joined and inputs is None:
         return _streamed(stack, x, step, rotations, found)
     at = 0
+    given = None if inputs is None else inputs.swapaxes(0, 1).reshape(x.shape[0], -1)
     for run in stack.runs:
-        native = None if inputs is not None else native_form(run, step)
+        native = native_form(run, step)
         if native is not None:
             found += [x] * (at in stack.taps)
             turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-            x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
+            x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             at += len(run.blocks)
             continue
         for block in run.blocks:
             found += [x] * (at in stack.taps)
-            x = block(x, step, rotations) if inputs is None else block(x, step, rotations, inputs[at])
+            x = block(x, step, rotations, None if inputs is None else inputs[at])
             at += 1
     found += [x] * (at in stack.taps)
     return x
