@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from ..cache.base import LayerSpec, Rotation, Step
+from ..cache.base import AttentionSpec, LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
@@ -18,7 +18,7 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import native_form, runs
+from .fused_blocks import Run, native_form, runs
 from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
 from .stack import Part, Rest, layers_of, only
 from .taps import tapped, tapped_runs
@@ -130,13 +130,20 @@ class BlockStack:
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
         self.taps = tuple(plan.mtp.taps) if plan.mtp else ()
         """Where a head reads the rows, as `mtp.AnyHead.taps`."""
-        self.runs = tapped_runs(self.blocks, self.taps, plan.specs, dtype) if self.taps else runs(self.blocks, dtype)
+        self.runs = self._runs(plan, dtype)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         self.rest: Rest | None = None
         """The blocks that come after these, where they are on other machines."""
         self.spread: Rest | None = None
         """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
+
+    def _runs(self, plan: Architecture, dtype: mx.Dtype) -> list[Run]:
+        if not self.taps:
+            return runs(self.blocks, dtype)
+        # The CPU kernels take such blocks only where all are in one run.
+        together = plan.inputs is not None or any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
+        return [Run(self.blocks)] if together else tapped_runs(self.blocks, self.taps, dtype)
 
     @property
     def divided(self) -> bool:

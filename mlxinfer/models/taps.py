@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..cache.base import AttentionSpec, LayerSpec, Rotation, Step
+from ..cache.base import Rotation, Step
 from ..nn.residual import Stream
 from .block import AnyBlock
 from .fused_blocks import Run, native_form, runs
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from .hooks import Hooks
 
 
-def tapped_runs(blocks: Sequence[AnyBlock], taps: Sequence[int], specs: Sequence[LayerSpec], dtype: mx.Dtype) -> list[Run]:
-    """The blocks in runs of which none reaches over a tap. Blocks that read the pages of others must be in one run with them, so that such
-    models have none for the CPU kernels."""
-    if any(isinstance(spec, AttentionSpec) and spec.shared for spec in specs):
-        return [Run(blocks)]
+def tapped_runs(blocks: Sequence[AnyBlock], taps: Sequence[int], dtype: mx.Dtype) -> list[Run]:
+    """The blocks in runs of which none reaches over a tap."""
     ends = [*(tap for tap in taps if 0 < tap < len(blocks)), len(blocks)]
     return [run for start, end in zip([0, *ends[:-1]], ends, strict=True) for run in runs(blocks[start:end], dtype)]
 
@@ -43,13 +40,12 @@ def tapped(
     if stack.joined and inputs is None:
         return _streamed(stack, x, step, rotations, found)
     at = 0
-    given = None if inputs is None else inputs.swapaxes(0, 1).reshape(x.shape[0], -1)
     for run in stack.runs:
         native = native_form(run, step)
         if native is not None:
             found += [x] * (at in stack.taps)
             turns = [None if rope is None else rotations[rope] for rope in run.ropes]
-            x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
+            x = step.run_blocks(x, native, run.layers, turns, run.recurrent)
             at += len(run.blocks)
             continue
         for block in run.blocks:
