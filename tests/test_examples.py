@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.models.llama_head import is_head
+from mlxinfer.models.separate_heads import kind_of
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -79,4 +79,4 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32"]
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])
     example.main()
-    assert is_head(json.loads((tmp_path / "head" / "config.json").read_text()))
+    assert kind_of(json.loads((tmp_path / "head" / "config.json").read_text())) == "llama_head"

@@ -198,8 +198,9 @@ class Step(Protocol):
         ...
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
-        """Attend with further queries q `[T, Hq, Dk]` to what a layer whose spec is `shared` holds, after its own `attend` in this step.
-        Appends nothing. Returns `[T, Hq, Dv]`."""
+        """Attend with further queries q `[T, Hq, Dk]` to what a layer whose spec is `shared` holds, after its own `attend` in this step. In
+        a step that only reads (`PagedCache.reading`), to what any layer holds of the tokens before each segment. Appends nothing.
+        Returns `[T, Hq, Dv]`."""
         ...
 
     @property

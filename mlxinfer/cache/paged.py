@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from .attention.native import AttentionBackend, NativeStep, StepAttention
+from .attention.reference import PlainStep
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment, whole_spec
 from .kv_events import AllBlocksCleared, KVEventSink
@@ -275,6 +276,16 @@ class PagedCache:
             for layer in layers:
                 attention[layer] = self._stores[layer], attend
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native, has_pages=bool(self.pool.groups))
+
+    def reading(self, segments: Sequence[Segment]) -> CacheStep:
+        """A step that appends no keys and values: each segment has one row, which attends to the tokens before it by `attend_again`, in
+        plain MLX whatever reads the pages otherwise."""
+        segments = tuple(segments)
+        attention: dict[int, tuple[LayerStore, StepAttention]] = {}
+        for group in self.pool.groups:
+            plain = PlainStep(segments, group)
+            attention.update({layer: (self._stores[layer], plain) for layer in group.layers})
+        return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=False)
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
         """`seal` and `submit`, for a step that has been evaluated."""

@@ -98,7 +98,7 @@ def part_outline(graph: Decoder, part: Part) -> Decoder:
     twin.part, twin.blocks = part, graph.blocks[part.first : part.last]
     own = layers_of(twin.blocks)
     if graph.mtp is not None and part.first == 0:
-        own |= {graph.mtp.places.attention, graph.mtp.places.state}
+        own |= {layer for layer in (graph.mtp.places.attention, graph.mtp.places.state) if layer is not None}
     twin.layers = only(graph.layers, own)
     return twin
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import CheckpointError, DraftError
-from ..models.llama_head import is_head
-from ..nn.weights import Format, Matrix
+from ..errors import CheckpointError, DraftError, WeightsError
+from ..models.separate_heads import kind_of
+from ..nn.weights import Dense, Format, Matrix
 from .checkpoint import Checkpoint
 from .files import read_json_if_there
+from .weights import OF_HEADS
 
 OWN = "mtp"
 """What stands for the head in the model's own checkpoint, instead of a path."""
@@ -27,7 +28,7 @@ def head_in(path: str | Path | None) -> bool | Path:
     if str(path) == OWN:
         return True
     directory = Path(path).expanduser()
-    return directory if directory.is_dir() and is_head(read_json_if_there(directory / "config.json")) else False
+    return directory if directory.is_dir() and kind_of(read_json_if_there(directory / "config.json")) else False
 
 
 def is_of_head(name: str) -> bool:
@@ -36,37 +37,51 @@ def is_of_head(name: str) -> bool:
 
 
 class WithHead:
-    """A checkpoint and a head's: implements `Checkpoint`. Names of the head begin with "mtp."."""
+    """A checkpoint and a head's: implements `Checkpoint`. Names of the head begin with "mtp.", in its file or here."""
 
-    def __init__(self, model: Checkpoint, head: Checkpoint) -> None:
+    def __init__(self, model: Checkpoint, head: Checkpoint, own: Mapping[str, str]) -> None:
+        """`own`: the head's tensors, by name here to name in its file."""
         self.model = model
         self.head = head
         self.path = model.path
         self.config = model.config
+        self._own = own
 
-    def _of(self, name: str) -> Checkpoint:
-        return self.head if is_of_head(name) else self.model
+    def check_used(self, skipped: Mapping[str, str]) -> None:
+        """`skipped`: tensors that the graph did not ask for, and why. Raises `DraftError` if the head has any that it should have."""
+        for name, reason in skipped.items():
+            if name in self._own and reason == OF_HEADS:
+                raise DraftError(f"{self.head.path}: {self._own[name]} is unexpected")
+
+    def _of(self, name: str) -> tuple[Checkpoint, str]:
+        return (self.head, self._own[name]) if is_of_head(name) else (self.model, name)
 
     def names(self) -> Collection[str]:
-        return [*(name for name in self.model.names() if not is_of_head(name)), *self.head.names()]
+        return [*(name for name in self.model.names() if not is_of_head(name)), *self._own]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._of(name).shape(name)
+        of, stored = self._of(name)
+        return of.shape(stored)
 
     def nbytes(self, name: str) -> int:
-        return self._of(name).nbytes(name)
+        of, stored = self._of(name)
+        return of.nbytes(stored)
 
     def stored(self, name: str) -> Format | mx.Dtype:
-        return self._of(name).stored(name)
+        of, stored = self._of(name)
+        return of.stored(stored)
 
     def kind(self, name: str) -> str:
-        return self._of(name).kind(name)
+        of, stored = self._of(name)
+        return of.kind(stored)
 
     def unpacked_from(self, name: str) -> str | None:
-        return self._of(name).unpacked_from(name)
+        of, stored = self._of(name)
+        return of.unpacked_from(stored)
 
     def read(self, name: str) -> Matrix:
-        return self._of(name).read(name)
+        of, stored = self._of(name)
+        return of.read(stored)
 
     def close(self) -> None:
         self.head.close()
@@ -74,7 +89,8 @@ class WithHead:
 
 @contextmanager
 def with_head(checkpoint: Checkpoint, mtp: bool | Path) -> Iterator[tuple[Checkpoint, bool | Mapping[str, Any]]]:
-    """The checkpoint with the tensors of a head, and what `models.build` needs to know of it. Raises `DraftError`, `CheckpointError`."""
+    """The checkpoint with the tensors of a head, and what `models.build` needs to know of it: the head's config, with its tables of tokens
+    as lists. Raises `DraftError`, `CheckpointError`."""
     if isinstance(mtp, bool):
         yield checkpoint, mtp
         return
@@ -84,11 +100,41 @@ def with_head(checkpoint: Checkpoint, mtp: bool | Path) -> Iterator[tuple[Checkp
         head = SafetensorsCheckpoint(mtp)
     except CheckpointError as error:
         raise DraftError(f"the head cannot be read: {error}") from None
-    both = WithHead(checkpoint, head)
     try:
-        foreign = [name for name in head.names() if not is_of_head(name)]
-        if foreign:
-            raise DraftError(f"{mtp}: {foreign[0]} is not a tensor of a head, whose names begin with mtp.")
-        yield both, head.config
+        tables, own = _tables(head), _named(head)
+        yield WithHead(checkpoint, head, own), {**head.config, **tables}
+    except WeightsError as error:
+        if f"{checkpoint.path}: mtp." not in str(error):
+            raise
+        raise DraftError(str(error).replace(f"{checkpoint.path}:", f"{mtp}:").replace(" mtp.", " ")) from None
     finally:
-        both.close()
+        head.close()
+
+
+def _named(head: Checkpoint) -> dict[str, str]:
+    """The floating-point tensors of a head: by name among the model's to name in its file. Raises `DraftError`."""
+    names = [name for name in head.names() if name not in _TABLES]
+    if kind_of(head.config) != "llama_head":
+        return {f"mtp.{name.replace('midlayer.', 'layers.0.')}": name for name in names}
+    foreign = [name for name in names if not is_of_head(name)]
+    if foreign:
+        raise DraftError(f"{head.path}: {foreign[0]} is not a tensor of a head, whose names begin with mtp.")
+    return {name: name for name in names}
+
+
+_TABLES = {"d2t": "d2t", "t2d": "t2d", "masked_embedding.token_ordering": "token_ordering"}
+"""Whole numbers that heads store as tensors, and the key under which they join the config."""
+
+
+def _tables(head: Checkpoint) -> dict[str, list[int]]:
+    found = {}
+    for name, key in _TABLES.items():
+        if name not in head.names():
+            continue
+        kind, shape = head.stored(name), head.shape(name)
+        if isinstance(kind, Format) or mx.issubdtype(kind, mx.floating) or len(shape) != 1:
+            raise DraftError(f"{head.path}: {name} must be a list of whole numbers")
+        table = head.read(name)
+        assert isinstance(table, Dense)
+        found[key] = [int(number) for number in table.weight.tolist()]
+    return found

@@ -18,6 +18,7 @@ from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
 from ..models.decoder import BlockStack
+from ..models.mtp import Head
 from ..models.stack import Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
@@ -31,7 +32,7 @@ from .files import read_json_if_there
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
-from .head import is_of_head, with_head
+from .head import WithHead, is_of_head, with_head
 from .memory_plan import plan_memory, usable_memory
 from .repack_cache import RepackCache, open_copies
 from .rerank_recipe import RerankRecipe, read_reranking
@@ -258,6 +259,8 @@ def _own_graph(
     asked: dict[int, int] = {}
     outline = build(checkpoint.config, meta, lambda part: asked.update({id(part): len(meta.tensors)}), mtp=mtp)
     meta.finish()
+    if isinstance(whole, WithHead):
+        whole.check_used(meta.skipped)
 
     def weights_of(progress: Progress | None) -> CheckpointWeights:
         return CheckpointWeights(
@@ -285,7 +288,7 @@ def _own_graph(
     ends = [asked[id(block)] for block in outline.blocks]
     starts = [max((n for n in asked.values() if n < ends[0]), default=0), *ends]
     blocks = tuple(sum(sizes[start:end]) for start, end in zip(starts, ends, strict=False))
-    if outline.mtp is not None and outline.mtp.output is not None:  # rows of another matrix, which are there twice
+    if isinstance(outline.mtp, Head) and outline.mtp.output is not None:  # rows of another matrix, which are there twice
         sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
     return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part))
 

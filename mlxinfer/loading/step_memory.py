@@ -107,6 +107,7 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
     stores = [LayerStore(spec, dtype, kv) for spec in attention]
     plain = [size for store in stores for size in _plain(store, step.rows, softcap=softcap)]
+    plain += _read_by_head(model, dtype, kv, step)
     unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
     windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
     windows = max((size.bytes(window + step.rows, step.sequences) for size, window in windowed), default=0)
@@ -203,6 +204,14 @@ def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize
     """What plain MLX takes for the attention of a layer, if it is what computes it, for some segments at least."""
     if attention_backend(store).joins_past(store.format):
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
+
+
+def _read_by_head(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> Iterator[PlainSize]:
+    """What a head takes that reads the model's pages, one row for each sequence."""
+    for layer in model.mtp.reads if model.mtp is not None else ():
+        spec = model.layers[layer]
+        assert isinstance(spec, AttentionSpec)
+        yield PlainSize(spec, step.sequences, dtype.size, kv.quantized, False)
 
 
 def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:

@@ -25,13 +25,15 @@ _MOST_BLOCK_SCALE = 4
 
 OF_TOWERS = "only the text model is used"
 """Why vision and audio towers are not loaded."""
+OF_HEADS = "head that predicts several tokens, not used"
+"""Why the tensors of such a head are not loaded."""
 _SKIPPED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
     (
         re.compile(r"\.(input_scale|input_global_scale|input_zero_point|output_scale|[qkv]_scale|kv_scale|input_scale_ub|prob_scale)$"),
         "scale of activations, which are not quantized here",
     ),
-    (re.compile(r"(^|\.)mtp\."), "head that predicts several tokens, not used"),
+    (re.compile(r"(^|\.)mtp\."), OF_HEADS),
     (
         re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|audio_model|embed_vision|embed_audio)\."),
         OF_TOWERS,

@@ -83,7 +83,8 @@ def build(
     not understood, and `DraftError` if there is no such head.
     """
     plan, renamed = _planned(config, weights, part)
-    return Decoder(config["model_type"], replace(plan, mtp=_head(plan, renamed, weights, mtp)), renamed, ready, part)
+    model_type: str = config["model_type"]
+    return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp, model_type, part)), renamed, ready, part)
 
 
 def build_blocks(config: dict[str, Any], weights: Weights, part: Part, ready: Callable[[object], None], dtype: mx.Dtype) -> BlockStack:
@@ -109,13 +110,23 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
     return plan, text_weights(weights) if wrapped else bare_weights(weights)
 
 
-def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None) -> HeadPlan | None:
+def _head(
+    plan: Architecture,
+    renamed: Weights,
+    weights: Weights,
+    mtp: bool | Mapping[str, Any] | None,
+    model_type: str,
+    part: Part | None,
+) -> HeadPlan | None:
     if mtp is False:
         return None
     if isinstance(mtp, Mapping):
-        from .llama_head import head_plan
+        from .separate_heads import head_plan
 
-        other = head_plan(mtp, plan.sizes.hidden, plan.sizes.vocab)
+        other = head_plan(mtp, model_type, plan)
+        divided = part is not None and (part.shares > 1 or part.first > 0 or part.last < plan.sizes.layers)
+        if divided and (other.taps or other.spec is None):
+            raise DraftError("this head reads rows or pages that other machines have: leave it out, or run the model on one machine")
         return replace(other, load=lambda _, places: other.load(weights, places))
     if plan.mtp is None or not renamed.has(f"{plan.mtp.witness}.weight"):
         if mtp is None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from .. import kernels_cpu
-from ..cache.base import LayerSpec, Rotation, Step
+from ..cache.base import AttentionSpec, LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
@@ -19,9 +18,10 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import Run, runs
-from .mtp import Head, HeadPlan, Places, with_vocabulary
+from .fused_blocks import Run, native_form, runs
+from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
 from .stack import Part, Rest, layers_of, only
+from .taps import tapped, tapped_runs
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -40,7 +40,7 @@ class Model(Protocol):
     """A length beyond which every token is rotated differently (longrope): the engine then recomputes the sequence."""
     notes: tuple[str, ...]
     """Messages for the user at load time."""
-    mtp: Head | None
+    mtp: AnyHead | None
     """The head that drafts from the model's hidden rows, if it was loaded; its layers are the last of `layers`."""
 
     def rotation(self, length: int) -> tuple[int, ...]:
@@ -128,13 +128,22 @@ class BlockStack:
             self.blocks.append(plan.block(weights, layer))
             ready(self.blocks[-1])
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
-        self.runs = runs(self.blocks, dtype)
+        self.taps = tuple(plan.mtp.taps) if plan.mtp else ()
+        """Where a head reads the rows, as `mtp.AnyHead.taps`."""
+        self.runs = self._runs(plan, dtype)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         self.rest: Rest | None = None
         """The blocks that come after these, where they are on other machines."""
         self.spread: Rest | None = None
         """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
+
+    def _runs(self, plan: Architecture, dtype: mx.Dtype) -> list[Run]:
+        if not self.taps:
+            return runs(self.blocks, dtype)
+        # The CPU kernels take such blocks only where all are in one run.
+        together = plan.inputs is not None or any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
+        return [Run(self.blocks)] if together else tapped_runs(self.blocks, self.taps, dtype)
 
     @property
     def divided(self) -> bool:
@@ -177,14 +186,6 @@ class BlockStack:
         return stream
 
 
-def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
-    """What the CPU kernels compute of these blocks, if they can do it for this step: no temperature changes anything in it, and states need
-    not be kept for drafts that may be taken back."""
-    if run.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in run.temperatures):
-        return None
-    return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
-
-
 class Decoder(BlockStack):
     """A causal language model on a flat row of tokens; implements `Model`."""
 
@@ -215,10 +216,10 @@ class Decoder(BlockStack):
         if self.inputs is not None:
             ready(self.inputs)
         super().__init__(plan, weights, self.embedding.dtype, ready, part)
+        self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
         if head is not None:
             self.layers += head.specs(sizes.hidden)
             self.ropes.update(head.ropes)
-        self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
         self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
         ready([self.norm, self.head])
@@ -228,10 +229,9 @@ class Decoder(BlockStack):
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
         self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
 
-    def _load_head(self, plan: HeadPlan, weights: Weights, architecture: Architecture) -> Head:
-        first = len(architecture.specs)
-        head = plan.load(weights, Places(first, first + 1))
-        if plan.vocabulary is None:
+    def _load_head(self, plan: HeadPlan, weights: Weights, architecture: Architecture) -> AnyHead:
+        head = plan.load(weights, plan.places(len(architecture.specs)))
+        if plan.vocabulary is None or not isinstance(head, Head):
             return head
         name = "lm_head.weight" if self.head else architecture.embedding
         return with_vocabulary(head, weights, name, plan.vocabulary, self.vocab_size)
@@ -245,10 +245,13 @@ class Decoder(BlockStack):
         they are known."""
         x = self._embedded(tokens)
         rotations = rotations or self.rotations(step)
-        before, after = self._through(x, step, rotations, hooks, None if self.inputs is None else self.inputs(tokens, x))
-        if self.mtp is not None:
-            reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
-            self.mtp.follow(x, reads, step, rotations)
+        inputs = None if self.inputs is None else self.inputs(tokens, x)
+        if self.mtp is None:
+            return self._through(x, step, rotations, hooks, inputs)[1]
+        found: list[mx.array] = []
+        before, after = self._through(x, step, rotations, hooks, inputs, found)
+        reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
+        self.mtp.follow(self._for_head(tokens, x), mx.concatenate(found, axis=-1) if found else reads, step, rotations)
         return after
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
@@ -259,22 +262,39 @@ class Decoder(BlockStack):
         """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its logits `[R, vocab]`, float32."""
         head = self.mtp
         assert head is not None
-        rotations = {} if head.rope is None else {head.rope: self.ropes[head.rope].at(step)}
-        rows, normed = head.draft(self._embedded(tokens), before, step, rotations)
-        y = self.unembed(normed) if head.output is None else head.output(normed).astype(mx.float32)
-        return rows, head.all_tokens(self._scaled(y), self.vocab_size)
+        rotations = {key: self.ropes[key].at(step) for key in head.ropes}
+        rows, finished = head.draft(self._for_head(tokens), before, step, rotations)
+        return rows, head.logits(finished, self)
+
+    def _for_head(self, tokens: mx.array, x: mx.array | None = None) -> mx.array:
+        """Embeddings as the head reads them; `x` are the model's, where they are known."""
+        head = self.mtp
+        assert head is not None
+        if head.embedding is not None or not head.scales_embeddings:
+            return (head.embedding or self.embedding)(tokens)
+        return self._embedded(tokens) if x is None else x
 
     def _embedded(self, tokens: mx.array) -> mx.array:
         x = self.embedding(tokens)
         return x if self.embedding_scale == 1.0 else x * mx.array(self.embedding_scale, x.dtype)
 
     def _through(
-        self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None, inputs: mx.array | None = None
+        self,
+        x: mx.array,
+        step: Step,
+        rotations: Mapping[str, Rotation],
+        hooks: Hooks | None,
+        inputs: mx.array | None = None,
+        found: list[mx.array] | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such."""
+        """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such. The rows
+        at `taps` are added to `found`."""
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
+        if self.taps and found is not None:
+            x = tapped(self, x, step, rotations, hooks, own, found)
+            return x, self.norm(x) if self.joined else x
         if self.joined and hooks is None and own is None and self.rest is None:
             return self.stream(x, step, rotations).normed(self.norm)
         x = self.advance(x, step, rotations, hooks, own)
@@ -296,9 +316,10 @@ class Decoder(BlockStack):
         if norm is not None and norm.centring:
             hidden, norm = norm(hidden), None
         y = self._product(hidden, norm)
-        return y if self.logit_scale == 1.0 and self.logit_cap is None else self._scaled(y.astype(mx.float32))
+        return y if self.logit_scale == 1.0 and self.logit_cap is None else self.scaled(y.astype(mx.float32))
 
-    def _scaled(self, y: mx.array) -> mx.array:
+    def scaled(self, y: mx.array) -> mx.array:
+        """Logits `[R, vocab]`, float32, with the model's own scaling and cap."""
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:

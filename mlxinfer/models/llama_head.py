@@ -16,14 +16,7 @@ from .families.llama import LLAMA
 from .mtp import QWEN, Head, HeadPlan, Places, load_head, plain_norm
 from .rope_config import read_rope
 
-MODEL_TYPE = "mtp_head"
-"""`model_type` in the config of such a directory."""
 _ROPE = "mtp"
-
-
-def is_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config describes a head instead of a model."""
-    return config.get("model_type") == MODEL_TYPE
 
 
 def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.base import AttentionSpec, RecurrentSpec, Rotation, Step
-from ..nn.linear import Linear
+from ..cache.base import AttentionSpec, LayerSpec, RecurrentSpec, Rotation, Step
+from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.rope import Rope
 from ..nn.weights import Weights, map_rows
@@ -25,19 +26,86 @@ from .block import AnyBlock, Mixer
 class Places:
     """Where a head's parts are in the cache."""
 
-    attention: int
-    """Index of the layer of its keys and values."""
+    attention: int | None
+    """Index of the layer of its keys and values; None if it has none of its own."""
     state: int
     """Index of the layer that keeps the hidden row of the last token."""
+
+
+class Target(Protocol):
+    """The model that a head drafts for, as far as the head's logits need it."""
+
+    vocab_size: int
+
+    def unembed(self, rows: mx.array) -> mx.array:
+        """`[R, hidden]` through the output matrix: float32 `[R, vocab]`."""
+        ...
+
+    def scaled(self, y: mx.array) -> mx.array:
+        """`[R, vocab]` with the model's own scaling and cap."""
+        ...
+
+
+class AnyHead(Protocol):
+    """A head with its weights: `mtp.Head`, an EAGLE-3 drafter, or an assistant of Gemma 4."""
+
+    @property
+    def places(self) -> Places:
+        """Its layers in the cache."""
+        ...
+
+    @property
+    def normed(self) -> bool:
+        """Whether it reads the model's hidden rows after its last norm."""
+        ...
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Ascending: it reads the rows that enter these blocks, `[T, n * hidden]`, instead of the last rows; the number of all blocks
+        stands for the rows that leave the last. Empty: the last rows."""
+        ...
+
+    @property
+    def reads(self) -> Sequence[int]:
+        """The model's layers in the cache whose pages it reads in place; it then appends nothing when it drafts."""
+        ...
+
+    @property
+    def ropes(self) -> Sequence[str]:
+        """Keys of the ropes that it drafts with."""
+        ...
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """Its own; None: the model's."""
+        ...
+
+    @property
+    def scales_embeddings(self) -> bool:
+        """Whether it reads the model's embeddings with the model's factor."""
+        ...
+
+    def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
+        """Keep what it needs of the rows of a step: embeddings `[T, hidden]` and what the model has made of them."""
+        ...
+
+    def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> tuple[mx.array, mx.array]:
+        """Embeddings of tokens `[R, hidden]` and the rows before them `[R, n]` to the rows that take their place for the next tokens
+        `[R, n]`, and rows for `logits`."""
+        ...
+
+    def logits(self, rows: mx.array, target: Target) -> mx.array:
+        """Float32 `[R, vocab]`, minus infinity for tokens that it does not propose."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
     """What a head needs, before its tensors are asked for."""
 
-    spec: AttentionSpec
-    """What its layer stores in the cache."""
-    load: Callable[[Weights, Places], Head]
+    spec: AttentionSpec | None
+    """What its layer stores in the cache; None if it has no layer of its own."""
+    load: Callable[[Weights, Places], AnyHead]
     """Asks for its tensors."""
     ropes: Mapping[str, Rope] = field(default_factory=dict)
     """Ropes of its own, by the key in its blocks."""
@@ -45,10 +113,19 @@ class HeadPlan:
     """Tokens that it proposes; None: all."""
     witness: str = "mtp.fc"
     """A projection that a checkpoint with the head has."""
+    taps: Sequence[int] = ()
+    """As `AnyHead.taps`."""
+    kept: int | None = None
+    """Channels of the row that it keeps of the last token; None: those of the model's rows."""
 
-    def specs(self, hidden: int) -> tuple[AttentionSpec, RecurrentSpec]:
-        """Its two layers in the cache, for hidden rows of so many channels."""
-        return self.spec, RecurrentSpec(((1, hidden),), optional=True)
+    def specs(self, hidden: int) -> tuple[LayerSpec, ...]:
+        """Its layers in the cache, for hidden rows of so many channels."""
+        state = RecurrentSpec(((1, self.kept or hidden),), optional=True)
+        return (state,) if self.spec is None else (self.spec, state)
+
+    def places(self, first: int) -> Places:
+        """Where these are, if they begin at layer `first`."""
+        return Places(None, first) if self.spec is None else Places(first, first + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +155,30 @@ class Head:
     output: Linear | None = None
     """`[n, hidden]`: the rows of the output matrix for these tokens."""
 
+    @property
+    def taps(self) -> Sequence[int]:
+        return ()
+
+    @property
+    def reads(self) -> Sequence[int]:
+        return ()
+
+    @property
+    def ropes(self) -> Sequence[str]:
+        return () if self.rope is None else (self.rope,)
+
+    @property
+    def embedding(self) -> Embedding | None:
+        return None
+
+    @property
+    def scales_embeddings(self) -> bool:
+        return True
+
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
         """Append keys and values for the rows of a step. `embedded` `[T, hidden]` are its tokens, `hidden` `[T, hidden]` what the model
         has made of them."""
-        before = step.recur(self.places.state, hidden, _shifted)
+        before = step.recur(self.places.state, hidden, shifted)
         rotation = None if self.rope is None else rotations[self.rope]
         self.first(self.rows(embedded, before), step, rotation, norm=self.blocks[0].norms.before_mixer)
 
@@ -99,14 +196,21 @@ class Head:
         normed = self.norm(x)
         return normed if self.normed else x, normed
 
-    def all_tokens(self, logits: mx.array, vocab: int) -> mx.array:
-        """`[R, n]` for `tokens` to `[R, vocab]`, minus infinity for the others."""
-        if self.tokens is None:
-            return logits
-        return mx.put_along_axis(mx.full((logits.shape[0], vocab), -mx.inf, logits.dtype), self.tokens[None], logits, axis=-1)
+    def logits(self, rows: mx.array, target: Target) -> mx.array:
+        y = target.unembed(rows) if self.output is None else self.output(rows).astype(mx.float32)
+        return all_tokens(target.scaled(y), self.tokens, target.vocab_size)
 
 
-def _shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
+def all_tokens(logits: mx.array, tokens: mx.array | None, vocab: int) -> mx.array:
+    """`[R, n]` for `tokens` `[n]` or `[R, n]` to `[R, vocab]`, minus infinity for the others; None: they are all tokens."""
+    if tokens is None:
+        return logits
+    return mx.put_along_axis(
+        mx.full((logits.shape[0], vocab), -mx.inf, logits.dtype), mx.broadcast_to(tokens, logits.shape), logits, axis=-1
+    )
+
+
+def shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
     """The rows one later: `[B, L, C]` after the last ones `[B, 1, C]` of the step before."""
     whole = mx.concatenate([states[0].astype(x.dtype), x], axis=1)
     return whole[:, :-1], (whole[:, -1:],)

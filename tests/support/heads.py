@@ -16,7 +16,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.engine import Engine
 from mlxinfer.engine.sequence import Sequence
-from mlxinfer.models import build
+from mlxinfer.models import build, eagle3
 from mlxinfer.models.decoder import Model
 from mlxinfer.models.llama_head import head_plan
 from mlxinfer.models.mtp import Places
@@ -91,6 +91,71 @@ def model_with_head(name: str, head: dict[str, Any] | bool = True, **changes: An
     layers = config.get("num_hidden_layers", 0)
     weights = HeadWeights(name, f"model.layers.{layers}." if head is True and "num_nextn_predict_layers" in changes else "mtp.")
     return build(config, weights, settle, mtp=head), weights
+
+
+ASSISTANTS = Path(__file__).parents[1] / "golden" / "assistant"
+
+
+def assistant(name: str) -> Path:
+    """The golden assistant for a golden Gemma 4."""
+    return ASSISTANTS / name
+
+
+def model_with_assistant(name: str, of: str | None = None, *, head: bool = True, **changes: Any) -> Model:
+    """A golden checkpoint with the assistant of `of`, itself unless another is named. Changes of its config; those of `text_config` are
+    joined with what it says."""
+    tensors = dict(mx.load(str(GOLDEN / name / "model.safetensors")))
+    place = assistant(of or name)
+    config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    text = changes.pop("text_config", {})
+    config |= {"text_config": config["text_config"] | text if isinstance(text, dict) else text, **changes}
+    for key, tensor in mx.load(str(place / "model.safetensors")).items():
+        if key.endswith("token_ordering"):
+            config["token_ordering"] = tensor.tolist()
+        else:
+            tensors[f"mtp.{key}"] = tensor
+    return build(config_of(name), PlainWeights(tensors), settle, mtp=config if head else False)
+
+
+EAGLE3: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "draft_vocab_size": 40,
+    "hidden_size": 32,
+    "target_hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
+"""A drafter for models of 48 channels and three blocks."""
+EAGLE3_TOKENS = [*range(1, 41)]
+"""The tokens of its vocabulary; `d2t` are their distances from 0, 1, 2 and so on."""
+
+
+def eagle3_directory(target: Path, config: dict[str, Any], **changes: mx.array | None) -> Path:
+    """An EAGLE-3 drafter of random weights, as SpecForge writes it; tensors can be changed, and left out by None."""
+    target.mkdir(parents=True)
+    weights, tables = RandomWeights(tied=True), {"d2t": [1] * 40}
+    layers = {"sizes": type("Sizes", (), {"hidden": config["target_hidden_size"], "vocab": config["vocab_size"], "layers": 3})}
+    plan = eagle3.head_plan(config | tables, "llama", type("Target", (), layers))  # type: ignore[arg-type]
+    plan.load(weights, Places(0, 1))
+    tensors: dict[str, mx.array] = {}
+    for name, matrix in weights.asked.items():
+        assert isinstance(matrix, Dense)
+        tensors[name.removeprefix("mtp.").replace("layers.0.", "midlayer.")] = matrix.weight
+    tensors["d2t"] = mx.ones(40, mx.int64)
+    tensors["t2d"] = mx.array([token in EAGLE3_TOKENS for token in range(config["vocab_size"])])
+    whole = {**tensors, **{name.replace("__", "."): tensor for name, tensor in changes.items()}}
+    mx.save_safetensors(str(target / "model.safetensors"), {name: tensor for name, tensor in whole.items() if tensor is not None})
+    (target / "config.json").write_text(json.dumps(config))
+    return target
 
 
 def engine_with(model: Model, kv: str = "16", disk: DiskStorage | None = None, **settings: int) -> Engine:

@@ -108,6 +108,8 @@ class PlainStep:
 
     def again(self, store: LayerStore, q: mx.array, params: AttentionParams) -> mx.array:
         """See `base.Step.attend_again`."""
+        if store not in self._seen:
+            self._seen[store] = [self._past(store, s) for s in self.segments]
         outputs: list[mx.array] = []
         for s, attended in zip(self.segments, self._seen[store], strict=True):
             since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
@@ -133,6 +135,15 @@ class PlainStep:
             window=window,
             mask=_without_first(mask, segment.past) if masked and hidden and mask is not None else mask,
         )
+
+    def _past(self, store: LayerStore, segment: Segment) -> Attended:
+        """What the one query of a segment sees of the tokens before it, if nothing is appended: full pages as sealed, and the open one."""
+        table, window = self.group.tables[segment.slot], self.group.window
+        oldest = 0 if window is None else max(segment.past - window + 1, 0)
+        start, pages = table.from_position(oldest)
+        tails = [a[segment.slot][:, None] for a in store.open]
+        joined = (tails[0], store.values_of(tails[0]) if store.keys_alone else tails[1])
+        return Attended(store, pages, None, joined, keys=slice(oldest - start, segment.past - start), window=None, mask=None)
 
     def mask(self, segment: Segment, start: int) -> mx.array:
         """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that

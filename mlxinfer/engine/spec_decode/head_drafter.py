@@ -17,8 +17,8 @@ from .draft_model import draft_row
 
 class HeadDrafter:
     """Implements `TokenDrafter`. The head's keys and values are in the model's own cache, where every step appends them for its tokens;
-    what the head appends for tokens that are not verified yet is written over by the step that verifies them. It samples with each row's
-    own settings, seed and positions, as `DraftModel` does."""
+    what the head appends for tokens that are not verified yet is written over by the step that verifies them. A head that reads the model's
+    pages appends nothing. It samples with each row's own settings, seed and positions, as `DraftModel` does."""
 
     def __init__(self, model: Model, cache: PagedCache) -> None:
         assert model.mtp is not None
@@ -26,6 +26,7 @@ class HeadDrafter:
         self.cache = cache
         self.cost = _share(model)
         self._layers = model.mtp.places
+        self._appends = not model.mtp.reads
         self._batch: tuple[list[Sequence], SamplingBatch] | None = None
 
     def room(self, sequence: Sequence) -> int:
@@ -68,9 +69,9 @@ class HeadDrafter:
         segments = []
         for i, s in enumerate(rows):
             assert s.slot is not None
-            past = s.num_tokens - 1 + turn
+            past = s.num_tokens - 1 + (turn if self._appends else 0)
             segments.append(Segment(s.slot, i, 1, past, max(s.rope_length, past + 1)))
-        step = self.cache.begin(segments)
+        step = self.cache.begin(segments) if self._appends else self.cache.reading(segments)
         hidden, logits = self.model.draft(tokens, before, step)
         mx.async_eval(step.state, hidden, logits)  # type: ignore[no-untyped-call]
         step.close()

@@ -83,6 +83,34 @@ def _check_the_rest(reader: ConfigReader) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Kinds:
+    """The two kinds of layers, and which layer is of which."""
+
+    types: list[str]
+    """Kind of each layer."""
+    heads: dict[str, Heads]
+    """Sizes of attention, by kind."""
+    window: int
+    """Tokens that layers with a window see."""
+    keys_are_values: bool
+    """Whether full layers have no projection of values."""
+
+    @classmethod
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> Kinds:
+        """Take it out of a config. Raises `UnsupportedModelError`."""
+        types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(6, FULL, SLIDING))
+        types[-1] = FULL
+        narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
+        kv = reader.optional_integer("num_global_key_value_heads")
+        dim = reader.integer("global_head_dim", 512)
+        dim, kv = _overridden(reader, types, dim, kv if same else None)
+        wide = Heads(narrow.hidden, narrow.count, kv or narrow.kv, dim)
+        if wide.count % wide.kv:
+            raise reader.bad("num_global_key_value_heads", wide.kv, f"a divisor of the {wide.count} attention heads")
+        return cls(types, {FULL: wide, SLIDING: narrow}, reader.integer("sliding_window", 512), same)
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """Which layers are of which kind, and whose pages they read."""
 
@@ -101,20 +129,12 @@ class _Plan:
 
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> _Plan:
-        types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(6, FULL, SLIDING))
-        types[-1] = FULL
-        narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
-        kv = reader.optional_integer("num_global_key_value_heads")
-        dim = reader.integer("global_head_dim", 512)
-        dim, kv = _overridden(reader, types, dim, kv if same else None)
-        wide = Heads(narrow.hidden, narrow.count, kv or narrow.kv, dim)
-        if wide.count % wide.kv:
-            raise reader.bad("num_global_key_value_heads", wide.kv, f"a divisor of the {wide.count} attention heads")
-        first = sizes.layers - reader.integer("num_kv_shared_layers", 0, low=0)
+        kinds = Kinds.read(reader, sizes)
+        types, first = kinds.types, sizes.layers - reader.integer("num_kv_shared_layers", 0, low=0)
         if first < sizes.layers and not set(types[first:]) <= set(types[: max(first, 0)]):
             raise reader.bad("num_kv_shared_layers", sizes.layers - first, "so that a layer of each kind keeps keys and values")
-        window = reader.integer("sliding_window", 512)
-        return cls(types, {FULL: wide, SLIDING: narrow}, window, first, same, reader.boolean("use_double_wide_mlp", False))
+        wide = reader.boolean("use_double_wide_mlp", False)
+        return cls(types, kinds.heads, kinds.window, first, kinds.keys_are_values, wide)
 
     def source(self, layer: int) -> int:
         """The layer whose keys and values this one reads."""
