@@ -114,9 +114,9 @@ class Parts:
         """`norm(x)`, for what is read several times."""
         return x if norm is None else self.program.norm(x, (norm.weight, norm.eps), "normed", centring=norm.centring)
 
-    def scaled(self, x: View, gains: mx.array | None) -> None:
+    def scale(self, x: View, gains: mx.array) -> None:
         """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
-        values = [] if gains is None else gains.tolist()
+        values = gains.tolist()
         starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
         for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
             if values[start] != 1.0:
@@ -288,7 +288,8 @@ class Parts:
     def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Sink) -> None:
         s = mamba.sizes
         projected = self.product(mamba.inputs, x, "projected 0", norm=norm)
-        self.scaled(projected, mamba.gains)
+        if mamba.gains is not None:
+            self.scale(projected, mamba.gains)
         gate, mixed = projected.columns(0, s.inner), projected.columns(s.inner, s.channels)
         steps = projected.columns(s.inner + s.channels, s.heads)
         self.recurrent.append(mamba.layer)
