@@ -51,12 +51,12 @@ def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
     return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
 
 
-def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[Run]:
-    """All blocks in order, grouped into runs, for rows of `dtype`."""
+def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int] = ()) -> list[Run]:
+    """All blocks in order, grouped into runs, for rows of `dtype`. No operation of several blocks reaches over one of the `cuts`."""
     if not kernels_cpu.can_run_blocks():
         return [Run(blocks)] if blocks else []
     try:
-        groups = _grouped(blocks, dtype)
+        groups = _grouped(blocks, dtype, cuts)
     except PagesElsewhere:
         return [Run(blocks)]
     return [Run(same) if parts is None else _run(same, parts) for same, parts in groups]
@@ -67,15 +67,16 @@ def _run(blocks: Sequence[AnyBlock], parts: Parts) -> Run:
     return Run(blocks, parts.program.finish(), parts.layers, parts.ropes, temperatures, parts.recurrent)
 
 
-def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype) -> list[tuple[list[AnyBlock], Parts | None]]:
+def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int]) -> list[tuple[list[AnyBlock], Parts | None]]:
     """Neighbours with their instructions, or with None where the CPU kernels cannot compute them."""
     groups: list[tuple[list[AnyBlock], Parts | None]] = []
     for index, block in enumerate(blocks):
-        last = groups[-1][1] if groups else None
+        goes_on = bool(groups) and index not in cuts
+        last = groups[-1][1] if goes_on else None
         parts: Parts | None = last or Parts(_hidden(block), dtype, len(blocks))
         if parts is not None and not _fits(block, index, parts):
             parts = None
-        if groups and parts is last:
+        if goes_on and parts is last:
             groups[-1][0].append(block)
         else:
             groups.append(([block], parts))

@@ -20,6 +20,7 @@ from ..nn.mlp import GatedMLP, PlainMLP
 from ..nn.moe import ExpertLinear, Experts, MixtureOfExperts, PlainExperts
 from ..nn.norms import RMSNorm
 from ..nn.short_conv import ShortConv
+from .native_latent import add_latent
 
 
 class NotNative(Exception):
@@ -113,9 +114,9 @@ class Parts:
         """`norm(x)`, for what is read several times."""
         return x if norm is None else self.program.norm(x, (norm.weight, norm.eps), "normed", centring=norm.centring)
 
-    def scaled(self, x: View, gains: mx.array | None) -> None:
+    def scale(self, x: View, gains: mx.array) -> None:
         """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
-        values = [] if gains is None else gains.tolist()
+        values = gains.tolist()
         starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
         for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
             if values[start] != 1.0:
@@ -135,7 +136,7 @@ class Parts:
         elif isinstance(mixer, ShortConv):
             self._short_conv(mixer, x, norm, sink)
         elif isinstance(mixer, LatentAttention):
-            self._latent(mixer, x, norm, sink, rope)
+            add_latent(mixer, self, x, norm, sink, rope)
         elif isinstance(mixer, Native):
             mixer.natively(self, x, norm, sink, rope)
         else:
@@ -287,7 +288,8 @@ class Parts:
     def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Sink) -> None:
         s = mamba.sizes
         projected = self.product(mamba.inputs, x, "projected 0", norm=norm)
-        self.scaled(projected, mamba.gains)
+        if mamba.gains is not None:
+            self.scale(projected, mamba.gains)
         gate, mixed = projected.columns(0, s.inner), projected.columns(s.inner, s.channels)
         steps = projected.columns(s.inner + s.channels, s.heads)
         self.recurrent.append(mamba.layer)
@@ -296,40 +298,6 @@ class Parts:
         normed = mamba.norm is not None
         out = self.program.gated_norm(y, gate, mamba.norm, mamba.eps, normed=normed, first=mamba.norm_first, groups=s.groups)
         sink.product(mamba.output, out)
-
-    def _latent(self, latent: LatentAttention, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
-        """Keys are the latent vector, which is still, and the channels that rotate; values are the latent vector."""
-        s, program = latent.sizes, self.program
-        row = self.normed(x, norm)
-        queries = self._latent_queries(latent, row)
-        keys = self.product(latent.keys, row, "latent")
-        heads = View(queries.buffer, s.plain + s.turned, 0, s.plain, s.heads)
-        into = self.product(latent.into, heads, "latent queries")
-        self.fills(latent.layer, rope, latent.temperature)
-        gain = None if latent.gain == 1.0 else mx.array([1.0] * s.latent + [latent.gain] * s.turned)
-        answers = program.attend(
-            View(into.buffer, s.heads * s.latent, 0, s.heads * s.latent),
-            keys,
-            keys.columns(0, s.latent),
-            s.heads * s.latent,
-            step=s.latent,
-            still=s.latent,
-            turned=queries.columns(s.plain, queries.count - s.plain),
-            turned_step=s.plain + s.turned,
-            key_norm=self.norm(latent.norm),
-            value_norm=self.norm(latent.norm),
-            query_gain=gain,
-            scale=latent.scale,
-        )
-        each = View(answers.buffer, s.latent, 0, s.latent, s.heads)
-        values = self.product(latent.out, each, "values")
-        sink.product(latent.output, View(values.buffer, s.heads * s.value, 0, s.heads * s.value))
-
-    def _latent_queries(self, latent: LatentAttention, row: View) -> View:
-        if latent.narrow is None:
-            return self.product(latent.queries, row, "queries")
-        narrow, norm = latent.narrow
-        return self.product(latent.queries, self.product(narrow, row, "narrow queries"), "queries", norm=norm)
 
     def _short_conv(self, conv: ShortConv, x: View, norm: RMSNorm | None, sink: Sink) -> None:
         projected = self.product(conv.inputs, x, "projected 0", norm=norm)
