@@ -44,6 +44,7 @@ def crowded(tmp_path_factory):
     return run_pair([Scenario(str(model), PROMPTS, PARAMS, {"kv": "4", "max_context": 256}, preempts=40, rounds=2)], free_port())[0]
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process(crowded):
     assert crowded["tokens"] == crowded["alone"]["tokens"]
     assert crowded["logprobs"] == crowded["alone"]["logprobs"]
@@ -52,12 +53,14 @@ def test_answers_are_those_of_one_process(crowded):
     assert held[1:].rstrip("}").islower()
 
 
+@pytest.mark.long
 def test_it_reused_drafted_and_gave_pages_back(crowded):
     assert crowded["reused_tokens"] > 0
     assert crowded["accepted_tokens"] > 0
     assert crowded["preemptions"] > 0
 
 
+@pytest.mark.long
 def test_each_rank_reads_and_holds_its_part_only(crowded):
     """The model has three blocks: one for rank 0 with the embedding and the head, two for rank 1."""
     (other,) = crowded["read"]
@@ -67,6 +70,7 @@ def test_each_rank_reads_and_holds_its_part_only(crowded):
     assert other["read"] < whole / 2
 
 
+@pytest.mark.long
 def test_rows_take_what_they_must(crowded):
     """Rank 0 sends a hidden row for every computed token, 64 numbers of 4 bytes here, and nothing else on the ring."""
     config = json.loads((GOLDEN / "llama" / "config.json").read_text())

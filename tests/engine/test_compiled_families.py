@@ -18,7 +18,7 @@ from mlxinfer.engine.sequence import Sequence
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 90, n).tolist() for n in (70, 9, 125, 33, 50, 3, 17, 44)]
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "config.json").exists())
-QUICK = {"llama", "qwen3_5_text"}
+SAMPLE = {"llama", "qwen3_5_text"}
 NEVER = {
     "gemma4_text_shared": "some of its layers read the pages of others, for which plain MLX attends",
 }
@@ -55,7 +55,7 @@ def requests() -> list[list[Sequence]]:
     return [made[:1], made[1:2], made[2:4], made[4:]]
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SAMPLE else pytest.mark.slow) for name in NAMES])
 def test_every_family_at_one_to_eight_rows(name: str) -> None:
     expected = answers(built(name), requests())
     made = engine(name)
@@ -74,7 +74,7 @@ def rows_replayed(made: Engine) -> set[int]:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("llama", "first16"),
+        pytest.param("llama", "first16", marks=pytest.mark.long),
         *(pytest.param("llama", form, marks=pytest.mark.slow) for form in ("8", "4", "k8v4")),
         *(pytest.param(name, form, marks=pytest.mark.slow) for name in ("qwen3_5_text", "gemma3_text") for form in ("8", "4", "first16")),
     ],

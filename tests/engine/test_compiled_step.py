@@ -54,6 +54,7 @@ def test_a_trace_is_not_made_again() -> None:
     assert steps(made).traced == first <= 2 * before
 
 
+@pytest.mark.long
 def test_traces_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were not used for longest go, with what MLX keeps of them."""
     monkeypatch.setattr(compiled_step, "_MOST_TRACES", 2)
