@@ -51,7 +51,7 @@ def read_teacher(model: Path, room: Path, positions: int = POSITIONS) -> None:
 def measure(name: str, model: Path, way: Way, room: Path, positions: int = POSITIONS) -> Result:
     """Make a model in this way, measure it, and keep the result. What was made before an interruption is used. Raises what the way does."""
     target, begin = room / slug(name, way.key), perf_counter()
-    noted = target.with_suffix(".seconds")
+    noted = target.with_name(f"{target.name}.seconds")  # names have dots
     if not noted.exists():
         bpw = way.make(model, target)
         noted.write_text(json.dumps([perf_counter() - begin, bpw]), encoding="utf-8")

@@ -104,7 +104,7 @@ def _layers(engine: str, bits: int, encoder: Encoder, group: int = 64) -> Way:
         with closing(SafetensorsCheckpoint(source)) as checkpoint:
             matrices = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2]
         tensors = {name: {"bits": bits, "group_size": group} if ".layers." in name else False for name in matrices}
-        plan = target.with_suffix(".plan.json")
+        plan = target.with_name(f"{target.name}.plan.json")
         plan.write_text(json.dumps({"tensors": tensors}), encoding="utf-8")
         read = _samples(source) if encoder == "gptq" else None
         convert(source, target, dtype="bfloat16", measure=False, encoder=encoder, plan=plan, calibration=read)
