@@ -213,8 +213,8 @@ def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[in
 
 def head_windows(model: Model) -> list[int | None]:
     """Windows of the attention layers of a head that the model has."""
-    places = () if model.mtp is None else (model.mtp.places.attention,)
-    return [spec.window for spec in map(model.layers.__getitem__, places) if isinstance(spec, AttentionSpec)]
+    spec = None if model.mtp is None else model.layers[model.mtp.places.attention]
+    return [spec.window] if isinstance(spec, AttentionSpec) else []
 
 
 def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
