@@ -184,14 +184,14 @@ def _decode(plan: DecodePlan, result: tuple[int, ...], recent: tuple[int, int]) 
     """Launched, it returns answers of the shape `result`, parts of answers with their logarithms, and recent keys and values, of so many
     entries and rows: what is not wanted has one element."""
     shape, threads = plan.shape, 32 * plan.tile.simdgroups
-    parts = plan.part_rows, shape.heads, shape.value_dim + 1
+    parts = plan.part_rows, shape.heads, shape.value_dim + 4 // shape.dtype.size
     entries, length = recent
     made = [(entries, shape.kv_heads, length, dim) if entries else (1, 1, 1, 1) for dim in (shape.key_dim, shape.value_dim)]
     return Launch(
         *DECODE,
         decode_template(shape, plan.tile),
         [result if plan.parts is None else (1, 1, 1), (1, 1, 1) if plan.parts is None else parts, *made],
-        [shape.dtype, mx.float32, shape.dtype, shape.dtype],
+        [shape.dtype] * 4,
         (threads, shape.kv_heads, plan.items),
         (threads, 1, 1),
     )

@@ -141,7 +141,7 @@ if (place.index == 0 && head == 0 && threadgroup_position_in_grid.z == 0) {  // 
   if (out.divided) {
     answers[0] = static_cast<T>(0.0f);
   } else {
-    parts[0] = 0.0f;
+    parts[0] = static_cast<T>(0.0f);
   }
   if (!appends) {
     new_keys[0] = static_cast<T>(0.0f);

@@ -94,7 +94,7 @@ def stored(s: Scene) -> int:
     keys and values, as rows are ready here, among that."""
     rows, values, size = s.query_rows * s.shape.heads, s.shape.value_dim, s.dtype.size
     whole = 2 * size + rows * values * size
-    return whole + (4 if s.plan.parts is None else 4 * s.plan.part_rows * s.shape.heads * (values + 1) + size)
+    return whole + size + (0 if s.plan.parts is None else s.plan.part_rows * s.shape.heads * (values * size + 4))
 
 
 def traffic(bits: int) -> int:

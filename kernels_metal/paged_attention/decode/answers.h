@@ -1,6 +1,7 @@
 // Decode attention: what lanes and simdgroups have, added up and stored.
 #pragma once
 #include "paged_attention/decode/work.h"
+#include "paged_attention/parts.h"
 
 // Adds up over lanes: afterwards every lane has the sums and its channels' answers of all its simdgroup's tokens.
 template <typename D>
@@ -24,12 +25,11 @@ inline void add_lanes(Place place, thread State<D>& state) {
 }
 
 // Where answers go, `row` counting rows and heads. The answer to all that a row sees is final, in T; a sink takes part in its softmax
-// without a value. If any sequence is divided, all answers are parts, merged later, when a sink takes part: each is in float32, and
-// followed by the logarithm of its sum of weights.
+// without a value. If any sequence is divided, all answers are parts, merged later, when a sink takes part (parts.h).
 template <typename T, typename Sinks>
 struct Out {
   device T* answers;
-  device float* parts;
+  device T* parts;
   Sinks sinks;
   bool has_sinks, divided;
 };
@@ -40,8 +40,9 @@ inline void store(Out<T, Sinks> out, size_t row, int head, int dim, int channel,
   if (out.has_sinks && !out.divided) sum += exponential(float(out.sinks[head]) - softmax.maximum);
   const float whole = sum > 0.0f ? answer / sum : 0.0f;
   if (out.divided) {
-    out.parts[row * (dim + 1) + channel] = whole;
-    if (channel == 0) out.parts[row * (dim + 1) + dim] = sum > 0.0f ? softmax.maximum + log(sum) : kNothing;
+    device T* part = out.parts + row * (dim + PartLog<T>::size);
+    part[channel] = static_cast<T>(whole);
+    if (channel == 0) *(device float*)(part + dim) = sum > 0.0f ? softmax.maximum + log(sum) : kNothing;
   } else {
     out.answers[row * dim + channel] = static_cast<T>(whole);
   }
