@@ -1,13 +1,15 @@
 """What hooks and adapters cost a step of which no sequence has any.
 
-Two figures, because neither is enough alone. The questions that a step asks ("has any of these hooks? an adapter?") are timed by
-themselves: exact, but only what was thought of. Whole steps are run in turns, as they are and where there is nothing to ask, in one process
-with the same model, adapters and pages: all of it, but with the machine's noise. Processor time of all threads, not seconds.
+Three figures, because none is enough alone. The questions that a step asks ("has any of these hooks? an adapter?") are timed by
+themselves: exact, but only what was thought of. The bytecode instructions of whole steps are counted, as they are and where there is
+nothing to ask: all that Python does, the same on every machine, but not what is computed. And whole steps are run in turns, in one
+process with the same model, adapters and pages: all of it, but with the machine's noise. Processor time of all threads, not seconds.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time, thread_time
+from types import FrameType
+from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -52,13 +56,15 @@ class Unused:
     """Processor time of steps that ask for hooks over that of steps that do not, minus one: lower quartile, median, upper quartile."""
     adapters: tuple[float, float, float]
     """The same for steps of a model that has adapters loaded."""
+    instructions: tuple[float, float, float]
+    """Bytecode instructions of a step: with both questions, without that for adapters, without that for hooks."""
 
 
 def measure(model: Path | str, streams: int, pairs: int) -> Unused:
     """`pairs` blocks of each kind. Raises `MLXInferError`."""
     with TemporaryDirectory() as temporary:
         paths = {name: write_adapter(model, Path(temporary) / name, seed) for seed, name in enumerate(ADAPTERS)}
-        steps = 2 * _BLOCK * (3 * pairs + 2)
+        steps = _BLOCK * (4 * pairs + 20)
         context = _DEPTH + steps + 16
         with (
             LLM(model, adapters=paths, speculate=False, prefix_cache=False, max_num_seqs=streams, max_context=context) as llm,
@@ -72,9 +78,10 @@ def measure(model: Path | str, streams: int, pairs: int) -> Unused:
 def _measured(engine: Engine, streams: int, pairs: int) -> Unused:
     _block(engine)
     plain = _block(engine)
-    hooks = [_ratio(lambda: _block(engine), lambda: _without_hooks(engine), pair) for pair in range(pairs)]
+    hooks = [_ratio(lambda: _with_parts(engine, _PARTS), lambda: _with_parts(engine, _one_part), pair) for pair in range(pairs)]
     adapters = [_ratio(lambda: _block(engine), lambda: _without_adapters(engine), pair) for pair in range(pairs)]
     step_ms = 1e3 * median([plain, *(_block(engine) for _ in range(8))]) / _BLOCK
+    counts = _instructions(engine), _without_adapters(engine, _instructions), _with_parts(engine, _one_part, _instructions)
     work, runner = [Work(s, 1, 0, True) for s in engine.scheduler.running], engine.runner
     adapted = runner.adapted
     assert adapted is not None
@@ -85,6 +92,7 @@ def _measured(engine: Engine, streams: int, pairs: int) -> Unused:
         _microseconds(lambda: runner._graph(adapted, work)),
         _quartiles(hooks),
         _quartiles(adapters),
+        counts,
     )
 
 
@@ -96,16 +104,45 @@ def _block(engine: Engine) -> float:
     return process_time() - began
 
 
-def _without_hooks(engine: Engine) -> float:
-    with patch.object(ModelRunner, "_parts", lambda runner, work: [work]):
-        return _block(engine)
+def _instructions(engine: Engine) -> float:
+    """Bytecode instructions of a plain step: the least of some, as others begin a page or seal one."""
+    count, counts = 0, []
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        for _ in range(_BLOCK):
+            before = count
+            engine.step()
+            counts.append(count - before)
+    finally:
+        sys.settrace(None)
+    return min(counts)
 
 
-def _without_adapters(engine: Engine) -> float:
+_PARTS = ModelRunner._parts
+
+
+def _one_part(runner: ModelRunner, work: list[Work]) -> list[list[Work]]:
+    return [work]
+
+
+def _with_parts(engine: Engine, parts: Callable[..., list[list[Work]]], measured: Callable[[Engine], float] = _block) -> float:
+    """Replaced in either case, also by itself: Python's caches for a class begin anew when it changes."""
+    with patch.object(ModelRunner, "_parts", parts):
+        return measured(engine)
+
+
+def _without_adapters(engine: Engine, measured: Callable[[Engine], float] = _block) -> float:
     adapted: AdaptedModel | None = engine.runner.adapted
     engine.adapt(None)
     try:
-        return _block(engine)
+        return measured(engine)
     finally:
         engine.adapt(adapted)
 
@@ -177,4 +214,8 @@ def table(found: list[Unused]) -> str:
             low, middle, high = (f"{100 * value:+.2f}%" for value in ratio)
             cells += [f"{took:.2f} µs", f"{took / 10 / each.step_ms:.3f}%", f"{middle} ({low} to {high})"]
         lines.append(f"| {' | '.join(cells)} |")
+    for each in found:
+        whole, no_adapters, no_hooks = each.instructions
+        lines += ["", f"Bytecode instructions of a step of {each.streams}: {whole:g}; for hooks {whole - no_hooks:g} of them "]
+        lines[-1] += f"({(whole - no_hooks) / whole:.2%}), for adapters {whole - no_adapters:g} ({(whole - no_adapters) / whole:.2%})."
     return "\n".join(lines) + "\n"
