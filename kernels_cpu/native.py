@@ -161,7 +161,7 @@ class Native(Protocol):
 
     Projection: Callable[[mx.array, Layout, int, mx.array | None], object]
 
-    Norm: Callable[[mx.array | None, float], object]
+    Norm: Callable[[mx.array | None, float, bool], object]
 
     Multiply: Callable[..., object]
 

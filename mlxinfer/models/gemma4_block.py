@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -78,8 +78,9 @@ class Gemma4Attention:
         else:
             parts.fills(self.layer, rope)
             k_norm, v_norm = parts.norm(self.norms[1]), (mx.ones((heads.dim,)), self.norms[0].eps)
-            norms = {"query_norm": q_norm, "key_norm": k_norm, "value_norm": v_norm}
-            y = program.attend(queries, kv[0], kv[-1], width, step=heads.dim, scale=1.0, **norms)
+            y = program.attend(
+                queries, kv[0], kv[-1], width, step=heads.dim, query_norm=q_norm, key_norm=k_norm, value_norm=v_norm, scale=1.0
+            )
         sink.product(self.output, y)
 
 
@@ -200,7 +201,7 @@ class Gemma4Block:
         sink.finish()
         if self.own is not None:
             self.own.natively(parts, stream)
-        parts.program.add(stream, stream, factor=float(self.scale.item()))
+        parts.program.add(stream, stream, factor=cast("float", self.scale.item()))
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 
@@ -116,7 +116,7 @@ class Parts:
 
     def scale(self, x: View, gains: mx.array) -> None:
         """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
-        values = gains.tolist()
+        values = cast("list[float]", gains.tolist())
         starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
         for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
             if values[start] != 1.0:
