@@ -89,6 +89,10 @@ def cuttable(found: PreparedModel) -> Decoder:
         raise UnsupportedModelError(f"{found.model_type} runs on mlx-lm's graph, which cannot be divided among machines: run it on one")
     if any(isinstance(spec, BidirectionalSpec) for spec in found.model.layers):
         raise UnsupportedModelError(f"{found.model_type} makes vectors only, and has no need of several machines: run it on one")
+    head = found.model.mtp
+    if head is not None and (head.taps or head.reads):
+        what = "rows between its blocks" if head.taps else "pages of its last layers"
+        raise UnsupportedModelError(f"the model that drafts for {found.model_type} reads {what}, which other machines have: run it without")
     return found.model
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from ..cache.base import AttentionSpec, LayerSpec, Rotation, Step
+from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
@@ -18,10 +18,9 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import Run, native_form, runs
+from .fused_blocks import native_form, runs
 from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
 from .stack import Part, Rest, layers_of, only
-from .taps import tapped, tapped_runs
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -130,20 +129,13 @@ class BlockStack:
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
         self.taps = tuple(plan.mtp.taps) if plan.mtp else ()
         """Where a head reads the rows, as `mtp.AnyHead.taps`."""
-        self.runs = self._runs(plan, dtype)
+        self.runs = runs(self.blocks, dtype, self.taps)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         self.rest: Rest | None = None
         """The blocks that come after these, where they are on other machines."""
         self.spread: Rest | None = None
         """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
-
-    def _runs(self, plan: Architecture, dtype: mx.Dtype) -> list[Run]:
-        if not self.taps:
-            return runs(self.blocks, dtype)
-        # The CPU kernels take such blocks only where all are in one run.
-        together = plan.inputs is not None or any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
-        return [Run(self.blocks)] if together else tapped_runs(self.blocks, self.taps, dtype)
 
     @property
     def divided(self) -> bool:
@@ -155,12 +147,18 @@ class BlockStack:
         return {name: rope.at(step) for name, rope in self.ropes.items()}
 
     def advance(
-        self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], hooks: Hooks | None = None, inputs: mx.array | None = None
+        self,
+        x: mx.array,
+        step: Step,
+        rotations: Mapping[str, Rotation],
+        hooks: Hooks | None = None,
+        inputs: mx.array | None = None,
+        tapped: list[mx.array] | None = None,
     ) -> mx.array:
         """Rows `[T, hidden]` through these blocks; keys, values and states go to the cache. `inputs` `[blocks, T, n]` are those of each
-        block, for families that have such."""
+        block, for families that have such. The rows at `taps` within are added to `tapped`, except with hooks."""
         if self.joined and hooks is None and inputs is None:
-            return self.stream(x, step, rotations).sum()
+            return self.stream(x, step, rotations, tapped).sum()
         if hooks is not None and inputs is None:
             from .hooks import run_blocks
 
@@ -170,20 +168,29 @@ class BlockStack:
         for run in self.runs:
             native = native_form(run, step) if hooks is None else None
             if native is not None:
+                self._tap(first, x, tapped)
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             else:
                 for index, block in enumerate(run.blocks, first):
+                    self._tap(index, x, tapped)
                     x = block(x, step, rotations, None if inputs is None else inputs[index])
             first += len(run.blocks)
         return x
 
-    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> Stream:
         """The same where sums and norms are `joined`: the last sum is left to the norm that follows."""
         stream = Stream(x)
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
+            if tapped is not None and index in self.taps:
+                stream = Stream(stream.sum())
+                tapped.append(stream.x)
             stream = block.advance(stream, step, rotations)
         return stream
+
+    def _tap(self, index: int, x: mx.array, tapped: list[mx.array] | None) -> None:
+        if tapped is not None and index in self.taps:
+            tapped.append(x)
 
 
 class Decoder(BlockStack):
@@ -249,7 +256,9 @@ class Decoder(BlockStack):
         if self.mtp is None:
             return self._through(x, step, rotations, hooks, inputs)[1]
         found: list[mx.array] = []
-        before, after = self._through(x, step, rotations, hooks, inputs, found)
+        before, after = self._through(x, step, rotations, hooks, inputs, found if self.taps and hooks is None else None)
+        if self.taps and hooks is not None:  # what hooks change is not drafted for
+            found = [mx.zeros_like(before)] * len(self.taps)
         reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
         self.mtp.follow(self._for_head(tokens, x), mx.concatenate(found, axis=-1) if found else reads, step, rotations)
         return after
@@ -285,22 +294,22 @@ class Decoder(BlockStack):
         rotations: Mapping[str, Rotation],
         hooks: Hooks | None,
         inputs: mx.array | None = None,
-        found: list[mx.array] | None = None,
+        tapped: list[mx.array] | None = None,
     ) -> tuple[mx.array, mx.array]:
         """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such. The rows
-        at `taps` are added to `found`."""
+        at `taps` are added to `tapped`."""
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
-        if self.taps and found is not None:
-            x = tapped(self, x, step, rotations, hooks, own, found)
-            return x, self.norm(x) if self.joined else x
         if self.joined and hooks is None and own is None and self.rest is None:
-            return self.stream(x, step, rotations).normed(self.norm)
-        x = self.advance(x, step, rotations, hooks, own)
-        if self.rest is not None:
-            x = self.rest(x, step, inputs)
-        return x, self.norm(x) if self.joined else x
+            before, after = self.stream(x, step, rotations, tapped).normed(self.norm)
+        else:
+            before = self.advance(x, step, rotations, hooks, own, tapped)
+            if self.rest is not None:
+                before = self.rest(before, step, inputs)
+            after = self.norm(before) if self.joined else before
+        self._tap(len(self.blocks), before, tapped)
+        return before, after
 
     def normed(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""
