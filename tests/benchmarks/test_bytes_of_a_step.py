@@ -32,7 +32,7 @@ with PhantomGPU() as gpu:
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++, without which MLX fuses nothing that could be counted")
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_no_more_bytes_than_mlx_lm(rows: int) -> None:
