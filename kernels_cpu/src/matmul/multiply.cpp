@@ -116,7 +116,7 @@ class Run {
 
   // One that begins at row `first`, where `left` rows are to be multiplied.
   Tile next_tile(int64_t first, int64_t left, int64_t expert) const {
-    if (few_rows_ && left >= kLeastFewRows && left < kLargestTile) {
+    if (few_rows_ && left >= kLeastFewRows && left != 4 && left < kLargestTile) { // 4 are as fast on vectors
       return {kFewRows, static_cast<int>(std::min<int64_t>(left, kMostFewRows)), first, expert};
     }
     int kind = kTileSizes - 1;
