@@ -116,7 +116,7 @@ class Run {
 
   // One that begins at row `first`, where `left` rows are to be multiplied.
   Tile next_tile(int64_t first, int64_t left, int64_t expert) const {
-    if (few_rows_ && left >= kLeastFewRows && left != 4 && left < kLargestTile) { // 4 are as fast on vectors
+    if (few_rows_ && left >= kLeastFewRows && left != 4 && left <= kLargestTile) { // 4 are as fast on vectors
       return {kFewRows, static_cast<int>(std::min<int64_t>(left, kMostFewRows)), first, expert};
     }
     int kind = kTileSizes - 1;
@@ -171,8 +171,8 @@ class Run {
           prepared_.half_sums + at * group_halves_, prepared_.code_sums + at * group_halves_ * planes_);
     } else {
       activation_kernels().quantize[planes_ - 1](
-          row, blocks_, tile.size, m, by_matrix_unit(tile) || tile.kind == kFewRows, reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at,
-          prepared_.code_sums + 2 * at);
+          row, blocks_, tile.size, m, by_matrix_unit(tile) || tile.kind == kFewRows, reinterpret_cast<int8_t*>(values), prepared_.scales + at,
+          prepared_.sums + at, prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at);
     }
   }
 
@@ -195,7 +195,8 @@ class Run {
           }
           continue;
         }
-        const bool only_few_rows = tiles_[segment.first_tile].kind == kFewRows && tiles_[segment.last_tile - 1].kind == kFewRows; // these come between the others
+        // These come between the others.
+        const bool only_few_rows = tiles_[segment.first_tile].kind == kFewRows && tiles_[segment.last_tile - 1].kind == kFewRows;
         for (int64_t panel = from; panel < to && !only_few_rows; ++panel) {
           run_panel(segment, panel);
         }
