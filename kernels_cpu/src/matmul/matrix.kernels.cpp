@@ -1,10 +1,10 @@
 #include "matmul/matrix.h"
 
 #include "matmul/dot.h"
+#include "matmul/matrix_unit.h"
 #include "matmul/tile.h"
 
 #if defined(__AVX512VNNI__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
-#define MLXINFER_AMX [[gnu::target("amx-tile,amx-int8")]]
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
@@ -13,12 +13,6 @@ constexpr int kRows = kLargestTile;
 
 // Tile registers, which the intrinsics take only as digits. Sums of even steps are in 4 and 5 by plane, those of odd ones in 6 and 7.
 constexpr int kCodesTile = 0, kFirstPlane = 1, kSecondPlane = 2, kFirstSums = 4, kTiles = 8;
-
-struct alignas(64) TileConfiguration {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
 
 constexpr TileConfiguration configuration(int group) {
   TileConfiguration c{1, 0, {}, {}, {}};

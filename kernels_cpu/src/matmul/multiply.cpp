@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "matmul/few_rows.h"
 #include "matmul/matrix.h"
 #include "matmul/tile.h"
 #include "memory/scratch.h"
@@ -17,7 +18,9 @@ constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
 
-// Neighbouring rows of one chunk that are multiplied together, `size` = kTileRows[kind] of them.
+constexpr int kFewRows = kTileSizes; // a kind of tiles
+
+// Neighbouring rows of one chunk that are multiplied together: `size` = kTileRows[kind] of them, or from kLeastFewRows to kMostFewRows.
 struct Tile {
   int kind, size;
   int64_t first; // in the chunk's order of rows
@@ -57,6 +60,7 @@ class Run {
         code_(static_cast<int>(product.layout.code)),
         nested_(planes_ > 0 && product.layout.scale == Scale::nested),
         group_halves_(has_halves(product.layout.code) ? 2 : 1),
+        few_rows_(planes_ == 2 && !nested_ && has_matrix_unit() && few_rows_kernels().panels[code_][0] != nullptr),
         on_matrix_unit_(planes_ > 0 && has_matrix_unit() && (nested_ || matrix_kernels().spread[code_] != nullptr)) {}
 
   void all() {
@@ -102,13 +106,24 @@ class Run {
         ++end;
       }
       const size_t first_tile = tiles_.size();
-      for (int kind = kTileSizes - 1; kind >= 0; --kind) {
-        for (const int size = kTileRows[kind]; size <= largest_ && end - i >= size; i += size) {
-          tiles_.push_back({kind, size, i, expert});
-        }
+      while (i < end) {
+        tiles_.push_back(next_tile(i, end - i, expert));
+        i += tiles_.back().size;
       }
       segments_.push_back({expert, first_tile, tiles_.size()});
     }
+  }
+
+  // One that begins at row `first`, where `left` rows are to be multiplied.
+  Tile next_tile(int64_t first, int64_t left, int64_t expert) const {
+    if (few_rows_ && left >= kLeastFewRows && left != 4 && left <= kLargestTile) { // 4 are as fast on vectors
+      return {kFewRows, static_cast<int>(std::min<int64_t>(left, kMostFewRows)), first, expert};
+    }
+    int kind = kTileSizes - 1;
+    while (kTileRows[kind] > std::min<int64_t>(left, largest_)) {
+      --kind;
+    }
+    return {kind, kTileRows[kind], first, expert};
   }
 
   bool load(int64_t i, float* out) const {
@@ -156,8 +171,8 @@ class Run {
           prepared_.half_sums + at * group_halves_, prepared_.code_sums + at * group_halves_ * planes_);
     } else {
       activation_kernels().quantize[planes_ - 1](
-          row, blocks_, tile.size, m, by_matrix_unit(tile), reinterpret_cast<int8_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at,
-          prepared_.code_sums + 2 * at);
+          row, blocks_, tile.size, m, by_matrix_unit(tile) || tile.kind == kFewRows, reinterpret_cast<int8_t*>(values), prepared_.scales + at,
+          prepared_.sums + at, prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at);
     }
   }
 
@@ -180,9 +195,12 @@ class Run {
           }
           continue;
         }
-        for (int64_t panel = from; panel < to; ++panel) {
+        // These come between the others.
+        const bool only_few_rows = tiles_[segment.first_tile].kind == kFewRows && tiles_[segment.last_tile - 1].kind == kFewRows;
+        for (int64_t panel = from; panel < to && !only_few_rows; ++panel) {
           run_panel(segment, panel);
         }
+        run_few_rows(segment, from, to);
       }
     });
   }
@@ -203,12 +221,41 @@ class Run {
     const SpreadPanel wide_up = spread && p_.gate ? spread_panel(up, 1) : SpreadPanel{};
     alignas(64) float results[2][kLargestTile * kPanelRows];
     for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
+      if (tiles_[t].kind == kFewRows) {
+        continue;
+      }
       run_tile(panel, wide, tiles_[t], results[0]);
       if (p_.gate) {
         run_tile(up, wide_up, tiles_[t], results[1]);
       }
       for (int m = 0; m < tiles_[t].size; ++m) {
         finish(tiles_[t], m, index, results[0] + m * kPanelRows, results[1] + m * kPanelRows);
+      }
+    }
+  }
+
+  // The tiles that `run_panel` leaves out, for the panels from `from` to `to`: the unit is set up once for all of them.
+  void run_few_rows(const Segment& segment, int64_t from, int64_t to) const {
+    static thread_local Scratch scratch;
+    for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
+      const Tile& tile = tiles_[t];
+      if (tile.kind != kFewRows) {
+        continue;
+      }
+      Panel panels[2 * kMostPanelsPerPiece];
+      const int64_t own = to - from, count = p_.gate ? 2 * own : own, size = int64_t{tile.size} * kPanelRows;
+      for (int64_t i = 0; i < count; ++i) {
+        panels[i] = panel_at(segment.expert, i < own ? from + i : from + i - own + result_panels());
+      }
+      float* results = scratch.floats(count * size);
+      few_rows_kernels().panels[code_][tile.size - kLeastFewRows](panels, count, integer_tile(tile), results);
+      for (int64_t i = 0; i < count; ++i) {
+        run_carefully(panels[i], tile, results + i * size);
+      }
+      for (int64_t i = 0; i < own; ++i) {
+        for (int m = 0; m < tile.size; ++m) {
+          finish(tile, m, from + i, results + i * size + m * kPanelRows, results + (count - own + i) * size + m * kPanelRows);
+        }
       }
     }
   }
@@ -251,6 +298,12 @@ class Run {
             prepared_.half_sums + at * group_halves_, prepared_.code_sums + at * group_halves_ * planes_};
   }
 
+  IntegerTile integer_tile(const Tile& tile) const {
+    const int64_t at = tile.first * blocks_;
+    return {reinterpret_cast<const int32_t*>(prepared_.values + value_bytes(at * kBlockColumns)), prepared_.scales + at, prepared_.sums + at,
+            prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at};
+  }
+
   bool by_matrix_unit(const Tile& tile) const {
     return on_matrix_unit_ && tile.size == kLargestTile;
   }
@@ -275,7 +328,7 @@ class Run {
     } else if (nested_) {
       nested_kernels().tile[planes_ - 1][code_][tile.kind](panel, nested_tile(tile), out);
     } else {
-      const IntegerTile x{reinterpret_cast<const int32_t*>(values), prepared_.scales + at, prepared_.sums + at, prepared_.half_sums + 2 * at, prepared_.code_sums + 2 * at};
+      const IntegerTile x = integer_tile(tile);
       if (by_matrix_unit(tile)) {
         matrix_kernels().tile[planes_ - 1][code_](spread, x, out);
       } else {
@@ -323,6 +376,7 @@ class Run {
   const int code_;
   const bool nested_; // scales, and products of integers
   const int group_halves_; // groups of a block; of nested scales
+  const bool few_rows_; // tiles of that kind
   const bool on_matrix_unit_;
   std::vector<int64_t> order_;
   int64_t first_ = 0, count_ = 0;

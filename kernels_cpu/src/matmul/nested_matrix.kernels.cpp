@@ -2,10 +2,10 @@
 
 #include "matmul/dot.h"
 #include "matmul/nest.h"
+#include "matmul/matrix_unit.h"
 #include "matmul/tile.h"
 
 #if defined(__AVX512VNNI__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
-#define MLXINFER_AMX [[gnu::target("amx-tile,amx-int8")]]
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
@@ -13,12 +13,6 @@ namespace {
 constexpr int kRows = kLargestTile;
 constexpr int kTileBytes = 1024, kTileSteps = 4; // tiles of 64 columns to 256
 constexpr int kRowsPerStep = kRows / kTileSteps;
-
-struct alignas(64) TileConfiguration {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
 
 constexpr TileConfiguration configuration() {
   TileConfiguration c{1, 0, {}, {}, {}};
