@@ -91,10 +91,12 @@ def test_which_rows_it_reads():
 
 def test_models_without_it_take_no_rows_aside(monkeypatch):
     model, _ = model_with_head("llama", False)
-    monkeypatch.setattr("mlxinfer.models.decoder.tapped", None)
+    aside: list[object] = []
+    monkeypatch.setattr("mlxinfer.models.decoder.BlockStack._tap", lambda self, index, x, tapped: aside.append(tapped))
     assert model.taps == ()
     cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=256, chunk=64)
     mx.eval(model.hidden(mx.array(TOKENS[:9], mx.int32), cache.begin([Segment(cache.open(), 0, 9, 0, 9)])))
+    assert all(tapped is None for tapped in aside)
 
 
 @pytest.mark.parametrize(

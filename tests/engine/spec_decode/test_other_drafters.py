@@ -36,17 +36,9 @@ def asked(limit: int = 60) -> list[Sequence]:
     return [request(p, limit, **v) for p, v in zip(PROMPTS, SETTINGS, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "kv"),
-    [
-        ("gemma4_text", "4"),
-        ("llama", "4"),
-        pytest.param("gemma4_text_shared", "4", marks=pytest.mark.long),
-        pytest.param("gemma4_text", "16", marks=pytest.mark.long),
-        pytest.param("gemma4_text_shared", "16", marks=pytest.mark.long),
-        pytest.param("llama", "16", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kv", ["16", "4"])
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text_shared", "llama"])
 def test_batches_prefix_hits_pages_and_preemptions_change_no_answer(name: str, kv: str, tmp_path: Path) -> None:
     """Tokens as without drafts, at temperature 0 and 1, and again from pages on disk."""
     plain = run(tiny_engine(name, KVFormat.parse(kv), max_draft=0), asked())
