@@ -190,7 +190,7 @@ def _check_the_rest(reader: ConfigReader, sizes: Sizes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Of the clusters."""
+    """Numbers of the clusters."""
 
     count: int
     """Clusters."""
