@@ -213,7 +213,8 @@ def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[in
 
 def head_windows(model: Model) -> list[int | None]:
     """Windows of the attention layers of a head that the model has."""
-    spec = None if model.mtp is None else model.layers[model.mtp.places.attention]
+    layer = None if model.mtp is None else model.mtp.places.attention
+    spec = None if layer is None else model.layers[layer]
     return [spec.window] if isinstance(spec, AttentionSpec) else []
 
 

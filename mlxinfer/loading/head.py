@@ -136,5 +136,6 @@ def _tables(head: Checkpoint) -> dict[str, list[int]]:
             raise DraftError(f"{head.path}: {name} must be a list of whole numbers")
         table = head.read(name)
         assert isinstance(table, Dense)
-        found[key] = [int(number) for number in table.weight.tolist()]
+        numbers: list[int] = table.weight.tolist()  # type: ignore[assignment]
+        found[key] = numbers
     return found

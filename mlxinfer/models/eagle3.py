@@ -121,7 +121,7 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
         norm = _norm(weights, "mtp.norm", sizes)
         heads = sizes.heads
         qkv = load_qkv(weights, f"{_LAYER}.self_attn", replace(heads, hidden=2 * sizes.hidden))
-        attention = Attention(places.attention or 0, heads, qkv, load_output(weights, f"{_LAYER}.self_attn", heads), rope=rope)
+        attention = Attention(places.own_attention, heads, qkv, load_output(weights, f"{_LAYER}.self_attn", heads), rope=rope)
         table = weights.matrix("mtp.embed_tokens.weight", (sizes.vocab, sizes.hidden)) if own else None
         return Eagle3(
             places,

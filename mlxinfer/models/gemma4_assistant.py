@@ -216,5 +216,5 @@ class _Sizes:
 
     def load(self, weights: Weights, sizes: Sizes) -> Clusters:
         centroids = Linear.load(weights, f"{PREFIX}masked_embedding.centroids", self.count, sizes.hidden)
-        tokens = mx.array(self.order, dtype=mx.int32).reshape(self.count, -1)
+        tokens = mx.array(list(self.order), dtype=mx.int32).reshape(self.count, -1)
         return Clusters(centroids, tokens, self.chosen)

@@ -42,7 +42,7 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
         name = "mtp.layers.0"
         qkv = load_qkv(weights, f"{name}.self_attn", sizes.heads)
         output = load_output(weights, f"{name}.self_attn", sizes.heads)
-        attention = Attention(places.attention, sizes.heads, qkv, output, rope=rope)
+        attention = Attention(places.own_attention, sizes.heads, qkv, output, rope=rope)
         block = pre_norm(weights, name, sizes, attention, gated_mlp(weights, name, sizes, gate), rope=_ROPE)
         return load_head(weights, QWEN, places, sizes.hidden, norm, [block], attention, rope=_ROPE, normed=normed)
 

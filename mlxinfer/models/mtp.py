@@ -31,6 +31,12 @@ class Places:
     state: int
     """Index of the layer that keeps the hidden row of the last token."""
 
+    @property
+    def own_attention(self) -> int:
+        """`attention` of a head that has such a layer."""
+        assert self.attention is not None
+        return self.attention
+
 
 class Target(Protocol):
     """The model that a head drafts for, as far as the head's logits need it."""

@@ -187,7 +187,7 @@ def _architecture(
         return pre_norm(weights, f"model.layers.{layer}", sizes, attention, mlp(weights, layer), residual=residual)
 
     def head(weights: Weights, places: Places) -> Head:
-        attention = mixer(weights, sizes.layers, places.attention)
+        attention = mixer(weights, sizes.layers, places.own_attention)
         whole = pre_norm(weights, f"model.layers.{sizes.layers}", sizes, attention, mlp(weights, sizes.layers), residual=residual)
         return load_head(weights, names, places, sizes.hidden, norm, [whole], attention, normed=False)
 

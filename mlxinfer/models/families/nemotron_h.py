@@ -72,7 +72,7 @@ def nemotron_h(config: dict[str, Any]) -> Architecture:
         return part(weights, f"backbone.layers.{layer}", types[layer], kept.index(layer) if layer in kept else -1)
 
     def head(weights: Weights, places: Places) -> Head:
-        both = [part(weights, f"mtp.layers.{i}", kind, places.attention) for i, kind in enumerate(drafting)]
+        both = [part(weights, f"mtp.layers.{i}", kind, places.own_attention) for i, kind in enumerate(drafting)]
         assert both[0].mixer is not None
         return load_head(weights, HEAD, places, sizes.hidden, load_norm, both, both[0].mixer, rope=None, normed=True)
 

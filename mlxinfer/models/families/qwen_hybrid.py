@@ -174,7 +174,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
 
     def head(weights: Weights, places: Places) -> Head:
         name = "mtp.layers.0"
-        mixer = GatedAttention.load(weights, f"{name}.self_attn", places.attention, sizes, rope, norms, bias=bias)
+        mixer = GatedAttention.load(weights, f"{name}.self_attn", places.own_attention, sizes, rope, norms, bias=bias)
         block = whole_block(weights, name, sizes.layers - 1, mixer)
         return load_head(weights, QWEN, places, sizes.hidden, norms.load, [block], mixer, normed=True)
 
