@@ -1,4 +1,4 @@
-"""While there is no group, no client can hold up its supervisor."""
+"""While there is no group, no client can hold up its supervisor, and no machine that has gone its rank 0."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from threading import Thread, Timer
 import pytest
 
 from mlxinfer.distributed import supervise
-from mlxinfer.distributed.link import Link
+from mlxinfer.distributed.group import Group
+from mlxinfer.distributed.link import Kind, Link
+from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.supervise import Supervisor, _refuse
+from mlxinfer.errors import GroupLostError
+
+
+def pair_of_tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
 
 
 def send_on(connection: socket.socket) -> None:
@@ -51,3 +59,13 @@ def test_a_machine_without_power_is_noticed_while_models_load() -> None:
         idle = getattr(socket, "TCP_KEEPIDLE", None) or socket.TCP_KEEPALIVE
         assert link._socket.getsockopt(socket.IPPROTO_TCP, idle) <= 60
         link.close()
+
+
+def test_a_rank_that_goes_while_others_are_waited_for_is_a_loss_and_no_mistake() -> None:
+    group = Group(Nodes((Node("127.0.0.1", 2), Node("127.0.0.1", 3))))
+    ours, theirs = pair_of_tcp()
+    with theirs:
+        group._links = [link := Link(ours)]
+        link.close()
+        with pytest.raises(GroupLostError, match=r"rank 1 .* has ended"):
+            group._tell_all(Kind.PLAN, {})
