@@ -21,8 +21,8 @@ LIMIT_S = 300
 """Seconds for one cell."""
 
 
-_MEASURED = re.compile(r"\d[\d.,]*(?= (?:tokens/s|s|ms)\b)|(?<=peak memory )\d+|(?<=>)\d+\.\d(?=</td>)")
-"""Numbers that are others in every run: speeds, times, and the most memory that there was."""
+_MEASURED = re.compile(r"\d[\d.,]*(?= (?:tokens/s|s|ms)\b)|(?<=peak memory )\d+|(?<=>)\d+\.\d(?=</td><td[^<>]*>[\d,]+</td></tr>)")
+"""Numbers that are others in every run: speeds (in `compare`'s table before the last column), times, the most memory that there was."""
 
 
 def run(path: Path) -> tuple[float, float]:

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 _NEVER_READY = """
 import os, pathlib, time
 pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()
-time.sleep(30)
+time.sleep(180)
 """
 
 
@@ -33,7 +33,7 @@ def test_a_signal_before_they_are_ready_leaves_no_process(name: str, package: st
             assert example.poll() is None
             time.sleep(0.02)
         example.send_signal(signal.SIGTERM)
-        assert example.wait(20) == 0
+        assert example.wait(60) == 0
     for process in found:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)

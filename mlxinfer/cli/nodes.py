@@ -28,7 +28,7 @@ def serve_on_nodes(
     """Run this machine's rank until the group ends, or all of them by way of `mlx.launch` where none is named. Raises `MLXInferError`s."""
     from ..config import EngineArgs
     from ..distributed.nodes import read_nodes
-    from ..distributed.supervise import child_descriptors, say_ready
+    from ..distributed.supervise import child_descriptors, end_with_supervisor, say_ready
     from ..errors import NodesError
     from ..server.models import public_name
 
@@ -39,6 +39,8 @@ def serve_on_nodes(
     if not 0 <= rank < len(nodes):
         raise NodesError(f"--rank {rank}: the hostfile has the ranks 0 to {len(nodes) - 1}")
     descriptors = child_descriptors()
+    if descriptors is not None:
+        end_with_supervisor()
     name, path = public_name(model)
     if descriptors is None:
         _supervise(settings if rank == 0 else None)

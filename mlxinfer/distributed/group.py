@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..adapters.places import changes, of_part
 from ..adapters.shares import of_share
@@ -88,8 +88,7 @@ class Group:
             windows=head_windows(target.model),
             all_rows=target.model.mtp is not None,
         )
-        for link in self._links:
-            link.tell(Kind.PLAN, asdict(orders))
+        self._tell_all(Kind.PLAN, asdict(orders))
         own = own_part(found, plan, 0)
         mine = limits_of(own)
         self._limits = Limits.least([mine.told(), *(limits for limits in self._hear(Kind.LIMITS))])
@@ -107,8 +106,7 @@ class Group:
         self.read = list(self._hear(Kind.LOADED))
         for rank, told in enumerate(self.read, 1):
             say(f"{self.nodes.label(rank)} has read {told['read'] / 1e6:.1f} MB")
-        for link in self._links:
-            link.send(Kind.GO)
+        self._tell_all(Kind.GO, {})
         self._ring = Ring()
         self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0], all_rows=model.mtp is not None)
         self._pulse = Pulse(self._links, self._on_loss, silence_s=self._silence_s)
@@ -187,6 +185,13 @@ class Group:
             return link, hello
         link.close()
         return None, None
+
+    def _tell_all(self, kind: Kind, value: dict[str, Any]) -> None:
+        for rank, link in enumerate(self._links, 1):
+            try:
+                link.tell(kind, value)
+            except OSError as error:
+                raise GroupLostError(f"{self.nodes.label(rank)} has ended: {error}") from None
 
     def _hear(self, kind: Kind) -> Iterator[dict[str, int]]:
         for rank, link in enumerate(self._links, 1):

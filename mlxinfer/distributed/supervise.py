@@ -42,6 +42,8 @@ class Supervisor:
     def __init__(self, command: Sequence[str], sockets: Sequence[socket.socket] = (), environment: Mapping[str, str] | None = None) -> None:
         """`sockets` are listening; the process accepts on them once it has said that it is ready, and the supervisor before."""
         self._command, self._sockets = list(command), list(sockets)
+        for each in self._sockets:
+            each.setblocking(False)  # a client may have left before it is accepted, and waiting for the next one would miss a signal
         self._environment = dict(os.environ if environment is None else environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = Event()
@@ -52,7 +54,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the process ends by itself, by a user's error before it was ever ready, or by a signal. Returns the exit status."""
-        before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # by nohup
+        before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON if number not in ignored}
         try:
             while True:
                 began, self._failures = monotonic(), self._failures + 1
@@ -124,12 +127,13 @@ def _refuse(connection: socket.socket) -> None:
     """Answer one request with 503."""
     body = json.dumps({"error": {**_BODY, "param": None}}).encode()
     head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    end = monotonic() + _LAST_S
     with suppress(OSError), connection:
         connection.settimeout(_LAST_S)
         connection.recv(65536)
         connection.sendall(f"{head}retry-after: 2\r\nconnection: close\r\n\r\n".encode() + body)
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(65536):  # a client that still sends would not see the answer if this end were closed
+        while connection.recv(65536) and monotonic() < end:  # a client that still sends would not see the answer if this end were closed
             pass
 
 
@@ -140,17 +144,28 @@ def child_descriptors() -> list[int] | None:
 
 
 def say_ready(pipe: int) -> None:
-    """Tell the supervisor to leave the sockets to this process, and from now on that it lives. Once the supervisor has gone, this process
-    is ended as by SIGTERM: nobody else would do so, and its sockets could not be opened again."""
+    """Tell the supervisor to leave the sockets to this process, and from now on that it lives."""
 
     def live() -> None:
         with suppress(OSError):
             while True:
                 os.write(pipe, b".")
                 Event().wait(BEAT_S)
-        os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=live, name="mlxinfer alive", daemon=True).start()
+
+
+def end_with_supervisor() -> None:
+    """Have this process ended as by SIGTERM once the supervisor has gone, ready or not: nobody else would do so, as no terminal knows of
+    it, and its sockets and ports could not be opened again."""
+    supervisor = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == supervisor:
+            Event().wait(BEAT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=watch, name="mlxinfer supervised", daemon=True).start()
 
 
 def own_command() -> list[str]:

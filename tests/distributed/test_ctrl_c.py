@@ -25,7 +25,9 @@ print(count, flush=True)
 """
 _SUPERVISES = """
 import sys
+from mlxinfer.distributed import supervise
 from mlxinfer.distributed.supervise import Supervisor
+supervise._STILL_S = 60.0  # the process says once that it lives
 sys.exit(Supervisor([sys.executable, "-c", sys.argv[1]]).run())
 """
 

@@ -57,16 +57,52 @@ def test_a_signal_during_the_start_reaches_the_process(monkeypatch: pytest.Monke
     guard.cancel()
 
 
-_SAYS_READY = """
-import os, time
-from mlxinfer.distributed.supervise import say_ready
-reading, writing = os.pipe()
-os.close(reading)  # as the system does when the supervisor is killed
-say_ready(writing)
+_RANK = """
+import os, sys, time
+from mlxinfer.distributed.supervise import child_descriptors, end_with_supervisor, say_ready
+pipe, *_ = child_descriptors()
+end_with_supervisor()
+if sys.argv[1] == "ready":
+    say_ready(pipe)
+print(os.getpid(), flush=True)
+time.sleep(90)
+"""
+_SUPERVISES = """
+import sys
+from mlxinfer.distributed.supervise import Supervisor
+sys.exit(Supervisor([sys.executable, "-c", *sys.argv[1:]]).run())
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "ready"])
+def test_a_process_whose_supervisor_was_killed_ends(when: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", _SUPERVISES, _RANK, when], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        rank = int(supervisor.stdout.readline())
+        supervisor.kill()
+        guard = Timer(60, os.kill, (rank, signal.SIGKILL))
+        guard.start()
+        assert supervisor.stdout.read() == b""  # as soon as nobody has the other end
+        assert guard.is_alive()
+        guard.cancel()
+
+
+_COUNTS = """
+import os, signal, sys, time
+print("started", flush=True)
+signal.signal(signal.SIGINT, lambda number, frame: (print("interrupted", flush=True), sys.exit(0)))
+print("waits", flush=True)
 time.sleep(90)
 """
 
 
-def test_a_process_whose_supervisor_was_killed_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", _SAYS_READY], timeout=60, check=False)
-    assert done.returncode == -signal.SIGTERM
+def test_a_hang_up_that_is_ignored_reaches_nobody() -> None:
+    """As nohup has it."""
+    ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", sys.executable, "-c", _SUPERVISES, _COUNTS]
+    with subprocess.Popen(ignoring, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert [supervisor.stdout.readline() for _ in range(2)] == ["started\n", "waits\n"]
+        supervisor.send_signal(signal.SIGHUP)
+        supervisor.send_signal(signal.SIGINT)
+        assert supervisor.stdout.readline() == "interrupted\n"
+    assert supervisor.returncode == 0

@@ -36,3 +36,23 @@ def test_only_what_means_something_is_a_difference() -> None:
     for other in ({"text/plain": "KL 0.07 51.2 tokens/s", "image/png": "aa"}, {"text/plain": "KL 0.06 51.2 tokens/s", "image/png": "ab"}):
         changed = [new_output("execute_result", other)]
         assert settled(changed, table) is changed
+
+
+def test_a_number_in_a_table_is_a_difference_unless_it_is_a_speed() -> None:
+    from nbformat.v4 import new_output
+
+    from mlxinfer.notebook.compare import ComparedAnswer, Comparison
+    from mlxinfer.notebook.formats import table
+
+    settled = _settled()
+
+    def shown(html: str) -> list[Any]:
+        return [new_output("execute_result", {"text/plain": "", "text/html": html})]
+
+    def speed(tokens_per_second: float) -> list[Any]:
+        return shown(Comparison([ComparedAnswer("m", "p", "x", -1.0, 0.0, 1.0, tokens_per_second, 1234.0)])._repr_html_())
+
+    before = speed(51.2)
+    assert settled(speed(4.0), before) is before
+    before, changed = (shown(table(("bits", "matrix"), [(bits, "q_proj")])) for bits in ("4.5", "8.5"))
+    assert settled(changed, before) is changed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,12 @@ import pytest
 def once_per_run(directories: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
     """What `make` returns, which JSON has to hold: the first process computes it, the others wait for it."""
     base = directories.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{name}.json"
+    # A process of xdist has a folder in the run's; the environment also tells pytest so where a test of such a process has started it.
+    place = (base.parent if base.name.startswith("popen-") else base) / f"{name}.json"
     with place.with_suffix(".lock").open("w") as alone:
         fcntl.flock(alone, fcntl.LOCK_EX)
         if not place.exists():
-            place.write_text(json.dumps(make()), encoding="utf-8")
+            made = place.with_suffix(".making")  # a process that is ended while it writes leaves nothing that is taken for a result
+            made.write_text(json.dumps(make()), encoding="utf-8")
+            made.rename(place)
     return json.loads(place.read_text(encoding="utf-8"))

@@ -1,0 +1,71 @@
+"""While there is no group, no client can hold up its supervisor, and no machine that has gone its rank 0."""
+
+from __future__ import annotations
+
+import socket
+import time
+from threading import Thread, Timer
+
+import pytest
+
+from mlxinfer.distributed import supervise
+from mlxinfer.distributed.group import Group
+from mlxinfer.distributed.link import Kind, Link
+from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.supervise import Supervisor, _refuse
+from mlxinfer.errors import GroupLostError
+
+
+def pair_of_tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+def send_on(connection: socket.socket) -> None:
+    for _ in range(3000):
+        connection.send(b"x")
+        time.sleep(0.01)
+
+
+def test_one_that_never_ends_its_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_LAST_S", 0.2)
+    ours, theirs = socket.socketpair()
+    refusing = Thread(target=_refuse, args=(theirs,), daemon=True)
+    with ours:
+        ours.send(b"POST / HTTP/1.1\r\n")
+        refusing.start()
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            send_on(ours)
+        assert ours.recv(12) == b"HTTP/1.1 503"
+
+
+def test_one_that_has_left_before_it_is_accepted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = Supervisor([], [listener])
+        told = [[listener.fileno()], []]
+        monkeypatch.setattr(supervise.select, "select", lambda *_: (told.pop(0), [], []))
+        guard = Timer(30, lambda: socket.create_connection(listener.getsockname()).close())
+        guard.start()
+        supervisor._answer_until(None, 1.0)
+        assert guard.is_alive()
+        guard.cancel()
+
+
+def test_a_machine_without_power_is_noticed_while_models_load() -> None:
+    """Nobody sends a sign of life then: the system asks."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        link = Link.connect(listener.getsockname(), 5.0)
+        assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle = getattr(socket, "TCP_KEEPIDLE", None) or socket.TCP_KEEPALIVE
+        assert link._socket.getsockopt(socket.IPPROTO_TCP, idle) <= 60
+        link.close()
+
+
+def test_a_rank_that_goes_while_others_are_waited_for_is_a_loss_and_no_mistake() -> None:
+    group = Group(Nodes((Node("127.0.0.1", 2), Node("127.0.0.1", 3))))
+    ours, theirs = pair_of_tcp()
+    with theirs:
+        group._links = [link := Link(ours)]
+        link.close()
+        with pytest.raises(GroupLostError, match=r"rank 1 .* has ended"):
+            group._tell_all(Kind.PLAN, {})
