@@ -51,7 +51,7 @@ models above the part of memory that is wired are not paged out. `docs/first-hou
 
 
 @cache
-def tests_of(file: Path) -> frozenset[str]:
+def names_in(file: Path) -> frozenset[str]:
     """Names of the tests in a file."""
     return frozenset(node.name for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef))
 
@@ -60,4 +60,4 @@ def tests_of(file: Path) -> frozenset[str]:
 def test_it_is_there(where: str) -> None:
     file, _, name = where.partition("::")
     assert (TESTS / file).exists()
-    assert not name or name in tests_of(TESTS / file)
+    assert not name or name in names_in(TESTS / file)

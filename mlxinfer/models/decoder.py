@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
@@ -18,7 +19,7 @@ from ..nn.weights import Weights
 from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import native_form, runs
+from .fused_blocks import Run, runs
 from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
 from .stack import Part, Rest, layers_of, only
 
@@ -168,12 +169,14 @@ class BlockStack:
         for run in self.runs:
             native = native_form(run, step) if hooks is None else None
             if native is not None:
-                self._tap(first, x, tapped)
+                if tapped is not None:
+                    self._tap(first, x, tapped)
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             else:
                 for index, block in enumerate(run.blocks, first):
-                    self._tap(index, x, tapped)
+                    if tapped is not None:
+                        self._tap(index, x, tapped)
                     x = block(x, step, rotations, None if inputs is None else inputs[index])
             first += len(run.blocks)
         return x
@@ -188,9 +191,17 @@ class BlockStack:
             stream = block.advance(stream, step, rotations)
         return stream
 
-    def _tap(self, index: int, x: mx.array, tapped: list[mx.array] | None) -> None:
-        if tapped is not None and index in self.taps:
+    def _tap(self, index: int, x: mx.array, tapped: list[mx.array]) -> None:
+        if index in self.taps:
             tapped.append(x)
+
+
+def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
+    """What the CPU kernels compute of these blocks, if they can do it for this step: no temperature changes anything in it, and states need
+    not be kept for drafts that may be taken back."""
+    if run.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in run.temperatures):
+        return None
+    return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
 
 
 class Decoder(BlockStack):
@@ -308,7 +319,8 @@ class Decoder(BlockStack):
             if self.rest is not None:
                 before = self.rest(before, step, inputs)
             after = self.norm(before) if self.joined else before
-        self._tap(len(self.blocks), before, tapped)
+        if tapped is not None:
+            self._tap(len(self.blocks), before, tapped)
         return before, after
 
     def normed(self, hidden: mx.array) -> mx.array:

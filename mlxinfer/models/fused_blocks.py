@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import Step
 from ..nn.attention import Temperature
 from ..nn.packing import holders
 from ..records import dataclass
@@ -41,14 +40,6 @@ class NativeBlock(Protocol):
     def as_native(self, parts: Parts) -> None:
         """Adds its instructions. Raises `NotNative`."""
         ...
-
-
-def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
-    """What the CPU kernels compute of these blocks, if they can do it for this step: no temperature changes anything in it, and states need
-    not be kept for drafts that may be taken back."""
-    if run.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in run.temperatures):
-        return None
-    return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
 
 
 def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int] = ()) -> list[Run]:

@@ -121,8 +121,9 @@ with PhantomGPU() as gpu:
 """
 
 
-@pytest.mark.parametrize("kv", [pytest.param("4", marks=pytest.mark.long), pytest.param("16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kv", ["4", "16"])
 @needs_gcc
+@pytest.mark.slow
 def test_every_published_model_is_counted(kv: str) -> None:
     """No primitive is without a rule, with a plain cache and with a quantized one."""
     done = subprocess.run([sys.executable, "-c", _ALL, kv], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -69,7 +69,7 @@ def whole(name: str) -> list[np.ndarray]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
-@pytest.mark.parametrize(("joined", "scores"), [(1, 2**24), (2**26, 40_000), (20_000, 4_000)])
+@pytest.mark.parametrize(("joined", "scores"), [(1, 2**24), pytest.param(2**26, 40_000, marks=pytest.mark.slow), (20_000, 4_000)])
 def test_the_answers_are_those_of_the_whole(monkeypatch, name, joined, scores):
     spec, kv, extra = SCENES[name]
     expected = whole(name)

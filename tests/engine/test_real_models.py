@@ -63,7 +63,7 @@ def test_gemma_continues_text_sensibly(gemma):
         assert answer.text.startswith(start)
 
 
-@pytest.mark.parametrize("kv", ["16", "4"])
+@pytest.mark.parametrize("kv", [pytest.param("16", marks=pytest.mark.slow), "4"])
 def test_smollm2_answers_each_stream_as_if_it_were_alone(kv):
     """Streams that come and go, share a beginning, draft and are sampled: token for token what each is answered alone."""
     prompts = [

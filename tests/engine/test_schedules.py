@@ -12,6 +12,13 @@ from mlxinfer.engine.engine import Engine
 
 FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}
 FORMATS = ("16", "4")
+_OFTEN = {("full", "4"), ("sliding", "16"), ("experts", "4"), ("hybrid", "16")}
+SAMPLE = [
+    pytest.param(family, kv, marks=pytest.mark.long if (family, kv) in _OFTEN else pytest.mark.slow)
+    for family in FAMILIES
+    for kv in FORMATS
+]
+"""Each family and each format."""
 CROWDED = {"kv_cache_tokens": 512, "max_num_seqs": 5}
 """Three long sequences at most have room, so some have to give their pages back."""
 
@@ -47,15 +54,12 @@ def check(name: str, kv: str, seed: int, schedules: int) -> int:
     return engine.stats().reused_tokens
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kv"), SAMPLE)
 def test_in_any_schedule_each_gets_what_it_has_alone(family, kv):
     assert sum(check(FAMILIES[family], kv, seed, schedules=2) for seed in range(2)) > 0
 
 
-@pytest.mark.parametrize("kv", FORMATS)
-@pytest.mark.parametrize("family", ["full", *(pytest.param(name, marks=pytest.mark.long) for name in ("sliding", "experts", "hybrid"))])
+@pytest.mark.parametrize(("family", "kv"), SAMPLE)
 def test_who_gives_pages_back_gets_the_same_later(family, kv):
     """Four that grow together to more pages than there are."""
     name = FAMILIES[family]

@@ -64,7 +64,7 @@ def test_odd_sizes(kind: str, rows: int, half: int, k: int, gate: str, dtype: mx
 
 
 @needs_emulator
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("kind", ["2/64", "3/128", "4/32", "4/64", "5/32", "6/64", "8/64", "mxfp4"])
 def test_all_formats_and_rows(kind: str, gate: str) -> None:

@@ -28,7 +28,7 @@ def test_right_kernels_pass(subject: Subject) -> None:
 
 
 @needs_emulator
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS[1:-1], ids=lambda subject: subject.name)
 def test_right_kernels_pass_in_the_other_formats(subject: Subject) -> None:
     assert is_supported(subject)

@@ -248,7 +248,7 @@ def test_no_step_takes_more_than_was_planned(tmp_path, name):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("alias", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize("alias", ["smollm2", pytest.param("gemma3-270m", marks=pytest.mark.slow)])
 def test_a_real_models_step_takes_what_was_planned(alias):
     loaded = load(alias)
     plan = plan_memory(loaded)

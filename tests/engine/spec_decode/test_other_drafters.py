@@ -37,8 +37,15 @@ def asked(limit: int = 60) -> list[Sequence]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kv", ["16", "4"])
-@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_text_shared", "llama"])
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        ("gemma4_text_shared", "4"),
+        ("llama", "16"),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("gemma4_text_shared", "16"), ("llama", "4"))),
+        *(pytest.param("gemma4_text", kv, marks=pytest.mark.slow) for kv in ("16", "4")),
+    ],
+)
 def test_batches_prefix_hits_pages_and_preemptions_change_no_answer(name: str, kv: str, tmp_path: Path) -> None:
     """Tokens as without drafts, at temperature 0 and 1, and again from pages on disk."""
     plain = run(tiny_engine(name, KVFormat.parse(kv), max_draft=0), asked())
