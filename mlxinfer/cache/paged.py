@@ -272,7 +272,8 @@ class PagedCache:
         native = True
         for (group, backend), layers in self._backends.items():
             attend = backend.begin(segments, group)
-            native = native and isinstance(attend, NativeStep)
+            # Layers of heads that leave out the first token are in no run of blocks, and attend by themselves.
+            native = native and (isinstance(attend, NativeStep) or all(self._stores[layer].spec.skips_first for layer in layers))
             for layer in layers:
                 attention[layer] = self._stores[layer], attend
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native, has_pages=bool(self.pool.groups))

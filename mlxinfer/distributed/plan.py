@@ -96,7 +96,9 @@ def cuttable(found: PreparedModel) -> Decoder:
     head = found.model.mtp
     if head is not None and (head.taps or head.reads):
         what = "rows between its blocks" if head.taps else "pages of its last layers"
-        raise UnsupportedModelError(f"the model that drafts for {found.model_type} reads {what}, which other machines have: run it without")
+        raise UnsupportedModelError(
+            f"the model that drafts for {found.model_type} reads {what}, which other machines have: leave out --draft"
+        )
     return found.model
 
 

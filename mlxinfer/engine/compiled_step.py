@@ -51,13 +51,7 @@ class CompiledSteps:
     def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
         """None where no step could be replayed."""
         # A head that drafts reads the rows of every step, replayed or not, and other machines are told of each.
-        if (
-            not isinstance(model, Decoder)
-            or model.mtp is not None
-            or model.rest is not None
-            or not kernels_in_use()
-            or not executors.traceable()
-        ):
+        if not isinstance(model, Decoder) or model.mtp is not None or model.divided or not kernels_in_use() or not executors.traceable():
             return None
         found = cls(model, cache)
         return found if found._cache.possible else None

@@ -84,7 +84,7 @@ def build(
     """
     plan, renamed = _planned(config, weights, part)
     model_type: str = config["model_type"]
-    return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp, model_type, part)), renamed, ready, part)
+    return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp, model_type)), renamed, ready, part)
 
 
 def build_blocks(config: dict[str, Any], weights: Weights, part: Part, ready: Callable[[object], None], dtype: mx.Dtype) -> BlockStack:
@@ -110,23 +110,13 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
     return plan, text_weights(weights) if wrapped else bare_weights(weights)
 
 
-def _head(
-    plan: Architecture,
-    renamed: Weights,
-    weights: Weights,
-    mtp: bool | Mapping[str, Any] | None,
-    model_type: str,
-    part: Part | None,
-) -> HeadPlan | None:
+def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None, model_type: str) -> HeadPlan | None:
     if mtp is False:
         return None
     if isinstance(mtp, Mapping):
         from .separate_heads import head_plan
 
         other = head_plan(mtp, model_type, plan)
-        divided = part is not None and (part.shares > 1 or part.first > 0 or part.last < plan.sizes.layers)
-        if divided and (other.taps or other.spec is None):
-            raise DraftError("this head reads rows or pages that other machines have: leave it out, or run the model on one machine")
         return replace(other, load=lambda _, places: other.load(weights, places))
     if plan.mtp is None or not renamed.has(f"{plan.mtp.witness}.weight"):
         if mtp is None:

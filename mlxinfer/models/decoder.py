@@ -164,13 +164,15 @@ class BlockStack:
             from .hooks import run_blocks
 
             return run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
-        given = None if inputs is None else inputs.swapaxes(0, 1).reshape(x.shape[0], -1)
+        given: mx.array | None = None
         first = 0
         for run in self.runs:
             native = native_form(run, step) if hooks is None else None
             if native is not None:
                 if tapped is not None:
                     self._tap(first, x, tapped)
+                if inputs is not None and given is None:
+                    given = inputs.swapaxes(0, 1).reshape(x.shape[0], -1)
                 turns = [None if rope is None else rotations[rope] for rope in run.ropes]
                 x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             else:
@@ -290,8 +292,10 @@ class Decoder(BlockStack):
         """Embeddings as the head reads them; `x` are the model's, where they are known."""
         head = self.mtp
         assert head is not None
-        if head.embedding is not None or not head.scales_embeddings:
-            return (head.embedding or self.embedding)(tokens)
+        if head.embedding is not None:
+            return head.embedding(tokens)
+        if not head.scales_embeddings and self.embedding_scale != 1.0:
+            return self.embedding(tokens)
         return self._embedded(tokens) if x is None else x
 
     def _embedded(self, tokens: mx.array) -> mx.array:

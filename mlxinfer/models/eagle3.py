@@ -101,13 +101,7 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
     understood."""
     reader = ConfigReader(_flat(config))
     sizes, wide = read_sizes(reader, LLAMA), target.sizes
-    reads = reader.optional_integer("target_hidden_size") or sizes.hidden
-    if reads != wide.hidden:
-        raise DraftError(f"the drafter reads rows of {reads} channels, and the model has {wide.hidden}: it was trained for another model")
-    if sizes.vocab != wide.vocab:
-        raise DraftError(f"the drafter was trained for a vocabulary of {sizes.vocab} tokens, and the model has {wide.vocab}")
-    if sizes.layers != 1:
-        raise reader.bad("num_hidden_layers", sizes.layers, "1: drafters have one layer")
+    _check_fit(reader, sizes, wide)
     taps = _taps(reader, wide.layers)
     count = reader.optional_integer("draft_vocab_size") or sizes.vocab
     tokens = _vocabulary(reader, count, sizes.vocab)
@@ -141,6 +135,16 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
 
     spec = without_first(attention_specs(sizes, [None])[0])
     return HeadPlan(spec, load, {_ROPE: rope}, taps=taps, kept=sizes.hidden)
+
+
+def _check_fit(reader: ConfigReader, sizes: Sizes, wide: Sizes) -> None:
+    reads = reader.optional_integer("target_hidden_size") or sizes.hidden
+    if reads != wide.hidden:
+        raise DraftError(f"the drafter reads rows of {reads} channels, and the model has {wide.hidden}: it was trained for another model")
+    if sizes.vocab != wide.vocab:
+        raise DraftError(f"the drafter was trained for a vocabulary of {sizes.vocab} tokens, and the model has {wide.vocab}")
+    if sizes.layers != 1:
+        raise reader.bad("num_hidden_layers", sizes.layers, "1: drafters have one layer")
 
 
 def _norm(weights: Weights, name: str, sizes: Sizes) -> RMSNorm:

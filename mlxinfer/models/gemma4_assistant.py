@@ -21,6 +21,7 @@ from ..nn.activations import gated
 from ..nn.linear import Embedding, Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
+from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..records import dataclass
 from .common import FULL, SLIDING, Sizes, read_sizes
@@ -121,23 +122,19 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
         raise DraftError(f"the assistant has a vocabulary of {sizes.vocab} tokens, and the model has {target.sizes.vocab}")
     kinds = Kinds.read(reader, sizes)
     sources = {kind: _source(kind, kinds, target.specs) for kind in kinds.types}
-    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
-    dims = {kind: heads.dim for kind, heads in kinds.heads.items()}
-    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
-    ropes = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
+    ropes = _ropes(reader, kinds, sizes)
     _check_the_rest(reader, sizes)
     clusters = _Sizes.read(whole, sizes)
     whole.skip("tie_word_embeddings")
     whole.finish()
 
     def load(weights: Weights, places: Places) -> Assistant:
-        into = Linear.load(weights, f"{PREFIX}pre_projection", sizes.hidden, 2 * hidden)
         table = weights.matrix(f"{PREFIX}model.embed_tokens.weight", (sizes.vocab, sizes.hidden))
         norm = RMSNorm.load(weights, f"{PREFIX}model.norm", sizes.hidden, sizes.eps)
         return Assistant(
             places,
             sorted(set(sources.values())),
-            into,
+            Linear.load(weights, f"{PREFIX}pre_projection", sizes.hidden, 2 * hidden),
             [_block(weights, layer, sizes, kinds, sources[kind]) for layer, kind in enumerate(kinds.types)],
             norm,
             Linear.load(weights, f"{PREFIX}post_projection", hidden, sizes.hidden),
@@ -146,8 +143,16 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
             ropes=tuple(PREFIX + kind for kind in dict.fromkeys(kinds.types)),
         )
 
-    own = {PREFIX + kind: rope for kind, rope in ropes.items() if kind in kinds.types}
-    return HeadPlan(None, load, own)
+    return HeadPlan(None, load, ropes)
+
+
+def _ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes) -> dict[str, Rope]:
+    """By the key in its blocks."""
+    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
+    dims = {kind: heads.dim for kind, heads in kinds.heads.items()}
+    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
+    found = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
+    return {PREFIX + kind: rope for kind, rope in found.items() if kind in kinds.types}
 
 
 def _block(weights: Weights, layer: int, sizes: Sizes, kinds: Kinds, source: int) -> Gemma4Block:

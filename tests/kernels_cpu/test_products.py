@@ -118,21 +118,22 @@ def test_gates(activation, form, pairs, rows, bias, precision, seed):
     chosen=st.integers(1, 4),
     bias=st.booleans(),
     each=st.booleans(),
+    precision=st.sampled_from(PRECISIONS),
     seed=st.integers(0, 99),
 )
-def test_experts(form, experts, tokens, chosen, bias, each, seed):
+def test_experts(form, experts, tokens, chosen, bias, each, precision, seed):
     """Choices come as often as they like; `each` choice has a row of its own, or a token's choices share one."""
     rng = np.random.default_rng(seed)
     n, k = int(rng.integers(1, 40)), max(form[2], 32)
     m = draw(rng, form, (experts, n, k))
-    packed = m.pack("float32")
+    packed = m.pack(precision)
     assert packed.shape == (experts, n, k)
     choice = rng.integers(0, experts, (tokens, chosen)).astype(rng.choice([np.int32, np.uint32, np.int64, np.uint8]))
     x = random(rng, (tokens, chosen, k) if each else (tokens, k), "float32")
     b = random(rng, (experts, n), "float32") if bias else None
     got = packed.multiply(x, experts=mx.array(choice), bias=b)
     assert got.shape == (tokens, chosen, n)
-    single = [kernels_cpu.pack(*(a[e] for a in m.arrays), **m.options, precision="float32") for e in range(experts)]
+    single = [kernels_cpu.pack(*(a[e] for a in m.arrays), **m.options, precision=precision) for e in range(experts)]
     for t in range(tokens):
         for c in range(chosen):
             e = int(choice[t, c])

@@ -32,8 +32,8 @@ Plan::Plan(
     std::vector<StatePlaces> states,
     std::shared_ptr<const Stretches> stretches,
     mx::cpu::CommandEncoder& encoder)
-    : float_(float_type(blocks.dtype)), rows_(rows), buffers_{static_cast<char*>(stream), static_cast<char*>(const_cast<void*>(given))}, attention_(std::move(attention)), states_(std::move(states)),
-      stretches_(std::move(stretches)), encoder_(encoder) {
+    : float_(float_type(blocks.dtype)), rows_(rows), buffers_{static_cast<char*>(stream), static_cast<char*>(const_cast<void*>(given))},
+      attention_(std::move(attention)), states_(std::move(states)), stretches_(std::move(stretches)), encoder_(encoder) {
   for (size_t i = 2; i < blocks.sizes.size(); ++i) {
     mx::array a({static_cast<int>(rows), static_cast<int>(blocks.sizes[i])}, mx::uint8, nullptr, {});
     allocate(a);

@@ -21,7 +21,8 @@ struct Pages {
   bool read_again; // whether others read them, too
 };
 
-// Inputs: x, what is given next to it, if anything is, then the states. Outputs: x, the states afterwards, then for each attention layer what becomes full, if any pages do.
+// Inputs: x, what is given next to it, if anything is, then the states. Outputs: x, the states afterwards, then for each attention layer
+// what becomes full, if any pages do.
 class RunBlocks : public Operation {
  public:
   RunBlocks(mx::Stream stream, std::shared_ptr<const Blocks> blocks, std::vector<Pages> pages, std::shared_ptr<const Stretches> stretches)

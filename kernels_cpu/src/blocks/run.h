@@ -9,8 +9,8 @@
 
 namespace mlxinfer::cpu {
 
-// What a step gives to blocks: pages, plans and rotations of each attention layer, those that read another's pages included; states of all recurrent layers in order, each
-// `[sequences, ...]`, and the rows of the sequences, where there are such layers.
+// What a step gives to blocks: pages, plans and rotations of each attention layer, those that read another's pages included; states of all
+// recurrent layers in order, each `[sequences, ...]`, and the rows of the sequences, where there are such layers.
 struct StepArrays {
   std::vector<Arrays> sealed, open, first;
   std::vector<std::pair<int, int>> bits;

@@ -73,8 +73,8 @@ struct ShortConvWork {
   void run() const;
 };
 
-// out = norm(x * unit(gate)), or norm(x) * unit(gate) if `first`, the unit being silu or the sigmoid, in `groups` equal parts of a row, whose norms have the same weight or
-// parts of one (`shared` or not).
+// out = norm(x * unit(gate)), or norm(x) * unit(gate) if `first`, the unit being silu or the sigmoid, in `groups` equal parts of a row,
+// whose norms have the same weight or parts of one (`shared` or not).
 struct GatedRows {
   const float* x; // [count][size]
   Rows gate;

@@ -136,9 +136,8 @@ def _native_rotations(steps: Sequence[NativeStep], rotations: Sequence[Rotation 
 
 def _again(stores: Sequence[LayerStore]) -> list[bool]:
     """Which of them have come before: these are read only."""
-    if len(set(stores)) == len(stores):
-        return [False] * len(stores)
-    return [store in stores[:place] for place, store in enumerate(stores)]
+    first = {store: place for place, store in reversed([*enumerate(stores)])}
+    return [first[store] < place for place, store in enumerate(stores)]
 
 
 def run_blocks(
