@@ -29,7 +29,7 @@ class CacheStep:
         runs_blocks: bool,
         has_pages: bool = False,
     ) -> None:
-        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all layers of blocks attend by the native CPU operation.
+        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all blocks attend by the native CPU operation.
         `has_pages`: there are attention layers, here or elsewhere."""
         self.segments = segments
         self._runs_blocks = runs_blocks
