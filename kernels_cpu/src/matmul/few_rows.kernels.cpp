@@ -73,6 +73,8 @@ MLXINFER_INLINE void add(const Stage& from, const IntegerTile& x, int64_t b, F32
 
 template <int Set>
 MLXINFER_AMX MLXINFER_INLINE void multiply(const uint8_t* codes, const int8_t* q) {
+  // GCC's intrinsic does not say that it reads memory.
+  __asm__ volatile("" : : "m"(*reinterpret_cast<const uint8_t(*)[8 * 64]>(codes)));
   _tile_loadd(0, codes, 64);
   _tile_loadd(1, q, kBlockColumns);
   if constexpr (Set == 0) {

@@ -153,7 +153,7 @@ def run_blocks(
     sequences of `segments`; a layer that comes again is read only. Returns rows and states, and the filled pages of each part."""
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
-    again = _again(stores)
+    again = _again(stores) if len(set(stores)) < len(stores) else [False] * len(stores)
     after = kernels_cpu.run_blocks(
         x,
         blocks,
