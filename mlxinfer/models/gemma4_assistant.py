@@ -21,20 +21,17 @@ from ..nn.activations import gated
 from ..nn.linear import Embedding, Linear
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
-from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..records import dataclass
-from .common import FULL, SLIDING, Sizes, read_sizes
+from .common import Sizes, read_sizes
 from .config_reader import ConfigReader
 from .decoder import Architecture
-from .families.gemma4 import GEMMA4, Kinds
+from .families.gemma4 import GEMMA4, Kinds, load_norms, read_ropes
 from .gemma4_block import Gemma4Attention, Gemma4Block
 from .mtp import HeadPlan, Places, Target, all_tokens, shifted
-from .rope_config import read_rope_by_layer
 
 PREFIX = "mtp."
 """What its tensors' names begin with, where they stand next to the model's."""
-_BLOCK_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
         raise DraftError(f"the assistant has a vocabulary of {sizes.vocab} tokens, and the model has {target.sizes.vocab}")
     kinds = Kinds.read(reader, sizes)
     sources = {kind: _source(kind, kinds, target.specs) for kind in kinds.types}
-    ropes = _ropes(reader, kinds, sizes)
+    ropes = {PREFIX + kind: rope for kind, rope in read_ropes(reader, kinds, sizes, partial=0.25).items() if kind in kinds.types}
     _check_the_rest(reader, sizes)
     clusters = _Sizes.read(whole, sizes)
     whole.skip("tie_word_embeddings")
@@ -146,21 +143,12 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
     return HeadPlan(None, load, ropes)
 
 
-def _ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes) -> dict[str, Rope]:
-    """By the key in its blocks."""
-    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
-    dims = {kind: heads.dim for kind, heads in kinds.heads.items()}
-    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
-    found = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
-    return {PREFIX + kind: rope for kind, rope in found.items() if kind in kinds.types}
-
-
 def _block(weights: Weights, layer: int, sizes: Sizes, kinds: Kinds, source: int) -> Gemma4Block:
     name, kind = f"{PREFIX}model.layers.{layer}", kinds.types[layer]
     return Gemma4Block(
         Gemma4Attention.load(weights, f"{name}.self_attn", source, kinds.heads[kind], ["q_proj"], sizes.eps),
         GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gated(sizes.activation)),
-        [RMSNorm.load(weights, f"{name}.{part}", sizes.hidden, sizes.eps) for part in _BLOCK_NORMS],
+        load_norms(weights, name, sizes),
         rope=PREFIX + kind,
         scale=weights.vector(f"{name}.layer_scalar", (1,)),
     )
@@ -168,7 +156,7 @@ def _block(weights: Weights, layer: int, sizes: Sizes, kinds: Kinds, source: int
 
 def _source(kind: str, kinds: Kinds, specs: Sequence[object]) -> int:
     """The model's layer whose pages layers of a kind read."""
-    heads, window = kinds.heads[kind], kinds.window if kind == SLIDING else None
+    heads, window = kinds.heads[kind], kinds.window_of(kind)
     found = [(i, s) for i, s in enumerate(specs) if isinstance(s, AttentionSpec) and (s.window is None) == (window is None)]
     if not found:
         raise DraftError(f"the assistant has layers of {kind}, and the model has none")

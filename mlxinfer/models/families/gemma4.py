@@ -13,6 +13,7 @@ from ...nn.attention import Heads
 from ...nn.linear import Embedding, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.norms import RMSNorm
+from ...nn.rope import Rope
 from ...nn.weights import Weights
 from ...records import dataclass
 from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes
@@ -39,11 +40,7 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA4, activation_key="hidden_activation")
     plan = _Plan.read(reader, sizes)
-    dims = {kind: heads.dim for kind, heads in plan.heads.items()}
-    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
-    partial = reader.optional_number("partial_rotary_factor") or 0.25
-    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": partial}}
-    ropes = read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
+    ropes = read_ropes(reader, plan.kinds, sizes, partial=reader.optional_number("partial_rotary_factor") or 0.25)
     cap = reader.optional_number("final_logit_softcapping")
     experts = _Experts.read(reader, sizes)
     own, vocab = reader.integer("hidden_size_per_layer_input", 256, low=0), reader.integer("vocab_size_per_layer_input", 262144)
@@ -52,13 +49,12 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
 
     def block(weights: Weights, layer: int) -> Gemma4Block:
         name, hidden, eps = f"model.layers.{layer}", sizes.hidden, sizes.eps
-        names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
         inner = sizes.inner * (2 if plan.wide and plan.source(layer) != layer else 1)
         return Gemma4Block(
             plan.load_attention(weights, f"{name}.self_attn", layer, eps),
             GatedMLP.load(weights, f"{name}.mlp", hidden, inner, gate),
-            [RMSNorm.load(weights, f"{name}.{part}", hidden, eps) for part in names],
-            rope=plan.types[layer],
+            load_norms(weights, name, sizes),
+            rope=plan.kinds.types[layer],
             scale=weights.vector(f"{name}.layer_scalar", (1,)),
             experts=experts.load(weights, name, sizes, gate) if experts else None,
             own=OwnInput.load(weights, name, hidden, own, sizes.activation, eps) if own else None,
@@ -73,6 +69,12 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
         logit_cap=cap,
         inputs=(lambda weights: LayerEmbeddings.load(weights, sizes, vocab, own)) if own else None,
     )
+
+
+def load_norms(weights: Weights, name: str, sizes: Sizes) -> list[RMSNorm]:
+    """The four of a block: before and after attention, before and after the MLP."""
+    names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return [RMSNorm.load(weights, f"{name}.{part}", sizes.hidden, sizes.eps) for part in names]
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
@@ -109,21 +111,28 @@ class Kinds:
             raise reader.bad("num_global_key_value_heads", wide.kv, f"a divisor of the {wide.count} attention heads")
         return cls(types, {FULL: wide, SLIDING: narrow}, reader.integer("sliding_window", 512), same)
 
+    def window_of(self, kind: str) -> int | None:
+        """Tokens that layers of a kind see; None for all."""
+        return self.window if kind == SLIDING else None
+
+
+def read_ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes, *, partial: float) -> dict[str, Rope]:
+    """By kind of layer. `partial`: the part of a full layer's channels that rotates, where the config has no `rope_parameters`. Raises
+    `UnsupportedModelError`."""
+    dims = {kind: heads.dim for kind, heads in kinds.heads.items()}
+    theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
+    others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": partial}}
+    return read_rope_by_layer(reader, dims, sizes.positions, theta=theta, scaled=FULL, others=others)
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Which layers are of which kind, and whose pages they read."""
+    """Whose pages layers read."""
 
-    types: list[str]
-    """Kind of each layer."""
-    heads: dict[str, Heads]
-    """Sizes of attention, by kind."""
-    window: int
-    """Tokens that layers with a window see."""
+    kinds: Kinds
+    """Which layers are of which kind."""
     first_shared: int
     """The first of the layers that keep no keys and values, but read those of the last layer of their kind before."""
-    keys_are_values: bool
-    """Whether full layers have no projection of values."""
     wide: bool
     """Whether the MLP of layers that read others' pages has twice the channels."""
 
@@ -134,27 +143,27 @@ class _Plan:
         if first < sizes.layers and not set(types[first:]) <= set(types[: max(first, 0)]):
             raise reader.bad("num_kv_shared_layers", sizes.layers - first, "so that a layer of each kind keeps keys and values")
         wide = reader.boolean("use_double_wide_mlp", False)
-        return cls(types, kinds.heads, kinds.window, first, kinds.keys_are_values, wide)
+        return cls(kinds, first, wide)
 
     def source(self, layer: int) -> int:
         """The layer whose keys and values this one reads."""
         if layer < self.first_shared:
             return layer
-        return max(other for other in range(self.first_shared) if self.types[other] == self.types[layer])
+        types = self.kinds.types
+        return max(other for other in range(self.first_shared) if types[other] == types[layer])
 
     def specs(self) -> tuple[AttentionSpec, ...]:
-        read = {self.source(layer) for layer in range(self.first_shared, len(self.types))}
+        read = {self.source(layer) for layer in range(self.first_shared, len(self.kinds.types))}
         found = []
-        for layer, kind in enumerate(self.types[: self.first_shared]):
-            heads, window = self.heads[kind], self.window if kind == SLIDING else None
+        for layer, kind in enumerate(self.kinds.types[: self.first_shared]):
+            heads, window = self.kinds.heads[kind], self.kinds.window_of(kind)
             found.append(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count, shared=layer in read))
         return tuple(found)
 
     def load_attention(self, weights: Weights, name: str, layer: int, eps: float) -> Gemma4Attention:
-        heads, kind = self.heads[self.types[layer]], self.types[layer]
-        parts = ["q_proj", "k_proj", "v_proj"][: 2 if self.keys_are_values and kind == FULL else 3]
-        keeps = self.source(layer) == layer
-        return Gemma4Attention.load(weights, name, self.source(layer), heads, parts if keeps else parts[:1], eps)
+        kind, source = self.kinds.types[layer], self.source(layer)
+        parts = ["q_proj", "k_proj", "v_proj"][: 2 if self.kinds.keys_are_values and kind == FULL else 3]
+        return Gemma4Attention.load(weights, name, source, self.kinds.heads[kind], parts if source == layer else parts[:1], eps)
 
 
 def _overridden(reader: ConfigReader, types: list[str], dim: int, kv: int | None) -> tuple[int, int | None]:
