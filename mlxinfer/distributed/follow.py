@@ -187,7 +187,7 @@ class Follower:
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
         if self._ring.next:
             return self._ring.send(mx.concatenate([y, later], axis=1) if after else y)
-        read = [*range(rows)] if self._all_rows else read_rows(message.segments)
+        read = read_rows(message.segments)
         if not read:
             return y
         return self._ring.send(y if len(read) == rows else y[mx.array(read)])

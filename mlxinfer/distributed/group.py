@@ -108,7 +108,7 @@ class Group:
             say(f"{self.nodes.label(rank)} has read {told['read'] / 1e6:.1f} MB")
         self._tell_all(Kind.GO, {})
         self._ring = Ring()
-        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0], all_rows=model.mtp is not None)
+        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0])
         self._pulse = Pulse(self._links, self._on_loss, silence_s=self._silence_s)
         if self.plan.parts[0].shares > 1:
             sum_results(model, self._ring.sum)

@@ -22,13 +22,12 @@ from .ring import Ring
 class Lead:
     """What rank 0 tells the others. `send` gives bytes to all of them; it is called once per step."""
 
-    def __init__(self, ring: Ring, send: Callable[[bytes], None], extra: int = 0, *, all_rows: bool = False) -> None:
-        """`extra`: columns of a row that are the inputs of later ranks' blocks. `all_rows`: those that nobody reads are needed too."""
+    def __init__(self, ring: Ring, send: Callable[[bytes], None], extra: int = 0) -> None:
+        """`extra`: columns of a row that are the inputs of later ranks' blocks."""
         self.journal = Journal()
         self._ring = ring
         self._send = send
         self._extra = extra
-        self._all_rows = all_rows
         self._steps = 0
         self._snapshots = 0
         self._numbers: dict[int, int] = {}
@@ -39,12 +38,12 @@ class Lead:
         return LeadingCache(self, *args, **settings)
 
     def rest(self, x: mx.array, step: Step, inputs: mx.array | None, adapters: Sequence[tuple[int, int]] = ()) -> mx.array:
-        """The other ranks' blocks (`models.stack.Rest`): tell them of the step, send them the rows, and return those that are read (or
-        all), in their places among zeros."""
+        """The other ranks' blocks (`models.stack.Rest`): tell them of the step, send them the rows, and return those that are read, in
+        their places among zeros."""
         assert isinstance(step, CacheStep)
         self._announce(step, x.dtype, adapters)
         step.sent.append(self._ring.send(x if inputs is None else _with_inputs(x, inputs, self._extra)))
-        read = [*range(x.shape[0])] if self._all_rows else read_rows(step.segments)
+        read = read_rows(step.segments)
         if not read:
             return x
         back = self._ring.receive((len(read), x.shape[1]), x.dtype)
