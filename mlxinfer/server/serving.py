@@ -100,6 +100,7 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
     Closing the generator cancels the request before the engine's next step. Raises `APIError`.
     """
     metrics = begin(context, request.served)
+    _log_prompt(context, request)
     unfinished = request.params.n
     try:
         async with aclosing(
@@ -121,6 +122,7 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
 async def complete(context: RequestContext, request: GenerateRequest) -> list[Completion]:
     """All `n` answers, each in one piece. Raises `APIError`."""
     metrics = begin(context, request.served)
+    _log_prompt(context, request)
     completions: list[Completion] = []
     try:
         completions = await request.served.llm.generate(
@@ -182,6 +184,11 @@ def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) ->
         context.log.setdefault("first_token_ms", round(metrics.first_s * 1000, 1))
 
 
+def _log_prompt(context: RequestContext, request: GenerateRequest) -> None:
+    """Adds its tokens to the access log at once: a client that goes while they are read gets no answer that would."""
+    context.log["prompt_tokens"] = context.log.get("prompt_tokens", 0) + len(request.token_ids)
+
+
 def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
     """Adds an answer to the access log. Raises `APIError` if it was cut off."""
     if reason == "timeout":
@@ -193,7 +200,6 @@ def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None,
     if usage is None:
         return
     if index == 0:
-        log["prompt_tokens"] = log.get("prompt_tokens", 0) + usage.prompt_tokens
         log["cached_tokens"] = log.get("cached_tokens", 0) + usage.stats.reused_tokens
     log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.live_server import LiveServer
 
+from mlxinfer.server import log
+
 if TYPE_CHECKING:
     from openai import OpenAI
 
@@ -43,6 +45,18 @@ def test_a_connection_that_breaks_off(live: LiveServer, unix: bool, stream: bool
     stats = live.until(lambda s: s.running == s.waiting == 0)
     assert stats.pages_used == 0
     assert stats.completion_tokens - before < LONG
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_log_says_how_long_the_prompt_was(live: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(log, "access", lines.append)
+    connection = live.connect(unix=True)
+    connection.sendall(request("/v1/completions", prompt=[[5] * 40, [6] * 30], stream=stream))
+    live.until(lambda s: s.running > 0)
+    connection.close()
+    live.until(lambda s: s.running == s.waiting == 0 and bool(lines))
+    assert [(line["status"], line["prompt_tokens"]) for line in lines] == [(499, 70)]
 
 
 def test_requests_that_wait_are_cancelled_too(live: LiveServer) -> None:
