@@ -52,6 +52,8 @@ def device_memory() -> DeviceMemory:
     buffers = info.get("resource_limit")
     limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
     recommended = info.get("max_recommended_working_set_size")
+    if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has memory of its own
+        return DeviceMemory(own, own * 4 // 5, "GPU memory", limit)
     if not isinstance(recommended, int) or recommended <= 0:
         return DeviceMemory(total, total * 4 // 5, source, limit)
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
@@ -114,10 +116,12 @@ def default_dtype() -> mx.Dtype:
 
 
 def rounds_float32() -> bool:
-    """Whether this GPU's matrix units round the factors of float32 products to TF32, 10 bits after the point: from M5 on, unless the
-    environment forbids it."""
-    if not mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32", "1") == "0":
+    """Whether this GPU's matrix units round the factors of float32 products to TF32, 10 bits after the point: from M5 on, and NVIDIA's,
+    unless the environment forbids it."""
+    if os.environ.get("MLX_ENABLE_TF32", "1") == "0":
         return False
+    if not mx.metal.is_available():
+        return mx.cuda.is_available() and is_gpu()
     generation = re.fullmatch(r"applegpu_g(\d+).", str(mx.device_info().get("architecture", "")))
     return generation is not None and int(generation[1]) >= _WITH_MATRIX_UNITS
 

@@ -16,6 +16,8 @@ from typing import Any
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     for _variable in ("MLXINFER_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ.setdefault(_variable, "1")
+# The matrix units of some GPUs round float32 otherwise, and references are exact.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # The terminal in which the tests were started, which is not the one in which a test starts something.
 for _variable in ("LINES", "COLUMNS"):
     os.environ.pop(_variable, None)

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer.device import allowed_threads, peak_rss
+from mlxinfer import device
+from mlxinfer.device import DeviceMemory, allowed_threads, device_memory, peak_rss, rounds_float32
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,15 @@ def test_peak_memory_is_that_of_this_process_alone() -> None:
     script = "from mlxinfer.device import peak_rss; print(peak_rss())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 2**20 < int(done.stdout) < held.nbytes
+
+
+def test_an_nvidia_gpu_has_memory_of_its_own_and_rounds_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "is_gpu", lambda: True)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"total_memory": 80_000_000_000, "free_memory": 1, "architecture": "sm_90"})
+    assert device_memory() == DeviceMemory(80_000_000_000, 64_000_000_000, "GPU memory")
+    monkeypatch.setenv("MLX_ENABLE_TF32", "1")
+    assert rounds_float32()
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    assert not rounds_float32()

@@ -120,7 +120,7 @@ def diagnose() -> Diagnosis:
 
 
 def _wired() -> str:
-    if not is_gpu():
+    if not is_gpu() or not wired_limit():
         return ""
     return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
 
@@ -150,7 +150,7 @@ def _version(package: str) -> str | None:
 def _missing(models_here: set[str]) -> list[str]:
     """What is not here, and what that costs or which command gets it."""
     lines = []
-    if not mx.metal.is_available():
+    if not mx.metal.is_available() and not is_gpu():
         lines.append("no Apple GPU: models run on the CPU")
     if not is_gpu() and not kernels_cpu.available():
         lines.append(kernels_cpu.status())

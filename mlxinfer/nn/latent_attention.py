@@ -132,16 +132,17 @@ def _by_head(matrices: ExpertLinear, x: mx.array) -> mx.array:
 
 
 def _load_heads(weights: Weights, name: str, s: LatentSizes) -> tuple[ExpertLinear, ExpertLinear]:
-    """Two parts of `kv_b_proj`, under mlx-lm's names: keys, transposed because queries meet them from the other side, and values."""
+    """Two parts of `kv_b_proj`, under mlx-lm's names: keys, transposed because queries meet them from the other side, and values. Copies,
+    not views: MLX's CUDA product of gathered matrices takes them to lie one after another."""
     both = s.plain + s.value
     shape = (s.heads * both, s.latent)
 
     def keys(sources: list[Matrix]) -> Matrix:
         rows = numbers(sources[0]) if not isinstance(sources[0], Dense) else sources[0].weight
-        return Dense(rows.reshape(s.heads, both, s.latent)[:, : s.plain].swapaxes(1, 2))
+        return Dense(mx.contiguous(rows.reshape(s.heads, both, s.latent)[:, : s.plain].swapaxes(1, 2)))
 
     def values(sources: list[Matrix]) -> Matrix:
-        return map_rows(sources[0], lambda rows: rows.reshape(s.heads, both, -1)[:, s.plain :])
+        return map_rows(sources[0], lambda rows: mx.contiguous(rows.reshape(s.heads, both, -1)[:, s.plain :]))
 
     stored = f"{name}.kv_b_proj.weight"
     into, out = (s.heads, s.latent, s.plain), (s.heads, s.value, s.latent)

@@ -125,7 +125,8 @@ def _through(inner: Callable[[mx.array, mx.array, bool], mx.array], down: Expert
         order = mx.argsort(experts.flatten())
         back = mx.argsort(order)
         chosen = experts.flatten()[order]
-        rows = x[order // experts.shape[-1]][:, None]
+        # A new axis of one would have a stride of one number, which MLX's CUDA product takes for that of rows.
+        rows = x[order // experts.shape[-1]].reshape(-1, 1, x.shape[-1])
     y = down(inner(rows, chosen, back is not None), chosen, back is not None).squeeze(-2)
     return y if back is None else y[back].reshape(*experts.shape, -1)
 
