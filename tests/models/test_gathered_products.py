@@ -1,5 +1,5 @@
-"""What MLX's product with gathered matrices is handed. Its CUDA kernel reads rows at the stride of the last axis but one, and takes matrices
-to lie one after another, whatever their strides are."""
+"""What MLX's product with gathered matrices is handed. Its CUDA kernel reads rows at the stride of the last axis but one, and takes
+matrices to lie one after another, whatever their strides are."""
 
 from __future__ import annotations
 
