@@ -21,7 +21,9 @@ def engine(name, directory, kv):
 @pytest.mark.parametrize(
     ("name", "kv"),
     [
-        pytest.param(name, kv, marks=pytest.mark.long if (name == "llama") == bool(kv.first16) else pytest.mark.slow, id=f"{name}-{kv.name}")
+        pytest.param(
+            name, kv, marks=pytest.mark.long if (name == "llama") == bool(kv.first16) else pytest.mark.slow, id=f"{name}-{kv.name}"
+        )
         for name in ("llama", "gemma3_text", "qwen3_next")
         for kv in (KVFormat(), KVFormat(4, 4, first16=True))
     ],
