@@ -107,6 +107,7 @@ def test_the_config_says_how_every_matrix_is_stored(tmp_path: Path) -> None:
     assert stored.stored("model.norm.weight") == mx.bfloat16
 
 
+@pytest.mark.long
 def test_a_float32_state_stays_float32(tmp_path: Path) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("qwen3_next"), dtype=mx.bfloat16)
     convert(source, tmp_path / "out", bits=4, dtype="float16")

@@ -66,6 +66,7 @@ def test_traces_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps(made).traced > 4
 
 
+@pytest.mark.long
 def test_pools_stay_where_they_are() -> None:
     """A step changes no pool, and a page that it fills is written in place afterwards: no trace refers to the pools."""
     made = engine()
@@ -156,6 +157,7 @@ HISTORIES = st.lists(st.lists(ARRIVALS, min_size=1, max_size=6), min_size=1, max
 """One after another on the same engine."""
 
 
+@pytest.mark.long
 @settings(max_examples=3)
 @given(histories=HISTORIES)
 def test_any_history_of_requests(histories: list[list[Arrival]]) -> None:

@@ -148,6 +148,7 @@ def test_only_layers_that_fail_their_trial_again_are_given_up(folder: Path, plai
         assert backends(llm) == {MetalAttention, PlainAttention}
 
 
+@pytest.mark.long
 def test_a_stream_goes_on(folder: Path, plain: list[Any], kernels: Kernels) -> None:
     with LLM(folder, dtype="float32") as llm:
         stream = llm.stream(PROMPTS[1], PARAMS[1])

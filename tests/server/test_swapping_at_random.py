@@ -138,6 +138,7 @@ def traffic(kept: Kept, over: threading.Event) -> int:
     return count
 
 
+@pytest.mark.long
 def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
     before = mx.get_active_memory()
     found, kept = cycles(paths, 3, 4)
