@@ -73,10 +73,10 @@ def test_drafts_while_pages_run_out():
     prompts = [[(i * k) % 89 + 3 for i in range(10)] for k in range(1, 7)]
 
     def requests():
-        return [request(p, 120, temperature=0.7, seed=3, index=i) for i, p in enumerate(prompts)]
+        return [request(p, 200, temperature=0.7, seed=3, index=i) for i, p in enumerate(prompts)]
 
     expected = [run(tiny_engine(max_draft=0), [r])[0] for r in requests()]
-    engine = eager_engine(draft=noisy_model(0.03), kv_cache_tokens=384)
+    engine = eager_engine(draft=noisy_model(0.03), kv_cache_tokens=512)
     sequences = requests()
     assert run(engine, sequences) == expected
     assert sum(s.preemptions for s in sequences) > 0
