@@ -32,10 +32,10 @@ LESS = {
 
 
 def _cases() -> Iterator[ParameterSet]:
-    """Four conversions, a cache measured in seven formats, timelines and steering take a minute and a half of a processor: make notebooks
-    runs these too, and others of the tests see what they show."""
+    """Four conversions, a cache measured in seven formats, timelines, structures and steering take two minutes of a processor. make
+    notebooks runs these too, and other tests see what they show."""
     for path in NOTEBOOKS:
-        yield pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem.startswith(("03", "04", "05", "08")) else ())
+        yield pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem.startswith(("03", "04", "05", "07", "08")) else ())
 
 
 @pytest.mark.model
