@@ -8,6 +8,9 @@ MODEL  ?= smollm2
 PROMPT ?= What is the capital of France?
 ARGS   ?=
 
+# Containers often forbid Python to keep what it compiled; each process that a test starts would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 comma := ,
 bin   := $(VENV)/bin
 pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet

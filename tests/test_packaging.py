@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.once_per_run import once_per_run
 
 from mlxinfer._version import __version__
 
@@ -29,8 +30,13 @@ def test_links_are_relative_and_resolve(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(
+        once_per_run(tmp_path_factory, "packages", lambda: str(_build(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist"))))
+    )
+
+
+def _build(tree: Path, out: Path) -> Path:
     """A folder with the sdist, and the wheel built from it, of a copy of the tree."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "_native.*")
     for name in ["mlxinfer", *LINKED]:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=unwanted)

@@ -35,6 +35,7 @@ def logits(model: Model, tokens: list[int]) -> np.ndarray:
     return np.array(model.logits(model.hidden(mx.array(tokens, mx.int32), step)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_all_projections_of_a_family(name, tmp_path: Path):
     model, tokens = loaded(name), reference(name)[0][:24]

@@ -34,6 +34,7 @@ def test_peft(tmp_path, name):
         assert np.abs(np.array(llm.logits(IDS))[-1] - expected).max() > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("architecture", "dora"), [("llama", False), ("llama", True), ("qwen3", True)])
 def test_mlx_lm(tmp_path, architecture, dora):
     base = tiny_directory(tmp_path / "base", architecture)

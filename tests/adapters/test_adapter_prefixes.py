@@ -54,6 +54,7 @@ def test_a_sequence_goes_on_with_what_its_adapter_has_said(base, tmp_path):
         assert answer(llm, "a", longer).usage.stats.reused_tokens >= len(PROMPT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["weights", "config", "format"])
 def test_from_disk_and_after_a_reload_under_the_same_name(base, tmp_path, change):
     shapes, path = shapes_of(base), tmp_path / "adapter"

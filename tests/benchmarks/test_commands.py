@@ -27,22 +27,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_compare_writes_all_files_and_report_reads_them(tmp_path: Path, tiny: str) -> None:
     needs("matplotlib")
     stem = str(tmp_path / "cpu-1.5")
-    limits = ("--limit", "mlxinfer=40", "--limit", "mlx-lm=20")
-    done = call("compare", "--name", stem, "--model", tiny, "--engines", "mlxinfer,mlx-lm", "--rounds", "1", "--steps", "4", *limits)
+    few = ("--limit", "mlxinfer=40", "--limit", "mlxinfer-plain=20", "--works", "decode at 0,prefill 512")
+    done = call("compare", "--name", stem, "--model", tiny, "--engines", "mlxinfer,mlxinfer-plain", "--rounds", "1", "--steps", "4", *few)
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"cpu-1.5.{kind}" for kind in FILES]
     about = json.loads((tmp_path / "cpu-1.5.json").read_text())
-    assert about["limits"] == {"mlxinfer": 40, "mlx-lm": 20}
+    assert about["limits"] == {"mlxinfer": 40, "mlxinfer-plain": 20}
     engines = about["models"]["tiny"]["engines"]
-    assert engines["mlxinfer"]["first_token"] == engines["mlx-lm"]["first_token"]
+    assert engines["mlxinfer"]["first_token"] == engines["mlxinfer-plain"]["first_token"]
     assert {"mlx", "mlx-lm", "numpy"} <= set(about["packages"])
     text = (tmp_path / "cpu-1.5.md").read_text()
     rows = [
         "decode at 0 ",
-        "decode at 1024",
         "decode at 0, 8 together",
         "prefill 512",
-        "prefill 2048",
         "load to first token",
         "peak memory",
     ]

@@ -91,6 +91,7 @@ def peak_of_a_step(kv: KVFormat, backend) -> int:
     return mx.get_peak_memory() - before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [attention_backend, lambda store: PLAIN], ids=["default", "plain"])
 def test_a_quantized_past_is_in_16_bits_for_one_layer_at_a_time(backend):
     plain, quantized = peak_of_a_step(KVFormat(), backend), peak_of_a_step(KVFormat(4, 4), backend)

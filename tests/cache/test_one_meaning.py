@@ -83,8 +83,13 @@ def test_chunks_change_nothing(name, kv):
         np.testing.assert_allclose(in_chunks(name, kv, chunks, tokens=tokens), whole[:tokens], atol=ATOL, err_msg=str(chunks))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", [SLIDING, SINKS, SOFTCAP, HYBRID])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in (SINKS, HYBRID)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (SLIDING, SOFTCAP)),
+    ],
+)
 def test_plain_mlx_computes_the_same(name):
     """A key that is rounded differently in its last bit can get the next code, so the two agree less than each with itself."""
     kv, plain = KVFormat(5, 4, first16=True), PlainAttention()

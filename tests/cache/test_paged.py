@@ -41,6 +41,7 @@ def test_any_cut_and_any_neighbours_give_the_same_rows(backend, kv, moves, data)
             run_step(cache, parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", FORMATS, ids=lambda kv: kv.name)
 @pytest.mark.parametrize("backend", BACKENDS, ids=["default", "plain"])
 def test_one_token_at_a_time_across_pages(backend, kv):

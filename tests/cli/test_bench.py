@@ -20,6 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_directory(tmp_path_factory.mktemp("models") / "tiny", rounded=True))
 
 
+@pytest.mark.long
 def test_json(call, tiny):
     result = call("bench", tiny, "--json", *QUICK)
     assert (result.code, result.err) == (0, "")
@@ -42,6 +43,7 @@ def test_json(call, tiny):
         assert row["shares"]["operations"] == pytest.approx(row["cost"]["operations"] / row["seconds"] / found["machine"]["operations"])
 
 
+@pytest.mark.long
 def test_the_table_fits_a_terminal_and_says_what_is_left_out(call, tiny):
     result = call("bench", tiny, *QUICK, "--prefill", "40,1000")
     lines = result.out.splitlines()
@@ -51,12 +53,14 @@ def test_the_table_fits_a_terminal_and_says_what_is_left_out(call, tiny):
     assert max(map(len, lines[3:])) <= 80
 
 
+@pytest.mark.long
 def test_nothing_to_measure_but_loading(call, tiny):
     found = json.loads(call("bench", tiny, "--json", "--prefill", "none", "--batch", "none").out)
     assert found["rows"] == []
     assert "loaded in" in call("bench", tiny, "--prefill", "none", "--batch", "none").out
 
 
+@pytest.mark.long
 def test_the_smallest_context_leaves_everything_out(call, tiny):
     found = json.loads(call("bench", tiny, "--json", "--max-context", "1").out)
     assert {row["left_out"] for row in found["rows"]} == {"does not fit in the context of 1 tokens"}

@@ -42,6 +42,7 @@ def test_doctor_describes_the_cache_of_a_model(call, hybrid):
     assert quantized < plain / 3  # of bfloat16, and half of that of float32
 
 
+@pytest.mark.long
 def test_bench_says_which_cache_it_measured(call, chat_model):
     arguments = ("--prefill", "70", "--decode-depth", "70", "--batch", "1", "--repeat", "1", "--steps", "4", "--json")
     found = {kv: json.loads(call("bench", chat_model, *arguments, "--kv", kv).out) for kv in ("16", "4")}

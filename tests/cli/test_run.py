@@ -161,6 +161,7 @@ def test_signals_end_an_answer_without_a_traceback(endless, sent, code):
     assert b"Traceback" not in err
 
 
+@pytest.mark.long
 def test_a_closed_pipe_ends_an_answer_quietly(endless, tmp_path: Path):
     err = tmp_path / "err"
     with err.open("wb") as file:

@@ -89,6 +89,7 @@ def test_lines_can_be_continued(chat, tmp_path):
     assert said == ["a\nb", "c\nd", "e\nf"]
 
 
+@pytest.mark.long
 def test_the_bar_tells_how_full_the_context_is(chat):
     child = chat("--max-tokens", "3", PROMPT_TOOLKIT_NO_CPR="")
     for used in ("0", r"[1-9]\d"):
@@ -122,6 +123,7 @@ def test_no_color_keeps_the_layout_and_drops_the_colours(chat):
     assert colours_in(child.before) == []
 
 
+@pytest.mark.long
 def test_a_dumb_terminal_gets_no_escape_sequences(chat):
     child = chat("--max-tokens", "12", TERM="dumb")
     child.sendline("hello")
@@ -133,6 +135,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(chat):
     assert "\x1b" not in child.before
 
 
+@pytest.mark.long
 def test_keys_are_not_echoed_into_an_answer_and_come_next(chat):
     child = chat("--max-tokens", "90000")
     child.send("hello\r")
@@ -144,6 +147,7 @@ def test_keys_are_not_echoed_into_an_answer_and_come_next(chat):
     child.expect("max_tokens +7")
 
 
+@pytest.mark.long
 def test_a_message_that_was_never_answered_comes_back(chat, tmp_path):
     child = chat("--max-tokens", "5")
     child.send(BRACKETED_PASTE.format("hello " * 9000) + "\r")
@@ -199,6 +203,7 @@ def test_conversations_on_a_terminal_are_kept(chat, own_home):
     child.expect("2 messages: hello")
 
 
+@pytest.mark.long
 def test_impatient_ctrl_c_does_not_end_the_program(chat):
     child = chat("--max-tokens", "90000")
     child.send("hello\r")

@@ -63,6 +63,7 @@ def test_gradients_are_those_of_differences(tmp_path: Path, name: str) -> None:
     assert float(mx.sum(gradient * along).item()) == pytest.approx(slope, rel=0.03, abs=0.02)
 
 
+@pytest.mark.long
 def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
     """Costs are second-order estimates: within a factor of two."""
     source = source_of(tmp_path)

@@ -66,6 +66,7 @@ def test_more_bits_than_are_stored_change_nothing(source: Path, tmp_path: Path) 
     assert error(report, Q4_K) < 2e-3
 
 
+@pytest.mark.long
 def test_fewer_bits_quantize_again_and_say_so(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", bits=4, measure=False)
     assert formats(tmp_path / "out") == {Q4_K: Format(4, 32), Q6_K: Format(4, 64)}

@@ -67,6 +67,7 @@ def test_quantized_afterwards(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
+@pytest.mark.long
 def test_over_a_quantized_directory(tmp_path):
     base = write_tiny_gguf(tmp_path / "base.gguf")
     convert(base, tmp_path / "four", bits=4, group_size=32, encoder="minmax")

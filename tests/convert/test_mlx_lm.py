@@ -18,6 +18,7 @@ from mlxinfer.convert import convert
 from mlxinfer.loading.load import load
 
 mlx_lm, mlx_lm_cache = Later("mlx_lm.utils"), Later("mlx_lm.models.cache")
+pytestmark = pytest.mark.long
 
 IDS = np.random.default_rng(3).integers(3, 96, 40)
 
@@ -56,7 +57,6 @@ def agree(directory: Path) -> bool:
     return float(np.abs(ours(directory) - theirs(directory)).max()) < LIMIT
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_plain_and_quantized(tmp_path: Path, name: str) -> None:
     source = random_checkpoint(tmp_path / "source", config_of(name, **CHANGES.get(name, {})))
@@ -87,7 +87,6 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_every_format(tmp_path: Path, form: dict[str, Any]) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("llama", num_hidden_layers=1))
@@ -170,7 +169,6 @@ def with_images(directory: Path, text: str, outer: str, prefix: str) -> Path:
     return directory
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("text", "outer"), [("gemma3_text", "gemma3"), ("qwen3_5_text", "qwen3_5")])
 def test_the_text_model_inside_a_larger_one(tmp_path: Path, text: str, outer: str) -> None:
     source = with_images(tmp_path / "source", text, outer, "model.language_model.")

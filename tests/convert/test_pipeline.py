@@ -29,6 +29,7 @@ from mlxinfer.errors import (
 )
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
 from mlxinfer.loading.load import load, load_tokenizer, open_checkpoint
+from mlxinfer.loading.resolve import resolve
 from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Dense, Format, Quantized, numbers
 
@@ -106,6 +107,7 @@ def test_the_config_says_how_every_matrix_is_stored(tmp_path: Path) -> None:
     assert stored.stored("model.norm.weight") == mx.bfloat16
 
 
+@pytest.mark.long
 def test_a_float32_state_stays_float32(tmp_path: Path) -> None:
     source = random_checkpoint(tmp_path / "source", config_of("qwen3_next"), dtype=mx.bfloat16)
     convert(source, tmp_path / "out", bits=4, dtype="float16")
@@ -336,15 +338,15 @@ def test_a_relative_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.long
 def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
-    """A matrix of 256 MB, mostly a hole in the file, in blocks of 1 MB."""
+    """A matrix of 128 MB, mostly a hole in the file, in blocks of 1 MB."""
     config = config_of("llama", vocab_size=8, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
     source = random_checkpoint(tmp_path / "source", config)
-    grow(source / "model.safetensors", "model.embed_tokens.weight", (1 << 19, 128))
-    edit_config(source, vocab_size=1 << 19)
+    grow(source / "model.safetensors", "model.embed_tokens.weight", (1 << 18, 128))
+    edit_config(source, vocab_size=1 << 18)
     script = "from mlxinfer.convert import convert, reader\nreader.BLOCK = 1 << 18\n"
     before, _ = peak_rss(script)
     peak, _ = peak_rss(script + "convert(sys.argv[1], sys.argv[2], bits=4, measure=False)", str(source), str(tmp_path / "out"))
-    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 36e6
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 18e6
     assert peak < before + 64e6
 
 
@@ -368,11 +370,11 @@ def test_a_gguf_keeps_its_exact_formats(tmp_path: Path) -> None:
     assert stored.stored("model.layers.0.mlp.up_proj.weight") == Format(4, 32)
     assert max(tensor.error for tensor in report.tensors) < 1e-3
     assert report.bits_per_weight < 6
-    converted, original = load(tmp_path / "out"), load(SMOLLM2)
+    source = open_checkpoint(resolve(SMOLLM2).path)
+    converted, original = load_tokenizer(open_checkpoint(tmp_path / "out")), load_tokenizer(source)
     text = "The capital of France is Paris. <|im_start|>user\n"
-    assert converted.tokenizer.encode(text) == original.tokenizer.encode(text)
-    assert converted.tokenizer.chat_template == original.tokenizer.chat_template
-    source = open_checkpoint(original.path)
+    assert converted.encode(text) == original.encode(text)
+    assert converted.chat_template == original.chat_template
     for name in sorted(source.names())[::16]:  # of a layer's nine each in turn
         assert mx.allclose(numbers(stored.read(name)), numbers(source.read(name)), rtol=1e-3, atol=1e-6).item()
 

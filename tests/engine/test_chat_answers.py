@@ -71,6 +71,7 @@ def thought(llm, completion):
     return text.index("</think>") if "</think>" in text else len(completion.token_ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [0, 1, 50])
 @pytest.mark.parametrize("structure", [None, Schema(ANSWER)])
 def test_a_thinking_budget_holds(llm, budget, structure):

@@ -60,12 +60,13 @@ def test_traces_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "_MOST_TRACES", 2)
     expected = run(built(), [request(prompt, 50 - 9 * i) for i, prompt in enumerate(PROMPTS[:4])])
     made = engine()
-    for _ in range(3):
+    for _ in range(2):
         assert run(made, [request(prompt, 50 - 9 * i) for i, prompt in enumerate(PROMPTS[:4])]) == expected
     assert len(steps(made)._traces) == 2
     assert steps(made).traced > 4
 
 
+@pytest.mark.long
 def test_pools_stay_where_they_are() -> None:
     """A step changes no pool, and a page that it fills is written in place afterwards: no trace refers to the pools."""
     made = engine()
@@ -156,6 +157,7 @@ HISTORIES = st.lists(st.lists(ARRIVALS, min_size=1, max_size=6), min_size=1, max
 """One after another on the same engine."""
 
 
+@pytest.mark.long
 @settings(max_examples=3)
 @given(histories=HISTORIES)
 def test_any_history_of_requests(histories: list[list[Arrival]]) -> None:

@@ -13,7 +13,7 @@ from mlxinfer.engine.engine import Engine
 ROWS, OWN = 8, VOCABULARY // 8
 
 
-@pytest.mark.parametrize("kv", [pytest.param("16", marks=pytest.mark.long), "4"])
+@pytest.mark.parametrize("kv", [pytest.param("16", marks=pytest.mark.slow), pytest.param("4", marks=pytest.mark.long)])
 def test_each_row_speaks_of_its_own_range_only(kv):
     config = EngineConfig(max_context=512, kv_cache_tokens=640, max_num_batched_tokens=48, max_num_seqs=6)
     engine = Engine(parrot(), config, dtype=mx.float32, kv=KVFormat.parse(kv))

@@ -76,8 +76,8 @@ def run(engine: Engine, sequences: list[Sequence], gap: int = 0) -> list[Said]:
 @pytest.mark.parametrize(
     ("name", "gaps"),
     [
-        ("llama", (0, 3, 9)),
-        pytest.param("gemma3_text", (0, 9), marks=pytest.mark.long),
+        ("llama", (0, 9)),
+        pytest.param("gemma3_text", (3,), marks=pytest.mark.long),
         pytest.param("qwen3_next", (3,), marks=pytest.mark.slow),
     ],
 )
@@ -88,8 +88,8 @@ def test_answers_and_logprobs_are_the_same_to_the_bit_in_any_company(name, gaps)
     for gap in gaps:
         assert run(crowd, requests(), gap) == alone
     growing = [[token] * 5 for token in range(3, 6)]  # together they need more pages than there are
-    alone_growing = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests(growing, 135)]
-    assert run(crowd, requests(growing, 135)) == alone_growing
+    alone_growing = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests(growing, 126)]
+    assert run(crowd, requests(growing, 126)) == alone_growing
     turns = [[*p, *(token for token, _, _ in said), 7, 8, 9][:170] for p, said in zip(PROMPTS, alone, strict=True)]
     alone = [run(engine(model, deterministic=True, prefix_cache=False), [s])[0] for s in requests(turns)]
     assert run(crowd, requests(turns)) == alone

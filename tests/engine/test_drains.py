@@ -69,9 +69,14 @@ def test_storing_pages_does_not_wait(monkeypatch):
     assert len(sealed) == 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kv", ["16", "4"])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        ("llama", "16"),
+        *(pytest.param(*more, marks=pytest.mark.long) for more in (("gemma3_text", "4"), ("qwen3_next", "16"))),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("llama", "4"), ("gemma3_text", "16"), ("qwen3_next", "4"))),
+    ],
+)
 def test_a_filled_page_drains_nothing(name, kv, drains, monkeypatch):
     """A sequence that fills pages while it is read and while it answers."""
     order: list[str] = []

@@ -18,9 +18,16 @@ def engine(name, directory, kv):
     return Engine(tiny_model(name), config, dtype=mx.float32, kv=kv, fingerprint=name, disk=DiskStorage(directory, 10**9))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kv", [KVFormat(), KVFormat(4, 4, first16=True)], ids=lambda kv: kv.name)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [
+        pytest.param(
+            name, kv, marks=pytest.mark.long if (name == "llama") == bool(kv.first16) else pytest.mark.slow, id=f"{name}-{kv.name}"
+        )
+        for name in ("llama", "gemma3_text", "qwen3_next")
+        for kv in (KVFormat(), KVFormat(4, 4, first16=True))
+    ],
+)
 def test_a_restart(name, kv, tmp_path):
     prompts = [TOKENS[:200], [*TOKENS[:150], *TOKENS[200:260]], TOKENS]
     first = engine(name, tmp_path, kv)

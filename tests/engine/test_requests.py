@@ -28,6 +28,7 @@ def llm(folder):
         yield llm
 
 
+@pytest.mark.long
 def test_more_prompts_than_can_wait_are_fed_as_there_is_room(folder, llm):
     prompts = [[5 + i % 80] for i in range(500)]
     few = SamplingParams(temperature=0, max_tokens=2)

@@ -12,13 +12,13 @@ from mlxinfer.engine.engine import Engine
 
 FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}
 FORMATS = ("16", "4")
-_OFTEN = {("full", "4"), ("sliding", "16"), ("experts", "4"), ("hybrid", "16")}
+_OFTEN = {("full", "4"), ("sliding", "16"), ("hybrid", "16")}
 SAMPLE = [
     pytest.param(family, kv, marks=pytest.mark.long if (family, kv) in _OFTEN else pytest.mark.slow)
     for family in FAMILIES
     for kv in FORMATS
 ]
-"""Each family and each format."""
+"""Each kind of cache and each format."""
 CROWDED = {"kv_cache_tokens": 512, "max_num_seqs": 5}
 """Three long sequences at most have room, so some have to give their pages back."""
 

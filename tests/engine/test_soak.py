@@ -67,9 +67,9 @@ def test_nothing_grows_in_50_000_steps():
 @pytest.mark.long
 def test_hundreds_of_requests_of_which_many_are_cancelled_leave_an_empty_pool():
     engine = tiny_engine(max_num_seqs=8, kv_cache_tokens=1024)
-    outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=400, cancelled=0.3)
-    assert len(outcomes) == 400
-    assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 60
+    outcomes = play(engine, kinds(9, 40, 100), np.random.default_rng(9), requests=200, cancelled=0.3)
+    assert len(outcomes) == 200
+    assert sum(o.sequence.finish_reason == "cancelled" for o in outcomes) > 30
     assert engine.cache.usage().used == 0
     engine.cache.pool.index.clear()
     assert engine.cache.usage().cached == 0

@@ -66,6 +66,7 @@ def check(answers, schemas):
     return ended
 
 
+@pytest.mark.long
 def test_a_batch_of_them(tmp_path):
     path = tiny_directory(tmp_path / "tiny", characters=JSON_CHARACTERS, context=2048)
     with LLM(path, kv="4") as llm:

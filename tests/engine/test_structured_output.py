@@ -89,7 +89,7 @@ def test_free_rows_are_untouched_by_held_ones(llm):
 def test_drafts_change_nothing(grammars, source):
     """Forced tokens, what was said before and a draft model: whatever is drafted fits the structure, and the answers are the same."""
     name = "qwen3_next" if source == "hybrid" else "llama"
-    pattern = Regex("begin-([0-9]{8}-|word ){12}-and-so-it-goes-on-to-the-very-end")
+    pattern = Regex("begin-([0-9]{8}-|word ){8}-and-so-it-goes-on-to-the-very-end")
 
     def answers(engine):
         (end,) = grammars.tokenizer.eos_token_ids
@@ -107,9 +107,14 @@ def test_drafts_change_nothing(grammars, source):
     assert sum(s.accepted_tokens for s in sequences) > 60
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kv", ["16", "4"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("architecture", "kv"),
+    [
+        pytest.param(name, kv, marks=pytest.mark.long if (name == "llama") == (kv == "4") else pytest.mark.slow)
+        for name in ("llama", "gemma3_text", "qwen3_next")
+        for kv in ("16", "4")
+    ],
+)
 def test_preempted_answers_fit_as_well(grammars, architecture, kv):
     (end,) = grammars.tokenizer.eos_token_ids
     engine = tiny_engine(architecture, KVFormat.parse(kv), max_draft=0)
@@ -211,5 +216,5 @@ def test_smollm2_answers_questions_as_json():
         schema = {"type": "object", "properties": properties, "required": ["capital"], "additionalProperties": False}
         answer = llm.chat([message], SamplingParams(temperature=0, structure=Schema(schema)))
         assert json.loads(answer.text) == {"capital": "Paris"}
-        params = [held(PERSON, seed=i, n=2) for i in range(8)]
-        check(llm.generate(["Describe somebody as JSON: "] * 8, params), PERSON)
+        params = [held(PERSON, seed=i, n=2) for i in range(3)]
+        check(llm.generate(["Describe somebody as JSON: "] * 3, params), PERSON)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.optional import Later, needs
 
 from mlxinfer import LLM
 from mlxinfer.loading.resolve import resolve
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("gguf")
+torch = Later("torch")
+needs("gguf")
 pytestmark = [pytest.mark.torch, pytest.mark.model, pytest.mark.slow]
 
 PROMPT = "The capital of France is Paris, and the capital of Italy is"

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.optional import Later
 from support.tiny_engine import tiny_model
 
 from mlxinfer import LLM
@@ -16,7 +17,7 @@ from mlxinfer.interpret.places import native
 from mlxinfer.models.block import Block
 from mlxinfer.models.decoder import Decoder
 
-torch = pytest.importorskip("torch")
+torch = Later("torch")
 pytestmark = pytest.mark.torch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"

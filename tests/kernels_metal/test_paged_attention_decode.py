@@ -82,14 +82,14 @@ def root_mean_square(x: Array) -> float:
 
 def late(index: int) -> list[pytest.MarkDecorator]:
     """The first combinations meet most pairs, and all choices; each is a kernel to compile."""
-    return [pytest.mark.slow] if index >= 30 else [pytest.mark.long] if index >= 15 else []
+    return [pytest.mark.slow] if index >= 20 else [pytest.mark.long] if index >= 10 else []
 
 
 COMBINATIONS = pairwise(AXES)
 
 
 def test_the_first_combinations_have_all_choices() -> None:
-    first = COMBINATIONS[:30]
+    first = COMBINATIONS[:20]
     assert all({choice[name] for choice in first} == set(values) for name, values in AXES.items())
 
 
@@ -123,9 +123,10 @@ def test_every_length_with_every_number_of_queries(rows: int, heads: int) -> Non
         check(scene({**choice, "rows": rows, "heads": heads, "past": past, "window": window, "dim": 64, "value_dim": "same"}, seed))
 
 
-@pytest.mark.long
 @needs_emulator
-@pytest.mark.parametrize("dim", [16, 40, 72, 112, 192])
+@pytest.mark.parametrize(
+    "dim", [pytest.param(d, marks=pytest.mark.long if d in (40, 192) else pytest.mark.slow) for d in (16, 40, 72, 112, 192)]
+)
 def test_other_head_sizes(dim: int) -> None:
     check(Scene(((2, 200), (1, 131)), k_bits=5, v_bits=3, dim=dim, heads=2, dtype=mx.float16))
 

@@ -14,9 +14,10 @@ from mlxinfer.kernels_metal.quantized_matmul.launcher import GATED_ROWS, ROWS, b
 mlx_templates = pytest.importorskip("support.mlx_templates")
 
 
-@pytest.mark.long
 @needs_emulator
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(mx.float16, marks=pytest.mark.slow), pytest.param(mx.bfloat16, marks=pytest.mark.long)], ids=str
+)
 def test_products_compile_as_templates(dtype: mx.Dtype) -> None:
     found = mlx_templates.Templates()
     with run_with(found.maker):

@@ -40,7 +40,9 @@ def check(kind: str, rows: int, n: int, k: int, dtype: mx.Dtype) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("index", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize(
+    "index", [pytest.param(i, marks=pytest.mark.slow if i < len(AFFINE) and i % 2 else (), id=kind) for i, kind in enumerate(KINDS)]
+)
 def test_all_formats(index: int) -> None:
     n, k = SIZES[index % 4]
     check(KINDS[index], COUNTS[index * 4 % 9], n, k, DTYPES[index % 3])

@@ -117,6 +117,7 @@ def zoo_checkpoint(directory: Path, name: str) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_architectures_of_mlx_lm(tmp_path: Path, name: str) -> None:
     model = zoo_checkpoint(tmp_path / "m", name)

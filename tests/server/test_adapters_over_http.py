@@ -86,6 +86,7 @@ def asked(live: LiveServer, dialect: str, name: str) -> tuple[str, str, int]:
 DIALECTS = ["completions", "chat", "responses", "messages", "ollama generate", "ollama chat"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_adapter_answers(live, expected, dialect):
     for name, adapter in NAMES.items():

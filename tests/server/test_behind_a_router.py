@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("smg")
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))
 wait_for, worker, router = EXAMPLE["wait_for"], EXAMPLE["worker"], EXAMPLE["router"]
-CONVERSATIONS, TURNS = 12, 9
+CONVERSATIONS, TURNS, FEW = 12, 9, 5
 pytestmark = pytest.mark.long
 
 
@@ -59,13 +59,13 @@ def words(chance, length):
     return "".join(chance.choice("abcdefgh ") for _ in range(length))
 
 
-def converse(port, *, leaving=0.0, between=lambda done: None, system=300):
+def converse(port, *, leaving=0.0, between=lambda done: None, system=300, turns=TURNS):
     """Many conversations at once, whose turns come in a random order. Counts statuses, tokens of prompts, and those that were cached. Each
     has a system prompt of its own with so many tokens."""
     chance, found, lock = random.Random(1), Counter(), Lock()
     talks = [[{"role": "system", "content": words(chance, system)}] for _ in range(CONVERSATIONS)]
     locks = [Lock() for _ in talks]
-    order = [number for number in range(CONVERSATIONS) for _ in range(TURNS)]
+    order = [number for number in range(CONVERSATIONS) for _ in range(turns)]
     chance.shuffle(order)
 
     def turn(number):
@@ -142,12 +142,12 @@ def chat_status(port):
 def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
     found = {}
     with routed(tiny_path, "cache_aware") as (port, ports, _):
-        found["alone"] = converse(ports[0])
-        found["cache_aware"] = converse(port)
+        found["alone"] = converse(ports[0], turns=FEW)
+        found["cache_aware"] = converse(port, turns=FEW)
     with routed(tiny_path, "round_robin") as (port, _, _):
-        found["round_robin"] = converse(port)
+        found["round_robin"] = converse(port, turns=FEW)
     capfd.readouterr()
-    assert all(counts[200] == CONVERSATIONS * TURNS for counts in found.values())
+    assert all(counts[200] == CONVERSATIONS * FEW for counts in found.values())
     assert found["cache_aware"]["cached"] >= 0.9 * found["alone"]["cached"]
     read = {name: counts["prompt"] - counts["cached"] for name, counts in found.items()}
     assert read["cache_aware"] < 0.7 * read["round_robin"]

@@ -85,7 +85,7 @@ def test_the_server_answers_on(live: LiveServer, client: OpenAI) -> None:
 def test_a_client_that_stops_reading_holds_nobody_up(live: LiveServer, client: OpenAI) -> None:
     deaf = live.connect(unix=True)
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    deaf.sendall(request("/v1/completions", prompt="Hello", stream=True, logprobs=20))
+    deaf.sendall(request("/v1/completions", prompt="Hello", max_tokens=800, stream=True, logprobs=20))
     live.until(lambda s: s.running > 0)
     assert client.completions.create(model="tiny", prompt="Hello", max_tokens=3).usage
     live.until(lambda s: s.running == 0, seconds=60)

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 
+import pytest
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import AsyncLLM
@@ -14,6 +15,7 @@ from mlxinfer.server.models import Registry
 from mlxinfer.server.settings import ServerSettings
 
 
+@pytest.mark.long
 def test_it_is_prepared_after_the_server_is_ready(tmp_path, monkeypatch):
     path = tiny_directory(tmp_path / "tiny", characters=JSON_CHARACTERS)
     told, prepared = [], []

@@ -51,6 +51,7 @@ def test_health_turns_while_everything_is_still_answered(tiny_path, tmp_path):
         process.kill()
 
 
+@pytest.mark.long
 def test_events_tell_what_is_cached(tiny_path, tmp_path, short_path):
     events, replay = f"ipc://{short_path}/e", f"ipc://{short_path}/r"
     process, port = started(tiny_path, tmp_path, "--kv-events", events, "--kv-events-replay", replay)
@@ -73,6 +74,7 @@ def test_events_tell_what_is_cached(tiny_path, tmp_path, short_path):
         process.wait(60)
 
 
+@pytest.mark.long
 def test_missing_libraries_and_wrong_endpoints_are_one_line(tiny_path, tmp_path):
     command = [sys.executable, "-m", "mlxinfer", "serve", f"tiny={tiny_path}", "--no-socket", "--port", "0"]
     for options, words in ((["--kv-events", "5557"], "tcp://ADDRESS:PORT"), (["--kv-events-replay", "tcp://127.0.0.1:1"], "--kv-events")):

@@ -116,6 +116,7 @@ def test_anthropic(live: LiveServer) -> None:
     assert fits(message.content[0].text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [SCHEMA, "json"])
 def test_ollama(live: LiveServer, form: Any) -> None:
     client = ollama.Client(live.url, transport=httpx.HTTPTransport(uds=str(live.path), verify=False), timeout=60)

@@ -52,9 +52,9 @@ PROMPTS = ("Hello", "One two three", "x" * 70)
 @pytest.mark.long
 @pytest.mark.parametrize(("memory", "seed"), [(ROOM_FOR_ONE, 1), pytest.param(ROOM_FOR_TWO, 2, marks=pytest.mark.slow)])
 def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str], str], memory: int, seed: int) -> None:
-    """200 requests, every fifth abandoned: all others are answered by their own model, or told to try again."""
+    """100 requests, every fifth abandoned: all others are answered by their own model, or told to try again."""
     dice = random.Random(seed)
-    jobs = [(dice.choice(NAMES), dice.choice(PROMPTS), number % 5 == 0, dice.uniform(0, 0.05)) for number in range(200)]
+    jobs = [(dice.choice(NAMES), dice.choice(PROMPTS), number % 5 == 0, dice.uniform(0, 0.05)) for number in range(100)]
     dice.shuffle(jobs)
     with kept_models(paths, memory, dwell_s=0.02) as kept:
 
@@ -70,7 +70,7 @@ def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str
 
         with ThreadPoolExecutor(16) as pool:
             statuses = list(pool.map(run, jobs))
-        assert statuses.count(200) >= 155
+        assert statuses.count(200) >= 75
         kept.until(lambda: all(slot.users == 0 and not slot.waiting for slot in kept.slots.values()))
         check_loads(kept)
         kept.reset()
@@ -138,10 +138,11 @@ def traffic(kept: Kept, over: threading.Event) -> int:
     return count
 
 
+@pytest.mark.long
 def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
     before = mx.get_active_memory()
-    found, kept = cycles(paths, 4, 4)
-    assert {(each.files, each.threads) for each in found[2:]} == {(found[-1].files, found[-1].threads)}
+    found, kept = cycles(paths, 3, 4)
+    assert {(each.files, each.threads) for each in found[1:]} == {(found[-1].files, found[-1].threads)}
     assert abs(mx.get_active_memory() - before) < 2500
     assert kept.watch.most_planned <= ROOM_FOR_TWO
 

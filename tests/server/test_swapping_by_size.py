@@ -25,6 +25,7 @@ def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path], monkeypat
     assert kept.watch.most_planned <= memory
 
 
+@pytest.mark.long
 def test_a_model_has_its_own_settings_each_time_it_is_loaded(paths: dict[str, Path]) -> None:
     with kept_models(paths, contexts={"a": 64, "b": 128}) as kept:
         for _ in range(2):

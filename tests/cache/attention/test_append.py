@@ -31,6 +31,8 @@ from mlxinfer.models.decoder import Model
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gemma2", "phi3", "phi3_longrope", "olmo2", "gpt_oss", "smollm3", "qwen3_next")
 """Plain; norms of heads; local and global frequencies; a soft cap; joined projections; partial and changing rotation; wide norms; sinks;
 layers without rotation; gated queries between recurrent layers."""
+ELSEWHERE = ("qwen3", "phi3")
+"""What these have, others among them have as well."""
 HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -48,9 +50,10 @@ def engine_of(model: Model, kv: KVFormat) -> Engine:
     return Engine(model, config, dtype=mx.float32, kv=kv)
 
 
-@pytest.mark.long
 @pytest.mark.emulator
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else pytest.mark.long) for name in FAMILIES]
+)
 def test_every_family_says_the_same_as_with_plain_mlx(family: str, on_a_mac: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across filled pages, with drafts that hold and drafts that do not, in a batch whose members come and go."""
     config = config_of(family, **HEADS)

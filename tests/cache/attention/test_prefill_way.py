@@ -22,7 +22,7 @@ SHAPE = Shape(mx.bfloat16, 32, 8, 128, 128, 4, 4)
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("kv", [KVFormat(8, 4), KVFormat(5, 8, first16=True)], ids=lambda kv: kv.name)
+@pytest.mark.parametrize("kv", [pytest.param(KVFormat(8, 4), marks=pytest.mark.slow), KVFormat(5, 8, first16=True)], ids=lambda kv: kv.name)
 def test_rows_are_those_of_the_formats_meaning(kv: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across pages that fill on the way, behind others, and next to rows that take other ways."""
     monkeypatch.setattr(prefill_way, "unsealing_is_faster", lambda shape: True)

@@ -33,6 +33,7 @@ def resumed(reader, tokens):
     return there, reader.read([(slot, tokens[there:])])[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv", FORMATS, ids=lambda kv: f"{kv.name}{' first16' * kv.first16}")
 @pytest.mark.parametrize("name", [FULL, SLIDING, MOE, HYBRID])
 def test_a_restart(name, kv, tmp_path):

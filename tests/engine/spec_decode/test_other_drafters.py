@@ -32,7 +32,7 @@ def model(name: str) -> Model:
     return model_with_head(name, EAGLE3 | {"d2t": [token - i for i, token in enumerate(EAGLE3_TOKENS)]})[0]
 
 
-def asked(limit: int = 60) -> list[Sequence]:
+def asked(limit: int = 40) -> list[Sequence]:
     return [request(p, limit, **v) for p, v in zip(PROMPTS, SETTINGS, strict=True)]
 
 

@@ -196,11 +196,16 @@ def test_a_bug_is_found(bug: Bug, mode: str) -> None:
     assert caught.value.file in (f"{bug.name}.metal", None)
 
 
-@pytest.mark.parametrize("mode", emulator.MODES)
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    ("bug", "mode"),
+    [
+        pytest.param(bug, mode, marks=pytest.mark.slow if place else (), id=f"{bug.name}-{mode}")
+        for bug in BUGS
+        for place, mode in enumerate(bug.found)
+    ],
+)
 def test_nothing_is_found_without_the_bug(bug: Bug, mode: str) -> None:
-    if mode in bug.found:
-        run(bug, bug.right, mode, "random")
+    run(bug, bug.right, mode, "random")
 
 
 @pytest.mark.parametrize("name", ["two_writers", "missing_barrier"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from mlxinfer.kernels_metal import emulator
 
@@ -41,9 +43,16 @@ def attention(dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
     return out, weights / weights.sum(-1, keepdims=True) @ _exact(v)
 
 
-@pytest.mark.parametrize("mode", emulator.MODES)
-@pytest.mark.parametrize("dtype", list(EPSILON), ids=str)
-@pytest.mark.parametrize("kernel", [rms_norm, attention])
+def _cases() -> Iterator[ParameterSet]:
+    """Every mode with both kernels, and with every dtype."""
+    for kernel in (rms_norm, attention):
+        for dtype in EPSILON:
+            for mode in emulator.MODES:
+                often = mode == "fast" or (dtype == mx.float32) == (kernel == attention)
+                yield pytest.param(kernel, dtype, mode, marks=() if often else pytest.mark.slow, id=f"{kernel.__name__}-{dtype}-{mode}")
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "mode"), _cases())
 def test_known_good(kernel: object, dtype: mx.Dtype, mode: str) -> None:
     assert callable(kernel)
     out, expected = kernel(dtype)

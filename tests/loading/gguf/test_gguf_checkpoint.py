@@ -24,6 +24,7 @@ ROWS = 2048
 """Of the real vocabularies only so many rows are compared."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_files_of_llama_cpps_converter_give_the_logits_of_transformers(name: str) -> None:
     checkpoint: Checkpoint = GGUFCheckpoint(GOLDEN / f"{name}.gguf")
