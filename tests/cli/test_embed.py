@@ -3,10 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
+
+from mlxinfer.device import default_dtype
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
 MODEL = str(GOLDEN / "last")
+NEAR = 1e-5 if default_dtype() == mx.float32 else 1e-2
 TOLD = json.loads((GOLDEN / "last" / "reference.json").read_text())
 
 
@@ -21,14 +25,14 @@ def test_arguments_and_lines_of_standard_input(call) -> None:
     expected = [vector for text, vector in zip(TOLD["texts"], TOLD["vectors"]["none"], strict=True) if text in texts]
     for result in (call("embed", MODEL, *texts), call("embed", MODEL, stdin="\n".join(texts) + "\n\n")):
         assert result.code == 0, result.err
-        np.testing.assert_allclose(rows(result.out), expected, atol=1e-5)
+        np.testing.assert_allclose(rows(result.out), expected, atol=NEAR)
 
 
 def test_options(call) -> None:
     result = call("embed", MODEL, TOLD["texts"][0], "--dimensions", "8")
-    np.testing.assert_allclose(rows(result.out), TOLD["first_8"][:1], atol=1e-5)
+    np.testing.assert_allclose(rows(result.out), TOLD["first_8"][:1], atol=NEAR)
     result = call("embed", MODEL, TOLD["texts"][0], "--input-type", "query")
-    np.testing.assert_allclose(rows(result.out), TOLD["vectors"]["query"][:1], atol=1e-5)
+    np.testing.assert_allclose(rows(result.out), TOLD["vectors"]["query"][:1], atol=NEAR)
 
 
 def test_what_is_wrong_is_told_in_one_line(call, chat_model) -> None:

@@ -4,6 +4,7 @@ import getpass
 import os
 import platform
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_a_report_has_its_parts_and_no_names(call, chat_model, somebody, tmp_pat
     text = file.read_text(encoding="utf-8")
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == SECTIONS
     assert f"mlxinfer: {__version__}" in text
+    assert text.count("\n- system: ") == 1
     assert "MLX_MAX_OPS_PER_BUFFER=50" in text
     assert f"MLXINFER_API_KEY={private.HIDDEN}" in text
     assert "kv 4: " in text
@@ -72,6 +74,15 @@ def test_a_report_has_its_parts_and_no_names(call, chat_model, somebody, tmp_pat
     lower = text.lower()
     for word in ("quentin", "macbook", "sesame", "abcdefghij", str(somebody).lower(), str(Path(chat_model).parent).lower()):
         assert word not in lower, word
+
+
+def test_products_of_a_gpu_are_told(chat_model, monkeypatch):
+    found = replace(report.diagnose(), gpu_products=["affine 4/64 bfloat16: 2 rows 1.5 times as fast"], float32="rounded to TF32")
+    monkeypatch.setattr(report, "diagnose", lambda: found)
+    monkeypatch.setattr(report, "_speed", lambda model: iter(["quick"]))
+    text = report.report(chat_model)
+    assert f"- {found.gpu_products[0]}\n" in text
+    assert "- rounded to TF32\n" in text
 
 
 def test_a_part_that_fails_says_why_and_the_others_are_there(chat_model, somebody, monkeypatch):

@@ -44,6 +44,7 @@ def test_what_follows_is_what_the_converted_model_computes(tmp_path: Path, monke
     source = random_checkpoint(tmp_path / "source", config_of("llama", **SMALL))
     readers: list[stream._Reader] = []
     init = stream._Reader.__init__
+    monkeypatch.setattr(stream, "default_dtype", lambda: mx.float32)
     monkeypatch.setattr(stream._Reader, "__init__", lambda self, *args: (readers.append(self), init(self, *args))[1])
     plan = plan_of_layers(source, tmp_path / "plan.json")
     convert(source, tmp_path / "out", plan=plan, encoder="gptq", calibration=texts(), measure=False)

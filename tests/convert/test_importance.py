@@ -11,6 +11,7 @@ from support.checkpoints import GOLDEN
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
+from mlxinfer.convert import stream
 from mlxinfer.convert.importance import measure, random_texts
 from mlxinfer.convert.places import places_of
 from mlxinfer.loading.load import open_checkpoint
@@ -46,6 +47,7 @@ def test_every_matrix_of_every_family_is_met(name):
 
 def test_the_figures_are_mean_squares(monkeypatch):
     """Against the inputs of MLX's own products, with the whole model in memory."""
+    monkeypatch.setattr(stream, "default_dtype", lambda: mx.float32)
     checkpoint = open_checkpoint(GOLDEN / "llama")
     found = measure(checkpoint, TEXTS)
     model = build(checkpoint.config, CheckpointWeights(checkpoint, mx.float32))

@@ -207,7 +207,7 @@ def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kerne
     async def ask() -> list[Any]:
         async with AsyncLLM(folder, dtype="float32") as llm:
             await llm.generate("warm", SamplingParams(max_tokens=2))
-            kernels.broken = after(120, slots=2)
+            kernels.broken = after(120)
             found = [(c.token_ids, c.text, c.finish_reason) for c in await llm.generate(PROMPTS, PARAMS)]
             assert llm.stats().restarts == 0
             return found

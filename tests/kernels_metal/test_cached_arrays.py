@@ -16,6 +16,7 @@ from mlxinfer.kernels_metal.add_norm import launcher as add_norm
 from mlxinfer.kernels_metal.append_rows import launcher as append_rows
 from mlxinfer.kernels_metal.paged_attention import arrays
 from mlxinfer.kernels_metal.paged_attention import launcher as paged_attention
+from mlxinfer.nn import gated_delta
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Callable[[], mx.array]] = {
@@ -28,6 +29,7 @@ KEPT: dict[str, Callable[[], mx.array]] = {
     "mlxinfer/cache/recent.py:_heads": lambda: recent._heads(3),
     "mlxinfer/cache/steady.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
     "mlxinfer/cache/steady.py:_nothing": lambda: steady._nothing(),
+    "mlxinfer/nn/gated_delta.py:_equal": lambda: gated_delta._equal(8, 0.5),
     "mlxinfer/cache/recent.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
 
@@ -54,6 +56,7 @@ def test_made_in_one_thread_and_used_in_another(name: str) -> None:
     recent._places.cache_clear()
     steady._blank.cache_clear()
     steady._nothing.cache_clear()
+    gated_delta._equal.cache_clear()
     in_a_new_thread(lambda: KEPT[name]() is None)
     in_a_new_thread(lambda: mx.eval(KEPT[name]() + 1))
 

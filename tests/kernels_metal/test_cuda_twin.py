@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from support import cuda_cpu, nvrtc, sealed_pages
 from support.append_scenes import AppendScene
+from support.cuda_compiled import PTX, QUICK, Compiled, needs_nvrtc
 from support.decode_scenes import Scene
 from support.emulated import emulated, needs_emulator
 from support.prefill_scenes import PrefillScene
@@ -22,8 +22,7 @@ from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.quantized_matmul.launcher import block_dequantize
 from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
-
-needs_nvrtc = pytest.mark.skipif(bool(nvrtc.wheels_missing()), reason=f"no compiler for CUDA: {nvrtc.wheels_missing()}")
+from mlxinfer.kernels_metal.source import ROOT
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 BITS = (16, 8, 6, 5, 4, 3, 2)
@@ -31,12 +30,6 @@ PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
 """Of bits of keys and of values, each once."""
 PRODUCTS = ("4/64", "Q4_K", "3/32", "Q5_K", "8/128", "Q6_K", "mxfp4", "6/64", "Q8_0", "5/32", "2/32", "Q5_0", "Q4_0")
 """Formats of quantized matrices."""
-GPU, PTX = "sm_90", "compute_90"
-"""For a GPU, or, in a quarter of the time, only as far as NVIDIA's own assembly language."""
-QUICK = ("--Ofast-compile=max",)
-"""Without optimizing: a quarter of the time, and refuses the same. Only with optimizing is an array in registers."""
-UNOPTIMIZED = ("--ptxas-options=-O0", *QUICK)
-"""The assembler takes half the time too."""
 
 
 @pytest.mark.parametrize(
@@ -89,27 +82,6 @@ def test_a_grid_that_cuda_would_round_up_is_refused() -> None:
     kernel = CudaKernel("copy", ["x"], ["out"], "out[0] = x[0];")
     with pytest.raises(ValueError, match="no multiple"):
         kernel(inputs=[mx.zeros(9)], output_shapes=[(9,)], output_dtypes=[F32], grid=(33, 1, 1), threadgroup=(32, 1, 1))
-
-
-class Compiled(list[str]):
-    """The PTX of every kernel that is launched inside `run_with(compiled.maker)`; answers are zeros."""
-
-    def __init__(self, architecture: str = GPU, *options: str) -> None:
-        super().__init__()
-        self.architecture = architecture
-        self.options = options or (UNOPTIMIZED if architecture == GPU else ())
-
-    def maker(self, *, name: str, input_names: list[str], output_names: list[str], source: str, header: str = "") -> Callable[..., Any]:
-        def call(*, inputs, output_shapes, output_dtypes, template=(), **rest):  # type: ignore[no-untyped-def]
-            arrays = list(zip(input_names, inputs, strict=True))
-            outputs = list(zip(output_names, output_dtypes, strict=True))
-            code = nvrtc.cuda_source(name, arrays, outputs, source, header, template)
-            ptx, cubin = nvrtc.compile_cuda(code, self.architecture, *self.options)
-            assert cubin.startswith(b"\x7fELF") == (self.architecture == GPU)
-            self.append(ptx)
-            return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-
-        return call
 
 
 def launch_everything(k_bits: int, v_bits: int, dtype: mx.Dtype) -> None:
@@ -238,6 +210,25 @@ def test_what_runs_between_layers_and_after_them_compiles() -> None:
         cut(151936)
     assert len(compiled) == 3
     assert all(".target sm_90" in ptx for ptx in compiled)
+
+
+def test_no_kernel_is_left_out() -> None:
+    """Of what the tests here compile, and what is in the Metal files."""
+    launched = set()
+
+    def maker(*, name: str, **_: object):  # type: ignore[no-untyped-def]
+        launched.add(name)
+        return lambda *, output_shapes, output_dtypes, **_: [mx.zeros(*made) for made in zip(output_shapes, output_dtypes, strict=True)]
+
+    with run_with(maker):
+        launch_everything(8, 4, F16)
+        for index in range(len(PRODUCTS)):
+            multiply(index)
+        block_dequantize(matrix("Q4_0", 16, 512, BF16).arrays[0], "Q4_0", F16)
+        between_layers()
+        cut()
+    texts = [file.read_text(encoding="utf-8") for file in ROOT.rglob("*.metal")]
+    assert launched == {name for text in texts for name in re.findall(r"^//: kernel (\w+)", text, re.MULTILINE)}
 
 
 @needs_emulator

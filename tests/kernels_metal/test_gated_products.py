@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import pi, sqrt
-
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.emulated import emulated, needs_emulator
-from support.quantized_products import Rounding, matrix, rows_of_x
+from support.gated_products import check_gated, gated
+from support.quantized_products import matrix, rows_of_x
 from support.sealed_pages import to_float
 
 from mlxinfer.errors import UnsupportedShapeError
@@ -21,32 +20,9 @@ from mlxinfer.kernels_metal.quantized_matmul.trial import Subject, speeds, why_u
 F16, BF16, F32 = mx.float16, mx.bfloat16, mx.float32
 
 
-def form_of(kind: str) -> dict[str, int | str]:
-    bits, group = (4, 32) if kind == "mxfp4" else map(int, kind.split("/"))
-    return {"bits": bits, "group_size": group, "mode": "mxfp4" if kind == "mxfp4" else "affine"}
-
-
-def gated(kind: str, x: mx.array, half: int, gate: str) -> tuple[mx.array, np.ndarray, np.ndarray]:
-    """The kernel's answer, the exact one, and how far off float32 sums may be; numbers of x in which gates are neither 0 nor lines."""
-    weights = matrix(kind, 2 * half, x.shape[1], x.dtype)
-    found = quantized_matmul(x, *weights.arrays, *[None] * (3 - len(weights.arrays)), gate=gate, **form_of(kind))  # type: ignore[arg-type]
-    rows = to_float(x).astype(np.float64)
-    sums, sizes = rows @ weights.numbers.T, np.abs(rows) @ np.abs(weights.numbers).T
-    g, up = sums[:, :half], sums[:, half:]
-    steep = g if gate == "silu" else 2 * sqrt(2 / pi) * (g + 0.044715 * g**3)
-    exact = g / (1 + np.exp(np.minimum(-steep, 700))) * up
-    # The slope of either gate is below 1.13 everywhere.
-    slack = 2e-6 * (1.13 * sizes[:, :half] * np.abs(up) + np.abs(g) * sizes[:, half:] + np.abs(exact))
-    return found, exact, slack
-
-
 def check(kind: str, rows: int, half: int, k: int, gate: str, dtype: mx.Dtype = F16, **emulation: str) -> None:
-    x = rows_of_x(rows, k, F32) * (0.1 / sqrt(k))
     with emulated(**emulation):  # type: ignore[arg-type]
-        found, exact, slack = gated(kind, x.astype(dtype), half, gate)
-    assert (found.shape, found.dtype) == ((rows, half), dtype)
-    error = np.abs(to_float(found) - exact)
-    assert (error <= Rounding[dtype] * 1.001 * np.abs(exact) + slack + (6e-8 if dtype == F16 else 0)).all(), (error - slack).max()
+        check_gated(kind, rows, half, k, gate, dtype)
 
 
 @needs_emulator

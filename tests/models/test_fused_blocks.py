@@ -13,6 +13,8 @@ from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.step import CacheStep
 from mlxinfer.models import build
+from mlxinfer.models.families import glm4, qwen
+from mlxinfer.nn.activations import ScaledGate, gated
 from mlxinfer.nn.packing import settle
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
@@ -56,6 +58,28 @@ def test_whole_blocks_compute_the_same(name, monkeypatch):
     near = 1e-4 if name.startswith("gemma4") else 1e-5  # its scores are not scaled, so that exp makes more of what rounding leaves
     for ours, theirs in zip(whole, logits_of(model), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=near, atol=near)
+
+
+def scaled(name):
+    plain = gated(name)
+    return ScaledGate(plain.activation, 0.5, 3.0, lambda gate, up: plain(gate * 0.5, up) * 3)
+
+
+@pytest.mark.parametrize("family", [qwen, glm4])
+def test_the_last_factor_of_a_gate_is_kept(family, monkeypatch):
+    monkeypatch.setattr(family, "gated", scaled)
+    model = model_of("qwen3" if family is qwen else "glm4")
+    assert all(run.native is not None for run in model.runs)
+    whole = logits_of(model)
+    monkeypatch.setattr(CacheStep, "runs_blocks", False)
+    for ours, theirs in zip(whole, logits_of(model), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_whose_gate_has_a_last_factor_run_operation_by_operation(monkeypatch):
+    assert model_of("qwen3_moe").runs[-1].native is not None
+    monkeypatch.setattr(qwen, "gated", scaled)
+    assert model_of("qwen3_moe").runs[-1].native is None
 
 
 def test_a_step_whose_result_nobody_wants_still_fills_its_pages():

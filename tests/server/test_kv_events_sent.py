@@ -54,9 +54,9 @@ def page(own, parent=None, medium=GPU, group=0, salt=""):
 
 
 @pytest.fixture
-def endpoints(tmp_path):
+def endpoints(short_path):
     """Paths, as ports may be taken."""
-    return f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    return f"ipc://{short_path}/events", f"ipc://{short_path}/replay"
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ def test_mistakes(arguments: list[str], message: str, folder: Path, capsys: pyte
     assert message in capsys.readouterr().err
 
 
-def test_the_property_list_has_them(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_property_list_has_them(folder: Path, short_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--models-dir", str(folder), "--pin", "a", "--keep-alive", "-1", "--memory", "2.5"]
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--install", "--socket", str(tmp_path / "run" / "s"), *given])
+        main(["serve", "--install", "--socket", str(short_path / "run" / "s"), *given])
     assert not ended.value.code
     text = capsys.readouterr().out
     assert [text.index(f"<string>{part}</string>") for part in given]

@@ -16,7 +16,7 @@ from mlxinfer.server.settings import ServerSettings
 
 
 @pytest.mark.long
-def test_it_is_prepared_after_the_server_is_ready(tmp_path, monkeypatch):
+def test_it_is_prepared_after_the_server_is_ready(tmp_path, short_path, monkeypatch):
     path = tiny_directory(tmp_path / "tiny", characters=JSON_CHARACTERS)
     told, prepared = [], []
 
@@ -42,7 +42,7 @@ def test_it_is_prepared_after_the_server_is_ready(tmp_path, monkeypatch):
     try:
         slot = Slot(EngineArgs(path), AsyncLLM.of)
         tiny = serve.Models(registry=Registry({"tiny": slot}), at_start=[slot])
-        serve.run(tiny, ServerSettings(socket=tmp_path / "api.sock"), tell=told.append)
+        serve.run(tiny, ServerSettings(socket=short_path / "api.sock"), tell=told.append)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -136,10 +136,7 @@ class FalconBlock:
             sink = parts.sink(factor=factor)
             parts.mix(mixer, row, None, sink, "rope")
             sink.finish()
-        gate = self.mlp.gate
-        sink = parts.sink(factor=gate.after if isinstance(gate, ScaledGate) else 1.0)
-        parts.feed_forward(self.mlp, stream, self.before_mlp, sink)
-        sink.finish()
+        parts.feed_forward(self.mlp, stream, self.before_mlp, parts.sink())
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))
