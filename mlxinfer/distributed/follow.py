@@ -106,10 +106,9 @@ class Follower:
         after: int = 0,
         adapted: AdaptedModel | None = None,
         windows: Sequence[int | None] = (),
-        all_rows: bool = False,
     ) -> None:
         """`before` and `after` are columns of a row besides the hidden ones that come and go: inputs of this rank's blocks and of later
-        ones, for families that have such. `adapted` are the blocks with adapters, `windows` and `all_rows` what `Orders` say."""
+        ones, for families that have such. `adapted` are the blocks with adapters, `windows` what `Orders` say."""
         self._adapted = adapted
         self.stack = stack
         self.steps = 0
@@ -118,7 +117,6 @@ class Follower:
         self.cache: FollowingCache
         layers = (*stack.layers, *(Elsewhere(AttentionSpec(1, 1, 1, window)) for window in windows))
         self._new_cache = partial(FollowingCache, layers, dtype, kv)
-        self._all_rows = all_rows
         self._columns = stack.hidden_size, before, after
         self._running: list[_Running] = []
         self._filled: dict[int, CacheStep] = {}
@@ -176,7 +174,7 @@ class Follower:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
             y = stack.advance(x, step, stack.rotations(step))
             # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
-            return y if self._all_rows or any(s.read for s in message.segments) else x
+            return y if any(s.read for s in message.segments) else x
         x = self._ring.receive((rows, hidden + before), message.dtype)
         inputs, later = None, x[:, hidden + before - after :]
         if before:

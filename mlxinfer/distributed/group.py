@@ -21,7 +21,7 @@ from ..models.decoder import Decoder, Model
 from ..models.share import sum_results
 from .agreement import Hello, Limits, Orders, model_digest, say, shared_settings
 from .lead import Lead
-from .link import SILENCE_S, Kind, Link, Pulse
+from .link import SILENCE_S, Kind, Link, Pulse, listen
 from .nodes import Nodes
 from .plan import SplitPlan, bytes_besides, cuttable, part_outline, plan_shares, plan_split
 from .ring import Ring
@@ -86,7 +86,6 @@ class Group:
             adapters={a.name: a.digest for a in found.adapters},
             besides=besides,
             windows=head_windows(target.model),
-            all_rows=target.model.mtp is not None,
         )
         self._tell_all(Kind.PLAN, asdict(orders))
         own = own_part(found, plan, 0)
@@ -153,7 +152,7 @@ class Group:
         """Wait for all others. Returns what each rank may take, in bytes. One that does not fit is told so in a line, and goes."""
         address, port = self.nodes.control
         found: dict[int, tuple[Link, Hello]] = {}
-        with _listening(address, port) as server:
+        with listen(address, port, "rank 0 cannot wait for the others") as server:
             say(f"waiting for {', '.join(map(self.nodes.label, range(1, len(self.nodes))))} at {address}:{port}")
             while len(found) < len(self.nodes) - 1:
                 link, hello = self._greet(server, mine)
@@ -201,14 +200,6 @@ class Group:
                 raise NodesError(f"{self.nodes.label(rank)}: {error}") from None
             except OSError as error:
                 raise GroupLostError(f"{self.nodes.label(rank)} has ended: {error}") from None
-
-
-def _listening(address: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((address, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise NodesError(f"rank 0 cannot wait for the others at {address}:{port}: {reason}; its address is the hostfile's first") from None
 
 
 def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[int], besides: int) -> SplitPlan:

@@ -119,6 +119,15 @@ class Link:
         return bytes(parts)
 
 
+def listen(address: str, port: int, otherwise: str) -> socket.socket:
+    """A socket that listens there. Raises `NodesError`, which says `otherwise` and why."""
+    try:
+        return socket.create_server((address, port))
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise NodesError(f"{otherwise} at {address}:{port}: {reason}; its address is the one in the hostfile") from None
+
+
 class Pulse:
     """Sends signs of life to other ranks, and listens for theirs, in threads of its own. Once one of them is silent or gone, `lost` is
     called with its place in `links` and the reason; never twice."""

@@ -76,7 +76,6 @@ def run_member(
         after=after,
         adapted=adapted,
         windows=orders.windows,
-        all_rows=orders.all_rows,
     )
     while True:
         kind, payload = received.get()

@@ -55,10 +55,6 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], beside
     bytes that rank 0 has besides blocks, those of the model without a drafter if it is not given. Raises `NodesError` where the machines
     are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
     graph = cuttable(found)
-    if graph.mtp is not None:
-        raise UnsupportedModelError(
-            f"{graph.model_type} is divided by layers, where no head can draft: use --split tensor, or leave out --draft"
-        )
     first = bytes_besides(found) if besides is None else besides
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
