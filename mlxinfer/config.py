@@ -176,6 +176,18 @@ class EngineArgs:
         default=None,
         metadata=about("Folder for that", automatic="prefix in the cache folder", metavar="DIRECTORY", command="answering"),
     )
+    prefill_from: str | None = field(
+        default=None,
+        metadata=about(
+            "Have this server read long prompts, one that runs with --kv-producer, and fetch their keys and values",
+            automatic="read them here",
+            metavar="URL",
+            command="answering",
+        ),
+    )
+    kv_producer: bool = field(
+        default=False, metadata=about("Hand out keys and values of prompts to servers with --prefill-from", command="answering")
+    )
     max_waiting: int = field(
         default=1024, metadata=about("Requests that may wait; more are refused", unit="requests", least=1, command="answering")
     )
@@ -196,6 +208,8 @@ class EngineArgs:
                 raise SettingError(f"{one.name} {problem}")
         if self.adapters is not None:
             _check_adapters(self.adapters)
+        if self.prefill_from is not None and (self.prefix_disk_gb or not self.prefix_cache):
+            raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
 
     @property
     def max_draft(self) -> int:

@@ -73,6 +73,8 @@ class Group:
         args, target = found.args, found.target
         if args.prefix_disk_gb:
             raise SettingError("prefix_disk_gb: what several machines have computed cannot be kept on disk yet: leave it out")
+        if args.kv_producer or args.prefill_from:
+            raise SettingError("kv_producer and prefill_from: pages of several machines cannot be handed out or fetched: leave them out")
         hello = Hello.mine(0, self.nodes.digest, model_digest(target.checkpoint.path), usable_memory(args.memory_gb))
         memory = self._gather(hello)
         besides = bytes_besides(target, found.draft)
