@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from .._version import __version__
-from ..errors import CheckpointError, ModelNotFoundError
+from ..errors import ModelNotFoundError
 from .files import file_stamp
 from .gguf.files import part_paths
 from .resolve import cache_dir
@@ -37,30 +37,27 @@ def fingerprint(path: Path, *settings: object) -> str:
 
 
 def content_fingerprint(path: Path, *settings: object) -> str:
-    """The same for every copy of the model, wherever it is: all bytes of its files count, not when they were written. Raises
-    `CheckpointError`."""
-    files = [[part.name, content_digest(part)] for part in model_files(path)]
-    return _digest(files, settings)
+    """The same for every copy of the model, wherever it is: all bytes of its files count, not when they were written."""
+    try:
+        return _digest([[part.name, content_digest(part)] for part in model_files(path)], settings)
+    except (OSError, ModelNotFoundError):
+        return os.urandom(16).hex()
 
 
 def content_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal, which is read once and then remembered as long as the file does not change. Raises
-    `CheckpointError`."""
+    """SHA-256 of a file, hexadecimal, which is read once and then remembered as long as the file does not change. Raises OSError."""
     real = Path(os.path.realpath(path))
     if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):  # the hub's own cache calls large files by it
         return real.name
-    try:
-        stamp = json.dumps(file_stamp(path))
-        known = cache_dir() / "digests" / hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
-        with suppress(OSError, UnicodeDecodeError):
-            if _SHA256.fullmatch(found := known.read_text(encoding="ascii")):
-                return found
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    stamp = json.dumps(file_stamp(path))
+    known = cache_dir() / "digests" / hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
+    with suppress(OSError, UnicodeDecodeError):
+        if _SHA256.fullmatch(found := known.read_text(encoding="ascii")):
+            return found
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
     with suppress(OSError):
         known.parent.mkdir(parents=True, exist_ok=True)
         known.write_text(digest.hexdigest(), encoding="ascii")

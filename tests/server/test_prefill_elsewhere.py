@@ -184,3 +184,13 @@ def test_the_hub_has_hashed_its_files(tmp_path: Path) -> None:
     blob.write_bytes(b"x")
     (tmp_path / "model.safetensors").symlink_to(blob)
     assert content_digest(tmp_path / "model.safetensors") == blob.name
+
+
+def test_only_prompts_without_an_adapter_are_sent() -> None:
+    """Port 1 would be noted."""
+    tier = PeerStorage("http://127.0.0.1:1")
+    assert tier.opened(b"plain")
+    assert tier.opened(b"adapter", PROMPT)
+    assert not tier._looking
+    assert not tier.opened(b"plain", PROMPT)
+    tier.close()

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ...errors import SettingError, one_line
+from ...keep_alive import keep_alive
 from ..pages import PAGE
 from .pagefile import Entry, checksum, parsed
 from .source import PageSource
@@ -27,8 +28,10 @@ LEAST_TOKENS = 4 * PAGE
 """Fewer tokens that are missing are computed here."""
 RETRY_S = 10.0
 """Seconds after a failure before the other machine is asked again."""
-_PATIENCE_S = 60.0
-"""Seconds of silence after which it counts as gone: it may be reading a long prompt."""
+_CONNECT_S = 5.0
+_PATIENCE_S, _TOKEN_S = 60.0, 0.01
+"""Seconds of silence after which it counts as stuck, and for each token of a prompt that it reads. A machine that has gone is noticed
+before (`keep_alive`)."""
 _ANSWERS = 1024
 """Answers that nobody has come for, at most."""
 _LISTED = 1 << 16
@@ -57,6 +60,7 @@ class PeerStorage(PageSource):
         self._tell = note
         self._retry_at = 0.0
         self._told = ""
+        self._root = b""
         self._problem: Exception | None = None
         self._asking: set[tuple[bytes, int, int]] = set()
         self._answered: set[tuple[bytes, int, int]] = set()
@@ -70,7 +74,10 @@ class PeerStorage(PageSource):
         return bool(self.note) or self._closed
 
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
-        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill."""
+        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless that is of another root than
+        the first that was opened, which has no adapter: the other machine is told of tokens only."""
+        if not self._root:
+            self._root = root
         wanted = list(tokens[:-1])  # the last token is computed here, and has its logits
         key = root, len(wanted), hash(tuple(wanted))
         with self._lock:
@@ -79,7 +86,7 @@ class PeerStorage(PageSource):
                 return True
             if key in self._asking:
                 return False
-            if self.off or len(wanted) - reused() < LEAST_TOKENS:
+            if root != self._root or self.off or len(wanted) - reused() < LEAST_TOKENS:
                 return True
             self._asking.add(key)
             self._looking += 1
@@ -88,7 +95,7 @@ class PeerStorage(PageSource):
 
     def _ask(self, key: tuple[bytes, int, int], root: bytes, tokens: list[int]) -> None:
         try:
-            answer = self._post(PREFILL, {"root": root.hex(), "tokens": tokens})
+            answer = self._post(PREFILL, {"root": root.hex(), "tokens": tokens}, _PATIENCE_S + len(tokens) * _TOKEN_S)
             listed = json.loads(answer.read(_LIST_BYTES))["pages"]
             names = [name for one in listed if isinstance(one, str) and (name := parsed(one))]
             with self._lock:
@@ -132,9 +139,12 @@ class PeerStorage(PageSource):
         if problem is not None:  # not before what was right has arrived
             self._fail(problem)
 
-    def _post(self, path: str, body: dict[str, Any]) -> HTTPResponse:
+    def _post(self, path: str, body: dict[str, Any], patience_s: float = _PATIENCE_S) -> HTTPResponse:
         host, port = self._address
-        connection = (HTTPSConnection if self._secure else HTTPConnection)(host, port, timeout=_PATIENCE_S)
+        connection = (HTTPSConnection if self._secure else HTTPConnection)(host, port, timeout=_CONNECT_S)
+        connection.connect()
+        connection.sock.settimeout(patience_s)
+        keep_alive(connection.sock)
         connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
         answer = connection.getresponse()
         if answer.status != 200:
