@@ -74,7 +74,7 @@ class PeerStorage(PageSource):
         return bool(self.note) or self._closed
 
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
-        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless that is of another root than
+        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless the root is another than
         the first that was opened, which has no adapter: the other machine is told of tokens only."""
         if not self._root:
             self._root = root
