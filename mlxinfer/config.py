@@ -208,6 +208,8 @@ class EngineArgs:
                 raise SettingError(f"{one.name} {problem}")
         if self.adapters is not None:
             _check_adapters(self.adapters)
+        if self.prefill_from is not None and not _is_address(self.prefill_from):
+            raise SettingError(f"prefill_from: {self.prefill_from!r} is no address such as http://studio.local:8080")
         if self.prefill_from is not None and (self.prefix_disk_gb or not self.prefix_cache):
             raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
 
@@ -215,6 +217,17 @@ class EngineArgs:
     def max_draft(self) -> int:
         """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+def _is_address(url: object) -> bool:
+    from urllib.parse import urlsplit  # only for an address
+
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not more
+    except ValueError:  # of the port
+        return False
 
 
 def _check_adapters(adapters: object) -> None:

@@ -21,6 +21,7 @@ from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cache.disk.peer import PAGES, PREFILL, PeerStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
+from mlxinfer.config import EngineArgs
 from mlxinfer.errors import SettingError
 from mlxinfer.loading.fingerprint import content_digest, content_fingerprint
 
@@ -158,10 +159,15 @@ def test_who_may_not_or_cannot_is_told_why(tmp_path: Path, monkeypatch: pytest.M
         assert noted(path, url) == ""
 
 
-@pytest.mark.parametrize("url", ["studio.local:8080", "ftp://studio.local", "http://", "http://a/b", "http://a:x"])
+@pytest.mark.parametrize("url", ["studio.local:8080", "ftp://studio.local", "http://", "http://a/b", "http://a:x", "http://me:word@a", 7])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(SettingError, match="is no address such as"):
-        PeerStorage(url)
+        EngineArgs("tiny", prefill_from=url)
+
+
+def test_what_excludes_it_is_told() -> None:
+    with pytest.raises(SettingError, match="leave out prefix_disk_gb"):
+        EngineArgs("tiny", prefill_from="http://a", prefix_disk_gb=1.0)
 
 
 def test_copies_of_a_model_are_called_the_same(tmp_path: Path) -> None:

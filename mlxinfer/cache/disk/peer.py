@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ...errors import SettingError, one_line
+from ...errors import one_line
 from ...keep_alive import keep_alive
 from ..pages import PAGE
+from ..prefix_tree import token_bytes
 from .pagefile import Entry, checksum, parsed
 from .source import PageSource
 
@@ -43,18 +44,12 @@ class PeerStorage(PageSource):
     """The prefix cache of the server at a URL."""
 
     def __init__(self, url: str, api_key: str = "", *, note: Callable[[str], None] | None = None) -> None:
-        """`note` is called, from any thread, with one line for the user where the machine cannot be used. Raises `SettingError` for what is
-        no URL."""
+        """`url` is one that `EngineArgs` takes. `note` is called, from any thread, with one line for the user where the machine cannot be
+        used."""
         super().__init__("mlxinfer-prefill-reader")
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise SettingError(f"prefill_from: {url!r} is no address such as http://studio.local:8080")
+        parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._address = parts.hostname, port
+        self._address = parts.hostname or "", parts.port
         self._secure = parts.scheme == "https"
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._tell = note
@@ -62,8 +57,8 @@ class PeerStorage(PageSource):
         self._told = ""
         self._root = b""
         self._problem: Exception | None = None
-        self._asking: set[tuple[bytes, int, int]] = set()
-        self._answered: set[tuple[bytes, int, int]] = set()
+        self._asking: set[int] = set()
+        self._answered: set[int] = set()
         self.received_bytes = 0
         """Bytes of pages and their headers that have come."""
 
@@ -76,24 +71,25 @@ class PeerStorage(PageSource):
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
         """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless the root is another than
         the first that was opened, which has no adapter: the other machine is told of tokens only."""
-        if not self._root:
-            self._root = root
-        wanted = list(tokens[:-1])  # the last token is computed here, and has its logits
-        key = root, len(wanted), hash(tuple(wanted))
+        self._root = self._root or root
+        if root != self._root:
+            return True
+        key = hash(token_bytes(tokens))
         with self._lock:
             if key in self._answered:
                 self._answered.remove(key)
                 return True
             if key in self._asking:
                 return False
-            if root != self._root or self.off or len(wanted) - reused() < LEAST_TOKENS:
+            # The last token is computed here, and has its logits.
+            if self.off or len(tokens) - 1 - reused() < LEAST_TOKENS:
                 return True
             self._asking.add(key)
             self._looking += 1
-        Thread(target=self._ask, args=(key, root, wanted), name="mlxinfer prefill", daemon=True).start()
+        Thread(target=self._ask, args=(key, root, list(tokens[:-1])), name="mlxinfer prefill", daemon=True).start()
         return False
 
-    def _ask(self, key: tuple[bytes, int, int], root: bytes, tokens: list[int]) -> None:
+    def _ask(self, key: int, root: bytes, tokens: list[int]) -> None:
         try:
             answer = self._post(PREFILL, {"root": root.hex(), "tokens": tokens}, _PATIENCE_S + len(tokens) * _TOKEN_S)
             listed = json.loads(answer.read(_LIST_BYTES))["pages"]
