@@ -87,6 +87,8 @@ class Orders:
     """Digests of the adapters by name, in the order of their places."""
     besides: int
     """Bytes of weights that rank 0 has besides blocks: embedding, output matrix, and what drafts."""
+    taps: list[int]
+    """Blocks before which a head reads the rows, for models divided by layers."""
     windows: list[int | None]
     """Windows of the attention layers that rank 0 has besides those of the blocks: a head's. Its pages are counted everywhere."""
 

@@ -87,6 +87,7 @@ class Group:
             settings=settings,
             adapters={a.name: a.digest for a in found.adapters},
             besides=besides,
+            taps=list(target.model.mtp.taps) if target.model.mtp is not None else [],
             windows=head_windows(target.model),
         )
         self._tell_all(Kind.PLAN, asdict(orders))
@@ -109,7 +110,9 @@ class Group:
             say(f"{self.nodes.label(rank)} has read {told['read'] / 1e6:.1f} MB")
         self._tell_all(Kind.GO, {})
         self._ring = Ring()
-        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0])
+        taps = model.mtp.taps if model.mtp is not None else ()
+        elsewhere = sum(len(self.plan.taps(rank, taps)) for rank in range(1, len(self.nodes)))
+        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0], elsewhere)
         self._pulse = Pulse(self._links, self._on_loss, silence_s=self._silence_s)
         if self.plan.parts[0].shares > 1:
             sum_results(model, self._ring.sum)

@@ -31,6 +31,11 @@ class SplitPlan:
     extra: tuple[int, ...]
     """Columns of a row besides the hidden ones, as rank r sends it: inputs of later ranks' blocks; 0 for most families."""
 
+    def taps(self, rank: int, taps: Sequence[int]) -> list[int]:
+        """Those of the whole model's that are where rows enter a block of this rank, counted from its first."""
+        part = self.parts[rank]
+        return [tap - part.first for tap in taps if part.first <= tap < part.last]
+
     @property
     def digest(self) -> str:
         """Equal where two ranks have planned the same."""
@@ -90,10 +95,9 @@ def cuttable(found: PreparedModel) -> Decoder:
     if any(isinstance(spec, BidirectionalSpec) for spec in found.model.layers):
         raise UnsupportedModelError(f"{found.model_type} makes vectors only, and has no need of several machines: run it on one")
     head = found.model.mtp
-    if head is not None and (head.taps or head.reads):
-        what = "rows between its blocks" if head.taps else "pages of its last layers"
+    if head is not None and head.reads:
         raise UnsupportedModelError(
-            f"the model that drafts for {found.model_type} reads {what}, which other machines have: leave out --draft"
+            f"the model that drafts for {found.model_type} reads pages of its last layers, which other machines have: leave out --draft"
         )
     return found.model
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
-from support.heads import HEAD, head_directory, with_random_head
+from support.heads import EAGLE3, HEAD, eagle3_directory, head_directory, with_random_head
 from support.pair import Scenario, run_pair
 from support.ports import free_port
 from support.tiny_directory import tiny_directory
@@ -51,6 +51,8 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         "head without a window": scenario(none, eager=True, of=windowed, draft=head),
         # Its states are taken back where drafts do not hold; the head is in the checkpoint.
         "own head": scenario(none, eager=True, of=with_random_head(folder / "own", eos=False, context=1024), draft="mtp"),
+        # It reads the rows that enter each of the three blocks, two of which are on rank 1.
+        "eagle 3": scenario(none, eager=True, draft=str(eagle3_directory(folder / "eagle3", EAGLE3))),
         "crowded": Scenario(str(model), PROMPTS, [greedy, *seeded, greedy], crowded, preempts=20, rounds=2, eager=True),
     }
 
@@ -80,7 +82,7 @@ def test_a_draft_model_writes_ahead(found: Found, split: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "split"),
-    [("own head", "pipeline"), *((name, split) for name in ("head", "head without a window", "crowded") for split in SPLITS)],
+    [("own head", "pipeline"), *((name, split) for name in ("head", "head without a window", "eagle 3", "crowded") for split in SPLITS)],
 )
 def test_a_head_writes_ahead(found: Found, name: str, split: str) -> None:
     """Of its drafts about as many hold as in one process: sums of shares differ in their last bits."""
