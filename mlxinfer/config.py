@@ -176,6 +176,18 @@ class EngineArgs:
         default=None,
         metadata=about("Folder for that", automatic="prefix in the cache folder", metavar="DIRECTORY", command="answering"),
     )
+    prefill_from: str | None = field(
+        default=None,
+        metadata=about(
+            "Have this server read long prompts, one that runs with --kv-producer, and fetch their keys and values",
+            automatic="read them here",
+            metavar="URL",
+            command="answering",
+        ),
+    )
+    kv_producer: bool = field(
+        default=False, metadata=about("Hand out keys and values of prompts to servers with --prefill-from", command="answering")
+    )
     max_waiting: int = field(
         default=1024, metadata=about("Requests that may wait; more are refused", unit="requests", least=1, command="answering")
     )
@@ -196,11 +208,26 @@ class EngineArgs:
                 raise SettingError(f"{one.name} {problem}")
         if self.adapters is not None:
             _check_adapters(self.adapters)
+        if self.prefill_from is not None and not _is_address(self.prefill_from):
+            raise SettingError(f"prefill_from: {self.prefill_from!r} is no address such as http://studio.local:8080")
+        if self.prefill_from is not None and (self.prefix_disk_gb or not self.prefix_cache):
+            raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
 
     @property
     def max_draft(self) -> int:
         """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+def _is_address(url: object) -> bool:
+    from urllib.parse import urlsplit  # only for an address
+
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not more
+    except ValueError:  # of the port
+        return False
 
 
 def _check_adapters(adapters: object) -> None:

@@ -18,7 +18,20 @@ ROOT = Path(__file__).parents[1]
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
 FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKED}}
 
-PLAIN = {"errors", "structure", "tools", "function_schema", "types", "typed_reader", "config", "device", "garbage", "records", "_version"}
+PLAIN = {
+    "errors",
+    "structure",
+    "tools",
+    "function_schema",
+    "types",
+    "typed_reader",
+    "config",
+    "device",
+    "garbage",
+    "keep_alive",
+    "records",
+    "_version",
+}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
 BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret", "adapters"}

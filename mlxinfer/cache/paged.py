@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -22,8 +22,9 @@ from .step import CacheStep
 from .store import LayerStore
 
 if TYPE_CHECKING:
+    from .disk.handout import Handout
     from .disk.prefetch import PrefixPrefetcher
-    from .disk.storage import DiskStorage
+    from .disk.source import PageSource
 
 
 class PagedCache:
@@ -46,12 +47,13 @@ class PagedCache:
         fingerprint: str = "",
         prefix_cache_tokens: int = 0,
         snapshot_bytes: int = 0,
-        disk: DiskStorage | None = None,
+        disk: PageSource | None = None,
     ) -> None:
         """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the most tokens of one sequence
         in a step. `layer_kv` are the formats of single layers where they differ from `kv`, for measurements. `backend` chooses the
         attention backend of a layer; `fingerprint` identifies the weights. The prefix cache holds up to `prefix_cache_tokens` tokens, and
-        `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps it across restarts."""
+        `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps it across restarts, or has what
+        other machines have read."""
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._dtype = dtype
@@ -85,7 +87,16 @@ class PagedCache:
         """Whether sequences cannot resume without their layers' states."""
         return any(isinstance(s, RecurrentSpec) and not s.optional for s in map(whole_spec, self.layers))
 
-    def _on_disk(self, tier: DiskStorage) -> PrefixPrefetcher | None:
+    @cached_property
+    def handout(self) -> Handout | None:
+        """What gives pages to other machines; None without a prefix cache."""
+        from .disk.handout import Handout
+        from .disk.layout import CacheLayout
+
+        entries = CacheLayout(self.pool.groups, self._stores, self._recurrent)
+        return None if self.pool.index is None else Handout(self.pool.index, entries)
+
+    def _on_disk(self, tier: PageSource) -> PrefixPrefetcher | None:
         from .disk.layout import CacheLayout
         from .disk.prefetch import PrefixPrefetcher
 

@@ -87,11 +87,10 @@ class Orders:
     """Digests of the adapters by name, in the order of their places."""
     besides: int
     """Bytes of weights that rank 0 has besides blocks: embedding, output matrix, and what drafts."""
+    taps: list[int]
+    """Blocks before which a head reads the rows, for models divided by layers."""
     windows: list[int | None]
     """Windows of the attention layers that rank 0 has besides those of the blocks: a head's. Its pages are counted everywhere."""
-    all_rows: bool
-    """Whether rank 0 needs the hidden rows of all tokens, for a head, and not only of those that are read: with `--split tensor`, as models
-    divided by layers have no head."""
 
     def args(self, path: str, memory_gb: float, adapters: Mapping[str, str | Path] | None) -> EngineArgs:
         """As rank 0's, for the model and the adapters at a rank's own paths. Raises `NodesError` where one is missing."""

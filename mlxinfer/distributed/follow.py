@@ -16,6 +16,7 @@ from ..cache.pool import Places
 from ..cache.state import Rows
 from ..cache.step import CacheStep
 from ..models.decoder import BlockStack
+from ..models.stack import side_by_side
 from ..records import dataclass
 from .lead import read_rows
 from .messages import Op, StepMessage, messages, unpack_pages
@@ -104,12 +105,13 @@ class Follower:
         *,
         before: int = 0,
         after: int = 0,
+        tapped: int = 0,
         adapted: AdaptedModel | None = None,
         windows: Sequence[int | None] = (),
-        all_rows: bool = False,
     ) -> None:
         """`before` and `after` are columns of a row besides the hidden ones that come and go: inputs of this rank's blocks and of later
-        ones, for families that have such. `adapted` are the blocks with adapters, `windows` and `all_rows` what `Orders` say."""
+        ones, for families that have such. `tapped`: how often earlier ranks have added the rows between their blocks.
+        `adapted` are the blocks with adapters, `windows` what `Orders` say."""
         self._adapted = adapted
         self.stack = stack
         self.steps = 0
@@ -118,8 +120,7 @@ class Follower:
         self.cache: FollowingCache
         layers = (*stack.layers, *(Elsewhere(AttentionSpec(1, 1, 1, window)) for window in windows))
         self._new_cache = partial(FollowingCache, layers, dtype, kv)
-        self._all_rows = all_rows
-        self._columns = stack.hidden_size, before, after
+        self._columns, self._tapped = (stack.hidden_size, before, after), tapped
         self._running: list[_Running] = []
         self._filled: dict[int, CacheStep] = {}
         """Steps whose pages are still to be stored, by their number."""
@@ -176,17 +177,20 @@ class Follower:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
             y = stack.advance(x, step, stack.rotations(step))
             # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
-            return y if self._all_rows or any(s.read for s in message.segments) else x
-        x = self._ring.receive((rows, hidden + before), message.dtype)
-        inputs, later = None, x[:, hidden + before - after :]
+            return y if any(s.read for s in message.segments) else x
+        wide = hidden * (1 + self._tapped)
+        whole = self._ring.receive((rows, wide + before), message.dtype)
+        x, *tapped = side_by_side(whole[:, :wide] if before else whole, hidden)
+        inputs = None
         if before:
-            own = x[:, hidden : hidden + before - after]
+            own = whole[:, wide : wide + before - after]
             inputs = mx.swapaxes(own.reshape(rows, len(self.stack.blocks), -1), 0, 1)
-            x = x[:, :hidden]
-        y = stack.advance(x, step, stack.rotations(step), None, inputs)
+        y = stack.advance(x, step, stack.rotations(step), None, inputs, tapped)
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
+        later = [whole[:, wide + before - after :]] if after else []
+        y = mx.concatenate([y, *tapped, *later], axis=1) if tapped or later else y
         if self._ring.next:
-            return self._ring.send(mx.concatenate([y, later], axis=1) if after else y)
+            return self._ring.send(y)
         read = read_rows(message.segments)
         if not read:
             return y

@@ -21,7 +21,7 @@ from ..models.decoder import Decoder, Model
 from ..models.share import sum_results
 from .agreement import Hello, Limits, Orders, model_digest, say, shared_settings
 from .lead import Lead
-from .link import SILENCE_S, Kind, Link, Pulse
+from .link import SILENCE_S, Kind, Link, Pulse, listen
 from .nodes import Nodes
 from .plan import SplitPlan, bytes_besides, cuttable, part_outline, plan_shares, plan_split
 from .ring import Ring
@@ -73,6 +73,8 @@ class Group:
         args, target = found.args, found.target
         if args.prefix_disk_gb:
             raise SettingError("prefix_disk_gb: what several machines have computed cannot be kept on disk yet: leave it out")
+        if args.kv_producer or args.prefill_from:
+            raise SettingError("kv_producer and prefill_from: pages of several machines cannot be handed out or fetched: leave them out")
         hello = Hello.mine(0, self.nodes.digest, model_digest(target.checkpoint.path), usable_memory(args.memory_gb))
         memory = self._gather(hello)
         besides = bytes_besides(target, found.draft)
@@ -85,8 +87,8 @@ class Group:
             settings=settings,
             adapters={a.name: a.digest for a in found.adapters},
             besides=besides,
+            taps=list(target.model.mtp.taps) if target.model.mtp is not None else [],
             windows=head_windows(target.model),
-            all_rows=target.model.mtp is not None,
         )
         self._tell_all(Kind.PLAN, asdict(orders))
         own = own_part(found, plan, 0)
@@ -108,7 +110,9 @@ class Group:
             say(f"{self.nodes.label(rank)} has read {told['read'] / 1e6:.1f} MB")
         self._tell_all(Kind.GO, {})
         self._ring = Ring()
-        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0])
+        taps = model.mtp.taps if model.mtp is not None else ()
+        elsewhere = sum(len(self.plan.taps(rank, taps)) for rank in range(1, len(self.nodes)))
+        self.lead = lead = Lead(self._ring, self._send, self.plan.extra[0], elsewhere)
         self._pulse = Pulse(self._links, self._on_loss, silence_s=self._silence_s)
         if self.plan.parts[0].shares > 1:
             sum_results(model, self._ring.sum)
@@ -153,7 +157,7 @@ class Group:
         """Wait for all others. Returns what each rank may take, in bytes. One that does not fit is told so in a line, and goes."""
         address, port = self.nodes.control
         found: dict[int, tuple[Link, Hello]] = {}
-        with _listening(address, port) as server:
+        with listen(address, port, "rank 0 cannot wait for the others") as server:
             say(f"waiting for {', '.join(map(self.nodes.label, range(1, len(self.nodes))))} at {address}:{port}")
             while len(found) < len(self.nodes) - 1:
                 link, hello = self._greet(server, mine)
@@ -201,14 +205,6 @@ class Group:
                 raise NodesError(f"{self.nodes.label(rank)}: {error}") from None
             except OSError as error:
                 raise GroupLostError(f"{self.nodes.label(rank)} has ended: {error}") from None
-
-
-def _listening(address: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((address, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise NodesError(f"rank 0 cannot wait for the others at {address}:{port}: {reason}; its address is the hostfile's first") from None
 
 
 def plan_as(split: str, target: PreparedModel, kv: KVFormat, memory: Sequence[int], besides: int) -> SplitPlan:

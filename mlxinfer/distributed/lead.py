@@ -22,12 +22,12 @@ from .ring import Ring
 class Lead:
     """What rank 0 tells the others. `send` gives bytes to all of them; it is called once per step."""
 
-    def __init__(self, ring: Ring, send: Callable[[bytes], None], extra: int = 0) -> None:
-        """`extra`: columns of a row that are the inputs of later ranks' blocks."""
+    def __init__(self, ring: Ring, send: Callable[[bytes], None], extra: int = 0, taps: int = 0) -> None:
+        """`extra`: columns of a row that are the inputs of later ranks' blocks. `taps`: how often a head reads the rows between these."""
         self.journal = Journal()
         self._ring = ring
         self._send = send
-        self._extra = extra
+        self._extra, self._taps = extra, taps
         self._steps = 0
         self._snapshots = 0
         self._numbers: dict[int, int] = {}
@@ -46,8 +46,9 @@ class Lead:
         read = read_rows(step.segments)
         if not read:
             return x
-        back = self._ring.receive((len(read), x.shape[1]), x.dtype)
-        return back if len(read) == x.shape[0] else mx.zeros_like(x).at[mx.array(read)].add(back)
+        width = x.shape[1] * (1 + self._taps)
+        back = self._ring.receive((len(read), width), x.dtype)
+        return back if len(read) == x.shape[0] else mx.zeros((x.shape[0], width), x.dtype).at[mx.array(read)].add(back)
 
     def spread(self, x: mx.array, step: Step, inputs: mx.array | None, adapters: Sequence[tuple[int, int]] = ()) -> mx.array:
         """The rows from the embedding, for all ranks, where each has a share of every block: a sum to which others add zeros."""

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from ..errors import NodesError
+from ..keep_alive import keep_alive
 
 BEAT_S = 0.25
 """Seconds between two signs of life."""
@@ -20,9 +21,6 @@ SILENCE_S = 1.5
 """After so many seconds without one the other side counts as stalled."""
 _FIRST_S = 5.0
 """Seconds that the first one may take longer: ranks are not joined at the same moment."""
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""After 15 seconds of silence (which Linux and macOS name differently) the system asks every 5 seconds whether the other machine is still
-there, and gives up after 3 times. Before the group is joined there are no other signs of life: loading takes as long as it takes."""
 _HEADER = struct.Struct("<BI")
 _MOST = 1 << 28
 
@@ -56,10 +54,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEP_ALIVE.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(connection)  # before the group is joined there are no other signs of life: loading takes as long as it takes
         self._socket = connection
         self._lock = Lock()
         self.sent_bytes = 0
@@ -117,6 +112,15 @@ class Link:
                 raise ConnectionError("the connection was closed")
             parts += part
         return bytes(parts)
+
+
+def listen(address: str, port: int, otherwise: str) -> socket.socket:
+    """A socket that listens there. Raises `NodesError`, which says `otherwise` and why."""
+    try:
+        return socket.create_server((address, port))
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise NodesError(f"{otherwise} at {address}:{port}: {reason}; its address is the one in the hostfile") from None
 
 
 class Pulse:

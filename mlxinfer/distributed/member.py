@@ -67,6 +67,7 @@ def run_member(
     received: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
     pulse = Pulse([link], lambda _, why: _leave(f"rank 0 {why}"), lambda kind, payload: received.put((kind, payload)), silence_s)
     before, after = plan.extra[rank - 1], plan.extra[rank]
+    tapped = sum(len(plan.taps(other, orders.taps)) for other in range(1, rank)) if orders.split == "pipeline" else 0
     follower = Follower(
         stack,
         ring,
@@ -74,9 +75,9 @@ def run_member(
         found.kv,
         before=before,
         after=after,
+        tapped=tapped,
         adapted=adapted,
         windows=orders.windows,
-        all_rows=orders.all_rows,
     )
     while True:
         kind, payload = received.get()
@@ -101,6 +102,8 @@ def _load(
         link.tell(Kind.LIMITS, limits.told())
         assert found.target.read_blocks is not None
         stack, read = found.target.read_blocks(part)
+        if orders.split == "pipeline":
+            stack.tap(plan.taps(rank, orders.taps), found.target.dtype)
         adapted = AdaptedModel(stack, own.adapters, found.target.dtype) if own.adapters else None
     mx.clear_cache()
     held = sum(array.nbytes for array in arrays(stack))

@@ -31,6 +31,11 @@ class SplitPlan:
     extra: tuple[int, ...]
     """Columns of a row besides the hidden ones, as rank r sends it: inputs of later ranks' blocks; 0 for most families."""
 
+    def taps(self, rank: int, taps: Sequence[int]) -> list[int]:
+        """Those of the whole model's that are where rows enter a block of this rank, counted from its first."""
+        part = self.parts[rank]
+        return [tap - part.first for tap in taps if part.first <= tap < part.last]
+
     @property
     def digest(self) -> str:
         """Equal where two ranks have planned the same."""
@@ -55,10 +60,6 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], beside
     bytes that rank 0 has besides blocks, those of the model without a drafter if it is not given. Raises `NodesError` where the machines
     are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
     graph = cuttable(found)
-    if graph.mtp is not None:
-        raise UnsupportedModelError(
-            f"{graph.model_type} is divided by layers, where no head can draft: use --split tensor, or leave out --draft"
-        )
     first = bytes_besides(found) if besides is None else besides
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
@@ -94,10 +95,9 @@ def cuttable(found: PreparedModel) -> Decoder:
     if any(isinstance(spec, BidirectionalSpec) for spec in found.model.layers):
         raise UnsupportedModelError(f"{found.model_type} makes vectors only, and has no need of several machines: run it on one")
     head = found.model.mtp
-    if head is not None and (head.taps or head.reads):
-        what = "rows between its blocks" if head.taps else "pages of its last layers"
+    if head is not None and head.reads:
         raise UnsupportedModelError(
-            f"the model that drafts for {found.model_type} reads {what}, which other machines have: leave out --draft"
+            f"the model that drafts for {found.model_type} reads pages of its last layers, which other machines have: leave out --draft"
         )
     return found.model
 

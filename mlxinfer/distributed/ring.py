@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import mlx.core as mx
 
+from ..errors import GroupLostError, one_line
+from .link import listen
 from .nodes import Nodes
 
 COORDINATOR = "MLX_JACCL_COORDINATOR"
@@ -19,13 +23,19 @@ JOIN_S = 60
 
 
 def name_ring(nodes: Nodes, rank: int) -> None:
-    """Tell MLX who the neighbours are, unless `mlx.launch` has done so."""
+    """Tell MLX who the neighbours are, unless `mlx.launch` has done so. Raises `NodesError` where this rank could not listen for them."""
     os.environ["MLX_RANK"] = str(rank)
-    if not os.environ.get("MLX_HOSTFILE") and COORDINATOR not in os.environ:
+    if COORDINATOR in os.environ:
+        return
+    if not os.environ.get("MLX_HOSTFILE"):
         with NamedTemporaryFile("w", suffix=".json", delete=False) as file:
             file.write(nodes.ring())
         os.environ["MLX_HOSTFILE"] = file.name
         atexit.register(os.unlink, file.name)
+    # As MLX will, once all ranks have read their weights.
+    for place in json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))[rank]:
+        address, _, port = place.rpartition(":")
+        listen(address, int(port), f"rank {rank} cannot wait for its neighbour").close()
 
 
 class Ring:
@@ -36,11 +46,13 @@ class Ring:
 
     def __init__(self) -> None:
         """Connects to the neighbours, and waits for them. MLX_RANK and MLX_HOSTFILE name them, or the variables of JACCL, as `mlx.launch`
-        sets them. Raises RuntimeError; after `JOIN_S` seconds SIGALRM ends the process, which its supervisor starts again."""
+        sets them. Raises `GroupLostError`; after `JOIN_S` seconds SIGALRM ends the process, which its supervisor starts again."""
         # MLX waits for a neighbour that has died meanwhile for ever and holds Python's lock, so that no thread could end the process.
         signal.alarm(JOIN_S)
         try:
             self._group = mx.distributed.init(strict=True, backend="jaccl" if COORDINATOR in os.environ else "ring")
+        except RuntimeError as error:  # a port that was free when the rank began, too
+            raise GroupLostError(f"the ranks could not be joined: {one_line(error)}") from None
         finally:
             signal.alarm(0)
         self.rank, self.size = self._group.rank(), self._group.size()

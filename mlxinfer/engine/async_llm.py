@@ -38,6 +38,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..cache.disk.handout import Handout
     from ..cache.kv_events import KVEventSink
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
@@ -115,6 +116,12 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         """Have `sink` called with what the prefix cache holds, then with every change: `BlockStored`, `BlockRemoved` and `AllBlocksCleared`
         (`mlxinfer.cache.kv_events`), in their order, from several threads. It must return at once. For routers: docs/routers.md."""
         self._thread.send_kv_events(sink)
+
+    async def hand_out(self, function: Callable[[Handout], Result]) -> Result:
+        """Call a function between two steps, with what gives pages of the prefix cache to other machines. Raises `SettingError` where the
+        model was not opened with `kv_producer`."""
+        await self._opened()
+        return await asyncio.to_thread(self._thread.hand_out, function)
 
     async def generate(
         self,

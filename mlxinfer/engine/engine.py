@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..adapters.adapted import AdaptedModel
-    from ..cache.disk.storage import DiskStorage
+    from ..cache.disk.source import PageSource
     from ..cache.kv_events import KVEventSink
 
 _DISK_WAIT_S = 0.005
@@ -63,15 +63,15 @@ class Engine:
         kv: KVFormat | None = None,
         fingerprint: str = "",
         drafter: Drafter | None = None,
-        disk: DiskStorage | None = None,
+        disk: PageSource | None = None,
         take_memory: TakeMemory = lambda wanted: 0,
         adapted: AdaptedModel | None = None,
         make_cache: Callable[..., PagedCache] = PagedCache,
     ) -> None:
         """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
-        cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process; no
-        other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is the model with
-        its adapters, for sequences that have one. `make_cache` is called as `PagedCache` is, for every new cache."""
+        cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process, or has
+        those of another machine; no other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is
+        the model with its adapters, for sequences that have one. `make_cache` is called as `PagedCache` is, for every new cache."""
         self.drafter = drafter
         self.model = model
         self.config = config

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 
-from ..errors import EngineError, MLXInferError
+from ..errors import EngineError, MLXInferError, SettingError
 from ..types import EngineStats
 from .async_request import Outbox, Piece, Request
 from .front_door import FORKED, fault_line, stopped
@@ -28,6 +28,7 @@ from .pooled_output import PooledOutput
 from .sequence import Sequence
 
 if TYPE_CHECKING:
+    from ..cache.disk.handout import Handout
     from ..cache.kv_events import KVEventSink
 
 Result = TypeVar("Result")
@@ -128,6 +129,19 @@ class EngineThread:
                 self._outputs.engine.adapt(self.opened.result().adapters.adapted)
 
         self.compute(run)
+
+    def hand_out(self, function: Callable[[Handout], Result]) -> Result:
+        """Call a function with what gives pages to other machines, between two steps. Raises `SettingError` where none are given."""
+
+        def run() -> Result:
+            opened, handout = self.opened.result(), None
+            if self._outputs is not None and opened.args.kv_producer:
+                handout = self._outputs.engine.cache.handout
+            if handout is None:
+                raise SettingError("this model's pages are not handed out: start the server with --kv-producer")
+            return function(handout)
+
+        return self.compute(run)
 
     def send_kv_events(self, sink: KVEventSink) -> None:
         """Begin between two steps, and go on when the engine is restarted. `sink` is called in this thread and in those of the disk."""

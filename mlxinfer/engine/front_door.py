@@ -92,6 +92,8 @@ class FrontDoor(HookedRequests):
         prefix_cache: bool = True,
         prefix_disk_gb: float = 0.0,
         prefix_dir: str | Path | None = None,
+        prefill_from: str | None = None,
+        kv_producer: bool = False,
         max_waiting: int = 1024,
         decode_share: float = 0.8,
         max_step_s: float = 0.1,

@@ -94,13 +94,16 @@ class PendingStep:
     """When, in seconds of `perf_counter`."""
     _awaited: list[mx.array] = field(default_factory=list)
 
+    def send(self) -> None:
+        """Start what goes to other machines, before anything that waits for their answer, as the pages of a head do."""
+        sent = [array for step in self.steps for array in step.sent]
+        if sent:
+            mx.async_eval(sent)  # type: ignore[no-untyped-call]
+
     def submit(self) -> None:
         """Start it, without waiting for it."""
         self.submitted = perf_counter()
         arrays = self._arrays()
-        sent = [array for step in self.steps for array in step.sent]
-        if sent:
-            mx.async_eval(sent)  # type: ignore[no-untyped-call]
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         # Kept only where `wait` needs them: MLX writes in place only what nobody else refers to.
         self._awaited = arrays if self.needs_commit else []
@@ -218,6 +221,7 @@ class ModelRunner:
             self._follow(pending, sampled)
         if before is not None:
             before.wait()
+        pending.send()
         self.cache.submit()
         pending.submit()
         return pending

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
@@ -18,7 +19,7 @@ from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
 from ..device import DeviceMemory
 from ..errors import SettingError
-from ..loading.fingerprint import fingerprint
+from ..loading.fingerprint import content_fingerprint, fingerprint
 from ..loading.head import head_in
 from ..loading.kv_choice import kv_format
 from ..loading.load import LoadedModel, PreparedModel, prepare
@@ -41,9 +42,11 @@ from .spec_decode.draft_model import Drafter, check_draft
 if TYPE_CHECKING:
     from ..adapters.adapted import AdaptedModel, LoadedAdapter
     from ..adapters.update import Adapter
-    from ..cache.disk.storage import DiskStorage
+    from ..cache.disk.source import PageSource
 
 _log = logging.getLogger(__name__)
+_KEY_THERE, _KEY_HERE = "MLXINFER_PREFILL_API_KEY", "MLXINFER_API_KEY"
+"""The environment's variables with the key of the server that reads prompts, and of this one, where it is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +205,10 @@ class OpenModel:
         """A new engine, with an empty cache."""
         loaded, args = self.loaded, self.args
         head = head_in(args.draft)
-        drafts = fingerprint(head) if isinstance(head, Path) else head
-        name = fingerprint(loaded.path, args.bits, args.group_size, args.gguf_exact, drafts)
+        # What is handed to other machines must be called the same there.
+        identify = content_fingerprint if args.kv_producer or args.prefill_from else fingerprint
+        drafts = identify(head) if isinstance(head, Path) else head
+        name = identify(loaded.path, args.bits, args.group_size, args.gguf_exact, drafts)
         return Engine(
             loaded.model,
             self.config,
@@ -217,8 +222,13 @@ class OpenModel:
             make_cache=self.make_cache,
         )
 
-    def _disk(self) -> DiskStorage | None:
+    def _disk(self) -> PageSource | None:
         args = self.args
+        if args.prefill_from:
+            from ..cache.disk.peer import PeerStorage
+
+            key = os.environ.get(_KEY_THERE) or os.environ.get(_KEY_HERE) or ""
+            return PeerStorage(args.prefill_from, key, note=_log.warning)
         if not args.prefix_disk_gb or not args.prefix_cache:
             return None
         from ..cache.disk.storage import DiskStorage

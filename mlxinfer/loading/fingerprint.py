@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,8 +16,11 @@ from .._version import __version__
 from ..errors import ModelNotFoundError
 from .files import file_stamp
 from .gguf.files import part_paths
+from .resolve import cache_dir
 
 _SUFFIXES = (".safetensors", ".json", ".gguf")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_PIECE = 8 << 20
 
 
 def fingerprint(path: Path, *settings: object) -> str:
@@ -28,6 +33,38 @@ def fingerprint(path: Path, *settings: object) -> str:
     except (OSError, ModelNotFoundError):
         # Removed while it runs: what is cached now must not be found again.
         files = [[os.urandom(16).hex()]]
+    return _digest(files, settings)
+
+
+def content_fingerprint(path: Path, *settings: object) -> str:
+    """The same for every copy of the model, wherever it is: all bytes of its files count, not when they were written."""
+    try:
+        return _digest([[part.name, content_digest(part)] for part in model_files(path)], settings)
+    except (OSError, ModelNotFoundError):
+        return os.urandom(16).hex()
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal, which is read once and then remembered as long as the file does not change. Raises OSError."""
+    real = Path(os.path.realpath(path))
+    if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):  # the hub's own cache calls large files by it
+        return real.name
+    stamp = json.dumps(file_stamp(path))
+    known = cache_dir() / "digests" / hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
+    with suppress(OSError, UnicodeDecodeError):
+        if _SHA256.fullmatch(found := known.read_text(encoding="ascii")):
+            return found
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    with suppress(OSError):
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(digest.hexdigest(), encoding="ascii")
+    return digest.hexdigest()
+
+
+def _digest(files: list[list[str | int]] | list[list[str]], settings: tuple[object, ...]) -> str:
     kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
     computing = [__version__, mx.__version__, str(mx.default_device()), kernels]  # type: ignore[attr-defined]
     known = json.dumps([files, computing, [str(s) for s in settings]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +21,7 @@ from .block import AnyBlock
 from .common import Sizes
 from .fused_blocks import Run, runs
 from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
-from .stack import Part, Rest, layers_of, only
+from .stack import Part, Rest, layers_of, only, side_by_side
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -128,15 +128,21 @@ class BlockStack:
             self.blocks.append(plan.block(weights, layer))
             ready(self.blocks[-1])
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
-        self.taps = tuple(plan.mtp.taps) if plan.mtp else ()
-        """Where a head reads the rows, as `mtp.AnyHead.taps`."""
-        self.runs = runs(self.blocks, dtype, self.taps)
+        self.depth = plan.sizes.layers
+        """Blocks of the whole model."""
+        self.tap(plan.mtp.taps if plan.mtp else (), dtype)
         self.joined = kernels_in_use()
         """Whether sums and norms between the parts are one kernel."""
         self.rest: Rest | None = None
         """The blocks that come after these, where they are on other machines."""
         self.spread: Rest | None = None
         """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
+
+    def tap(self, taps: Sequence[int], dtype: mx.Dtype) -> None:
+        """Let the rows, of this dtype, be read where they enter these blocks, counted from the first of the stack."""
+        self.taps = tuple(taps)
+        """Where a head reads the rows, as `mtp.AnyHead.taps`."""
+        self.runs = runs(self.blocks, dtype, self.taps)
 
     @property
     def divided(self) -> bool:
@@ -321,10 +327,12 @@ class Decoder(BlockStack):
         else:
             before = self.advance(x, step, rotations, hooks, own, tapped)
             if self.rest is not None:
-                before = self.rest(before, step, inputs)
+                before, *between = side_by_side(self.rest(before, step, inputs), x.shape[1])
+                if tapped is not None:
+                    tapped += between
             after = self.norm(before) if self.joined else before
         if tapped is not None:
-            self._tap(len(self.blocks), before, tapped)
+            self._tap(self.depth, before, tapped)
         return before, after
 
     def normed(self, hidden: mx.array) -> mx.array:

@@ -31,7 +31,8 @@ class Rest(Protocol):
 
     def __call__(self, x: mx.array, step: Step, inputs: mx.array | None, adapters: Sequence[tuple[int, int]] = ()) -> mx.array:
         """Rows `[T, hidden]` and the inputs of all blocks to rows `[T, hidden]`, of which those are right that the step's segments ask for
-        (`Segment.read`). `adapters` are the places of adapters, from 1, and how many rows each is for."""
+        (`Segment.read`), and beside them those that enter some of these blocks (`BlockStack.taps`). `adapters` are the places of adapters,
+        from 1, and how many rows each is for."""
         ...
 
 
@@ -44,3 +45,8 @@ def layers_of(blocks: Sequence[object]) -> set[int]:
 def only(specs: Sequence[LayerSpec], own: set[int]) -> tuple[LayerSpec, ...]:
     """The same layers, those that are not among `own` marked as another machine's."""
     return tuple(spec if layer in own else Elsewhere(cast("AttentionSpec | RecurrentSpec", spec)) for layer, spec in enumerate(specs))
+
+
+def side_by_side(rows: mx.array, width: int) -> list[mx.array]:
+    """`[T, n * width]` as n times `[T, width]`."""
+    return [rows[:, at : at + width] for at in range(0, rows.shape[1], width)] if rows.shape[1] > width else [rows]

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, log, ollama, openai, page, worker
+from . import anthropic, kv_transfer, log, ollama, openai, page, worker
 from .auth import Auth, has_key, is_unix
 from .errors import APIError, of_error, server_failed, stopping
 from .keeping.keeper import Keeper
@@ -192,4 +192,5 @@ def _own_routes(server: Server) -> list[Endpoint]:
         Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
         *worker.routes(server),
+        *kv_transfer.routes(server),
     ]

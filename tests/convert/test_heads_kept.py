@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.heads import HEAD, HeadWeights, head_directory, model_with_head
+from support.heads import HEAD, head_directory, model_with_head, with_random_head
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
@@ -17,21 +17,8 @@ from mlxinfer.convert import convert
 from mlxinfer.errors import DraftError
 from mlxinfer.loading.load import prepare
 from mlxinfer.models.decoder import Model
-from mlxinfer.nn.weights import Dense
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-
-
-def with_random_head(directory: Path) -> Path:
-    """Qwen 3.5 with a head, as Hugging Face stores it: its norms around zero."""
-    tiny_directory(directory, "qwen3_5_text")
-    _, weights = model_with_head("qwen3_5_text", True)
-    assert isinstance(weights, HeadWeights)
-    head = {name: m.weight for name, m in weights.random.asked.items() if isinstance(m, Dense)}
-    stored = {name: a - 1 if a.ndim == 1 else a for name, a in head.items()}
-    path = str(directory / "model.safetensors")
-    mx.save_safetensors(path, dict(mx.load(path)) | stored)
-    return directory
 
 
 def drafted(model: Model) -> np.ndarray:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from support.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
-from support.heads import HEAD, head_directory
-from support.pair import Scenario, free_port, run_pair
+from support.heads import EAGLE3, HEAD, eagle3_directory, head_directory, with_random_head
+from support.pair import Scenario, run_pair
+from support.ports import free_port
 from support.tiny_directory import tiny_directory
 
 pytestmark = pytest.mark.slow  # two processes that load fourteen models
@@ -38,6 +39,9 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         return Scenario(str(of), PROMPTS, params, {"max_context": 256, "dtype": "float32", **settings}, rounds=2, eager=eager)
 
     none: list[str | None] = [None] * 4
+    greedy = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    seeded = [{"max_tokens": 40, "temperature": 0.8, "seed": seed, "n": 2, "ignore_eos": True} for seed in (3, 4)]
+    crowded = {"max_context": 256, "dtype": "float32", "draft": head, "kv": "4"}
     return {
         "adapters": scenario(["few", "last", "rows", None], adapters={name: str(path) for name, path in adapters.items()}),
         "last": scenario(["last", "last", None, "last"], adapters={"last": str(adapters["last"])}),
@@ -45,6 +49,11 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         "head": scenario(none, eager=True, draft=head),
         # All blocks have a window, and the head has none: its pages are in a group of their own.
         "head without a window": scenario(none, eager=True, of=windowed, draft=head),
+        # Its states are taken back where drafts do not hold; the head is in the checkpoint.
+        "own head": scenario(none, eager=True, of=with_random_head(folder / "own", eos=False, context=1024), draft="mtp"),
+        # It reads the rows that enter each of the three blocks, two of which are on rank 1.
+        "eagle 3": scenario(none, eager=True, draft=str(eagle3_directory(folder / "eagle3", EAGLE3))),
+        "crowded": Scenario(str(model), PROMPTS, [greedy, *seeded, greedy], crowded, preempts=20, rounds=2, eager=True),
     }
 
 
@@ -52,7 +61,7 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     given = scenarios(tmp_path_factory.mktemp("drafts"))
     asked = {(name, split): replace(each, split=split) for name, each in given.items() for split in SPLITS}
-    del asked["head", "pipeline"], asked["head without a window", "pipeline"]  # refused
+    del asked["own head", "tensor"]  # blocks of this family cannot be shared
     return dict(zip(asked, run_pair(list(asked.values()), free_port(), 400), strict=True))
 
 
@@ -71,10 +80,20 @@ def test_a_draft_model_writes_ahead(found: Found, split: str) -> None:
     assert one["accepted_tokens"] == one["drafted_tokens"] > 100
 
 
-@pytest.mark.parametrize("name", ["head", "head without a window"])
-def test_a_head_writes_ahead(found: Found, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("own head", "pipeline"), *((name, split) for name in ("head", "head without a window", "eagle 3", "crowded") for split in SPLITS)],
+)
+def test_a_head_writes_ahead(found: Found, name: str, split: str) -> None:
     """Of its drafts about as many hold as in one process: sums of shares differ in their last bits."""
-    one = found[name, "tensor"]
+    one = found[name, split]
     assert one["tokens"] == one["alone"]["tokens"]
     assert one["drafted_tokens"] > 50
     assert abs(one["accepted_tokens"] - one["alone"]["accepted_tokens"]) <= 5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_head_in_a_crowd(found: Found, split: str) -> None:
+    """Pages of 4 bits, seeds, samples of one prompt, prefixes that are there, and pages that have to be given back."""
+    assert found["crowded", split]["preemptions"] > 0
+    assert found["crowded", split]["reused_tokens"] > 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.pair import free_port
+from support.ports import free_port
 from support.tiny_directory import tiny_directory
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,8 @@ class Group:
     """Both ranks, and a client of the server."""
 
     def __init__(self, folder):
-        self.port, ring = free_port(), free_port()
+        ring = free_port()
+        self.port = ring + 3
         model = tiny_directory(folder / "tiny", eos=False, context=4096)
         hosts = folder / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{ring + 1}"], [f"127.0.0.1:{ring + 2}"]]))

@@ -1,13 +1,20 @@
-"""A rank whose neighbour dies while the ring is made."""
+"""A rank whose neighbour dies while the ring is made, or whose port somebody else has."""
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from support.pair import free_port
+from support.ports import free_port
+
+from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.ring import name_ring
+from mlxinfer.errors import NodesError
 
 _JOINS_ALONE = """
 import sys
@@ -25,3 +32,16 @@ ring.Ring()
 def test_it_does_not_wait_for_ever(rank: int) -> None:
     done = subprocess.run([sys.executable, "-c", _JOINS_ALONE, str(free_port()), str(rank)], timeout=60, check=False, capture_output=True)
     assert (done.stdout, done.returncode) == (b"joining\n", -signal.SIGALRM)
+
+
+def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a weight is read, and before the others wait for this rank."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "ring.json").write_text(json.dumps([["127.0.0.1:1"], [f"127.0.0.1:{port}"]]))
+        monkeypatch.setenv("MLX_RANK", "1")
+        monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "ring.json"))
+        nodes = Nodes((Node("127.0.0.1", 1), Node("127.0.0.1", port)))
+        told = f"rank 1 cannot wait for its neighbour at 127.0.0.1:{port}: Address already in use; its address is the one in the hostfile"
+        with pytest.raises(NodesError, match=f"^{told}$"):
+            name_ring(nodes, 1)

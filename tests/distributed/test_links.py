@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import mlx.core as mx
 import pytest
-from support.pair import free_port
+from support.ports import free_port
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.distributed.agreement import Hello, model_digest

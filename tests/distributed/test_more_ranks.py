@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.pair import Scenario, free_port, run_pair
+from support.pair import Scenario, run_pair
+from support.ports import free_port
 from support.wide import wide_directory
 
 TRUNK = [(i * 7) % 90 + 3 for i in range(100)]

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.pair import Scenario, free_port, run_pair
+from support.pair import Scenario, run_pair
+from support.ports import free_port
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"

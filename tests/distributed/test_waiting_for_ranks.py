@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from threading import Thread
 
 import pytest
-from support.pair import free_port
+from support.ports import free_port
 
 from mlxinfer.distributed import group as module
 from mlxinfer.distributed.agreement import Hello

@@ -6,37 +6,24 @@ import json
 import random
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Lock
 
 import pytest
+from support.ports import free_port
 
 pytest.importorskip("smg")
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))
 wait_for, worker, router = EXAMPLE["wait_for"], EXAMPLE["worker"], EXAMPLE["router"]
 CONVERSATIONS, TURNS, FEW = 12, 9, 5
 pytestmark = pytest.mark.long
-
-
-def free_ports(count):
-    """The first of so many free ports in a row, below those that the system gives to clients."""
-    for first in random.SystemRandom().sample(range(12000, 32000, count), 200):
-        with ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no free ports")
 
 
 def chat(port, messages, *, leave=False, max_tokens=8):
@@ -99,7 +86,7 @@ def converse(port, *, leaving=0.0, between=lambda done: None, system=300, turns=
 @contextmanager
 def routed(path, policy, count=2, options=()):
     """The router's port, the workers' ports and their processes. `options` are those of each worker."""
-    base = free_ports(10)
+    base = free_port(10)
     ports = list(range(base + 1, base + 1 + count))
     running = [worker(f"tiny={path}", port, *options) for port in ports]
     try:
@@ -199,7 +186,7 @@ def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
 
 
 def test_the_example_is_one_command(tiny_path, tmp_path):
-    path, port = Path(__file__).parents[2] / "examples/router/two_workers.py", free_ports(10)
+    path, port = Path(__file__).parents[2] / "examples/router/two_workers.py", free_port(10)
     command = [sys.executable, str(path), f"tiny={tiny_path}", "--port", str(port)]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

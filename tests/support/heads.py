@@ -25,6 +25,7 @@ from mlxinfer.nn.weights import Dense, Matrix, Recipe
 
 from .drafting import Free
 from .plain_weights import PlainWeights, RandomWeights
+from .tiny_directory import tiny_directory
 from .tiny_engine import GOLDEN
 
 HEAD = {
@@ -196,3 +197,14 @@ def head_directory(target: Path, config: dict[str, Any]) -> Path:
     mx.save_safetensors(str(target / "model.safetensors"), tensors)
     (target / "config.json").write_text(json.dumps(config))
     return target
+
+
+def with_random_head(directory: Path, **options: Any) -> Path:
+    """Qwen 3.5 with a head, as Hugging Face stores it: its norms around zero. `options` are those of `tiny_directory`."""
+    tiny_directory(directory, "qwen3_5_text", **options)
+    _, weights = model_with_head("qwen3_5_text", True)
+    head = {name: m.weight for name, m in weights.random.asked.items() if isinstance(m, Dense)}
+    stored = {name: a - 1 if a.ndim == 1 else a for name, a in head.items()}
+    path = str(directory / "model.safetensors")
+    mx.save_safetensors(path, dict(mx.load(path)) | stored)
+    return directory

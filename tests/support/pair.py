@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -143,13 +142,6 @@ def run_pair(scenarios: list[Scenario], port: int, timeout_s: float = 120.0, ran
     found = [json.loads(line) for line in output.splitlines()]
     assert len(found) == len(scenarios), errors[-6000:]
     return found
-
-
-def free_port() -> int:
-    """The first of a few neighbouring ports that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Reads what a prompt needs back from disk into the prefix index; see `write_back.py` for the other direction."""
+"""Reads what a prompt needs from disk, or from another machine, into the prefix index; see `write_back.py` for the other direction."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
 from .disk_events import DiskEvents
 from .layout import CacheLayout, snapshot_name, tail_length
 from .pagefile import Entry
+from .source import PageSource
 from .storage import DiskStorage
 from .write_back import WriteBack
 
@@ -29,7 +30,7 @@ Goal = tuple[int, int, "bytes | None"]
 class Prefetch:
     """Finds what to read for one prompt."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
+    def __init__(self, index: PrefixIndex, tier: PageSource, entries: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
         self._index = index
         self._tier = tier
         self._entries = entries
@@ -155,14 +156,14 @@ class PrefixPrefetcher:
     """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes a group's pools large enough
     for its pages in use and `pages` more."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout, reserve: Callable[[int, int], None]) -> None:
+    def __init__(self, index: PrefixIndex, tier: PageSource, entries: CacheLayout, reserve: Callable[[int, int], None]) -> None:
         self._index = index
         self._tier = tier
         self._entries = entries
         self._reserve = reserve
         self._fetches: dict[Request, _Fetch] = {}
         self._done: set[Request] = set()
-        self._spill = WriteBack(index, tier, entries)
+        self._spill = WriteBack(index, tier, entries) if isinstance(tier, DiskStorage) else None
         tier.opened(index.root_digest())
 
     def send_events(self, sink: KVEventSink) -> None:
@@ -187,7 +188,7 @@ class PrefixPrefetcher:
             return True
         if request in self._done:
             return False
-        if not self._tier.opened(self._index.root_digest(cache_salt)):
+        if not self._tier.opened(self._index.root_digest(cache_salt), tokens, lambda: find(self._index, tokens, cache_salt).reused):
             return True
         return self._start(request, Prefetch(self._index, self._tier, self._entries, tokens, cache_salt), cache_salt)
 
@@ -277,10 +278,11 @@ class PrefixPrefetcher:
 
     def tidy(self, *, idle: bool = True) -> bool:
         """See `PagedCache.tidy`."""
-        return self._spill.run(idle=idle)
+        return self._spill is not None and self._spill.run(idle=idle)
 
     def close(self, timeout_s: float) -> None:
         """Write what is waiting, as far as the time allows, and stop using the disk."""
         deadline = monotonic() + timeout_s
-        self._spill.finish(deadline)
+        if self._spill is not None:
+            self._spill.finish(deadline)
         self._tier.close(max(deadline - monotonic(), _LEAST_S))

@@ -6,11 +6,12 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 from support.disk_entries import ROOT, content, entry
 
-from mlxinfer.cache.disk import page_dir, storage
+from mlxinfer.cache.disk import page_dir
 from mlxinfer.cache.disk.storage import DiskStorage
 
 CHAIN = [entry(number) for number in range(4)]
@@ -31,7 +32,7 @@ def tier(tmp_path: Path, notes: list[str]) -> Iterator[DiskStorage]:
 def settle(tier: DiskStorage) -> None:
     """Everything that was asked for is done."""
     for worker in (tier._writer, tier._reader):
-        done = storage.threading.Event()
+        done = Event()
         worker.add(done.set)
         assert done.wait(60)
 

@@ -9,6 +9,7 @@ import pytest
 from support.disk_entries import BIG, ROOT, content, digest, entry, path_of
 
 from mlxinfer.cache.disk import page_dir as folders
+from mlxinfer.cache.disk import source
 from mlxinfer.cache.disk import storage as tiers
 from mlxinfer.cache.disk.storage import DiskStorage
 
@@ -103,7 +104,7 @@ def test_reading_ends_at_what_is_not_there(open_tier, tmp_path, bad):
 
 
 def test_no_more_is_read_ahead_than_may_wait(open_tier, monkeypatch):
-    monkeypatch.setattr(tiers, "_ARRIVED", 3 * CHAIN[0].layout.nbytes)
+    monkeypatch.setattr(source, "_ARRIVED", 3 * CHAIN[0].layout.nbytes)
     tier = looked_up(open_tier())
     written(tier)
     tier.read([[one] for one in CHAIN])

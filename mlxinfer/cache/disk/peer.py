@@ -1,0 +1,176 @@
+"""Prefixes that another machine has read: it is asked to prefill a prompt, and its sealed pages are fetched (`--prefill-from`).
+
+As with files, nothing is believed: each page comes as the file that it would be, and has to be the one that was asked for byte for byte. A
+machine that has gone, or says something else, costs no more than computing the prompt here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from threading import Thread
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ...errors import one_line
+from ...keep_alive import keep_alive
+from ..pages import PAGE
+from ..prefix_tree import token_bytes
+from .pagefile import Entry, checksum, parsed
+from .source import PageSource
+
+PREFILL, PAGES = "/v1/kv/prefill", "/v1/kv/pages"
+"""Paths that a machine with `--kv-producer` answers (`server.kv_transfer`)."""
+LEAST_TOKENS = 4 * PAGE
+"""Fewer tokens that are missing are computed here."""
+RETRY_S = 10.0
+"""Seconds after a failure before the other machine is asked again."""
+_CONNECT_S = 5.0
+_PATIENCE_S, _TOKEN_S = 60.0, 0.01
+"""Seconds of silence after which it counts as stuck, and for each token of a prompt that it reads. A machine that has gone is noticed
+before (`keep_alive`)."""
+_ANSWERS = 1024
+"""Answers that nobody has come for, at most."""
+_LISTED = 1 << 16
+"""Pages that are known to be there, at most."""
+_LIST_BYTES = 16 << 20
+
+
+class PeerStorage(PageSource):
+    """The prefix cache of the server at a URL."""
+
+    def __init__(self, url: str, api_key: str = "", *, note: Callable[[str], None] | None = None) -> None:
+        """`url` is one that `EngineArgs` takes. `note` is called, from any thread, with one line for the user where the machine cannot be
+        used."""
+        super().__init__("mlxinfer-prefill-reader")
+        parts = urlsplit(url)
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._address = parts.hostname or "", parts.port
+        self._secure = parts.scheme == "https"
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._tell = note
+        self._retry_at = 0.0
+        self._told = ""
+        self._root = b""
+        self._problem: Exception | None = None
+        self._asking: set[int] = set()
+        self._answered: set[int] = set()
+        self.received_bytes = 0
+        """Bytes of pages and their headers that have come."""
+
+    @property
+    def off(self) -> bool:
+        if self.note and monotonic() >= self._retry_at:
+            self.note = ""
+        return bool(self.note) or self._closed
+
+    def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
+        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless the root is another than
+        the first that was opened, which has no adapter: the other machine is told of tokens only."""
+        self._root = self._root or root
+        if root != self._root:
+            return True
+        key = hash(token_bytes(tokens))
+        with self._lock:
+            if key in self._answered:
+                self._answered.remove(key)
+                return True
+            if key in self._asking:
+                return False
+            # The last token is computed here, and has its logits.
+            if self.off or len(tokens) - 1 - reused() < LEAST_TOKENS:
+                return True
+            self._asking.add(key)
+            self._looking += 1
+        Thread(target=self._ask, args=(key, root, list(tokens[:-1])), name="mlxinfer prefill", daemon=True).start()
+        return False
+
+    def _ask(self, key: int, root: bytes, tokens: list[int]) -> None:
+        try:
+            answer = self._post(PREFILL, {"root": root.hex(), "tokens": tokens}, _PATIENCE_S + len(tokens) * _TOKEN_S)
+            listed = json.loads(answer.read(_LIST_BYTES))["pages"]
+            names = [name for one in listed if isinstance(one, str) and (name := parsed(one))]
+            with self._lock:
+                if sum(map(len, self._present.values())) > _LISTED:
+                    self._present.clear()
+                    self._behind.clear()
+                self._present.setdefault(root, set()).update(names)
+                for name in names:
+                    self._behind.setdefault(root, {}).setdefault(name.parent, set()).add(name)
+        except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+            self._fail(error)
+        finally:
+            with self._lock:
+                self._asking.discard(key)
+                if len(self._answered) >= _ANSWERS:
+                    self._answered.clear()
+                self._answered.add(key)
+                self._looking -= 1
+                self._lock.notify_all()
+
+    def _fill(self, entries: Sequence[Entry], data: np.ndarray) -> int:
+        good = 0
+        try:
+            wanted = [[entry.digest.hex(), entry.parent.hex(), entry.part] for entry in entries]
+            answer = self._post(PAGES, {"root": entries[0].root.hex(), "pages": wanted})
+            for entry, row in zip(entries, data, strict=True):
+                head = bytearray(len(entry.head(0)))
+                if not _fully(answer, head) or not _fully(answer, row.data):
+                    break  # it has evicted this one meanwhile, or has gone
+                self.received_bytes += len(head) + row.nbytes
+                if entry.head(checksum(row)) != head:
+                    raise ValueError("it sent what was not asked for")
+                good += 1
+        except (OSError, HTTPException, ValueError) as error:
+            self._problem = error
+        return good
+
+    def _read(self, batches: Sequence[Sequence[Entry]], ticket: object) -> None:
+        super()._read(batches, ticket)
+        problem, self._problem = self._problem, None
+        if problem is not None:  # not before what was right has arrived
+            self._fail(problem)
+
+    def _post(self, path: str, body: dict[str, Any], patience_s: float = _PATIENCE_S) -> HTTPResponse:
+        host, port = self._address
+        connection = (HTTPSConnection if self._secure else HTTPConnection)(host, port, timeout=_CONNECT_S)
+        connection.connect()
+        connection.sock.settimeout(patience_s)
+        keep_alive(connection.sock)
+        connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ConnectionError(f"it answers {answer.status}: {_told(answer.read(_LIST_BYTES))}")
+        return answer
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self.note = f"prompts are read here, not at {self.url}: {one_line(error)}"
+            self._retry_at = monotonic() + RETRY_S
+            first, self._told = self.note != self._told, self.note
+            self._lock.notify_all()
+        if first and self._tell and not self._closed:
+            self._tell(self.note)
+
+
+def _told(body: bytes) -> str:
+    """What an error says, for people."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        return body.decode(errors="replace")
+
+
+def _fully(answer: HTTPResponse, target: bytearray | memoryview) -> bool:
+    """Fill the target; False where the answer ends before."""
+    rest = memoryview(target).cast("B")
+    while rest:
+        count = answer.readinto(rest)
+        if not count:
+            return False
+        rest = rest[count:]
+    return True
