@@ -11,6 +11,7 @@ from .conversions.command import conversion
 from .families.command import families
 from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
+from .readers import readers
 from .serving.command import serving
 from .structure import structure
 from .structured import structured
@@ -235,5 +236,5 @@ def interrupted(models: dict[str, Path], times: int) -> None:
 COMMANDS = (
     *(unused, interrupted),
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, links, kv_quality, launches),
-    *(batch, serving, memory_cap, resume, structure, structured, types, conversion, families),
+    *(batch, serving, memory_cap, resume, structure, structured, readers, types, conversion, families),
 )

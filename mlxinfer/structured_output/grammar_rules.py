@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .gbnf import quoted
@@ -42,6 +42,14 @@ class GrammarRules:
         if key not in self._names:
             self._names[key] = self._new()
             self._lines.append(f"{self._names[key]}{'[lazy]' if lazy else ''}: {body}")
+        return self._names[key]
+
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """A rule that refers to itself: `body` makes it of its own name. The same one for the same body."""
+        key = f"recursive {body('.')}"
+        if key not in self._names:
+            name = self._names[key] = self._new()
+            self._lines.append(f"{name}: {body(name)}")
         return self._names[key]
 
     def terminal(self, *expressions: str) -> str:

@@ -30,6 +30,11 @@ _VALUE = _NOTES.union(*_KEYWORDS.values())
 _DEEPEST = 12
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
+_MARKS = ("'", '"')
+"""Python's quotation marks: templates write either."""
+_ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u[0-9a-f]{4})"
+_BARE_KEY = r"/[^\s{}\[\],:<>|\"][^{}\[\],:<>|\"\n]{0,63}/"
+"""A key of Gemma's: any text without the form's own punctuation."""
 
 
 class NotHeldError(Exception):
@@ -45,10 +50,15 @@ class _Words:
     null: str
     comma: str
     colon: str
+    booleans: tuple[str, ...]
+    """As templates write them."""
+    nulls: tuple[str, ...] = ("None", "null")
+    """The same."""
 
 
-_PYTHON = _Words("True", "False", "None", ", ", ": ")
-_GEMMA = _Words("true", "false", "null", ",", ":")
+_BOOLEANS = ("true", "false", "True", "False")
+_PYTHON = _Words("True", "False", "None", ", ", ": ", _BOOLEANS)
+_GEMMA = _Words("true", "false", "null", ",", ":", ("true", "false"))
 
 
 class ArgumentRules:
@@ -71,7 +81,8 @@ class ArgumentRules:
         if self._calls.kind == "pythonic":
             items = [(required, f"{quoted(key + '=')} {self._value(each, 0)}") for key, each, required in _properties(root)]
             return self._rules.any_order(items, ", ")
-        return self._value({**root, "type": "object"}, 0)
+        closed = {"additionalProperties": False} if root.get("properties") == {} else {}  # a tool without arguments gets none
+        return self._value({**root, "type": "object", **closed}, 0)
 
     def _tagged(self, root: Mapping[str, Any]) -> str:
         calls, rules = self._calls, self._rules
@@ -93,6 +104,8 @@ class ArgumentRules:
         if options:
             written = [quoted(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) for one in options]
             return f"{begin} {rules.one_of(written)} {rules.literal(end)}"
+        if types == frozenset({"boolean"}) and resolved.keys() <= _NOTES:
+            return f"{begin} {rules.one_of([quoted(word) for word in _BOOLEANS])} {rules.literal(end)}"
         if not is_text:
             return f"{begin} {rules.json(self._with_shared(schema))} {rules.literal(end)}"
         if types == frozenset({"string"}):
@@ -143,11 +156,11 @@ class ArgumentRules:
             if limits:
                 return rules.json({"type": kind, **limits})
             return rules.rule(_INTEGER if kind == "integer" else _NUMBER)
-        return rules.one_of([quoted(words.true), quoted(words.false)]) if kind == "boolean" else quoted(words.null)
+        return rules.one_of([quoted(word) for word in (words.booleans if kind == "boolean" else words.nulls)])
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         rules, words = self._rules, self._words
-        if "properties" in schema:
+        if schema.get("properties") or ("properties" in schema and schema.get("required")):
             items = [(need, f"{self._key(key)} {self._value(each, depth + 1)}") for key, each, need in _properties(schema)]
             return rules.rule(f'"{{" {rules.any_order(items, words.comma)} "}}"')
         if "required" in schema and self._exact and schema["required"]:
@@ -156,8 +169,13 @@ class ArgumentRules:
         if free is False:
             return quoted("{}")
         value = self._value(free, depth + 1) if isinstance(free, Mapping) and free else self._any()
+        return rules.rule(self._free_object(value))
+
+    def _free_object(self, value: str) -> str:
+        """An object of any keys."""
+        words = self._words
         item = f"{self._string({})} {quoted(words.colon)} {value}" if words is _PYTHON else f"{self._bare_key()} {value}"
-        return rules.rule(f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"')
+        return f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"'
 
     def _bounds(self, schema: Mapping[str, Any], what: str) -> tuple[int, int | None]:
         """`min` and `max` of something; a whole number may be written as 2.0."""
@@ -170,16 +188,17 @@ class ArgumentRules:
         return int(least), None if most is None else int(most)
 
     def _any(self) -> str:
-        """Any value: plain ones, and lists of them."""
+        """Any value."""
         scalar = self._rules.one_of([self._typed(kind, {}, _DEEPEST) for kind in ("string", "number", "boolean", "null")])
-        return self._rules.rule(f'{scalar} | "[" ({scalar} ({quoted(self._words.comma)} {scalar})*)? "]"')
+        comma = quoted(self._words.comma)
+        return self._rules.recursive(lambda own: f'{scalar} | "[" ({own} ({comma} {own})*)? "]" | {self._free_object(own)}')
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, bool):
             return quoted(self._words.true if value else self._words.false)
         if isinstance(value, str):
             quote = self._rules.literal(self._calls.quote)
-            return self._rules.rule(quoted(repr(value)) if self._words is _PYTHON else f"{quote} {quoted(value)} {quote}")
+            return self._python_text(value) if self._words is _PYTHON else self._rules.rule(f"{quote} {quoted(value)} {quote}")
         return quoted(self._words.null if value is None else json.dumps(value, ensure_ascii=False))
 
     def _string(self, schema: Mapping[str, Any]) -> str:
@@ -189,8 +208,9 @@ class ArgumentRules:
         pattern = self._pattern(schema)
         if self._words is _PYTHON:
             if pattern is None:
-                return rules.rule(rf"/'([^'\\\n]|\\['\\nt\"]){count}'/")
-            return rules.terminal(rf"'[^'\\\n]{count}'", f"'{pattern}'")  # without escapes: these would be another text
+                return rules.rule(" | ".join(rf"/{mark}([^{mark}\\\n]|{_ESCAPE}){count}{mark}/" for mark in _MARKS))
+            # Without escapes: these would be another text.
+            return rules.one_of([rules.terminal(rf"{mark}[^{mark}\\\n]{count}{mark}", f"{mark}{pattern}{mark}") for mark in _MARKS])
         if pattern is None:
             return rules.rule(f"{rules.literal(quote)} {rules.text_until(quote, least, most)}")
         if not isinstance(rules.split(quote)[0], int):
@@ -207,10 +227,14 @@ class ArgumentRules:
         return whole
 
     def _key(self, key: str) -> str:
-        return quoted((repr(key) if self._words is _PYTHON else key) + self._words.colon)
+        return f"{self._python_text(key)} {quoted(self._words.colon)}" if self._words is _PYTHON else quoted(key + self._words.colon)
+
+    def _python_text(self, text: str) -> str:
+        """A fixed text between either kind of quotation marks."""
+        return self._rules.one_of([quoted(one) for one in dict.fromkeys((repr(text), json.dumps(text, ensure_ascii=False)))])
 
     def _bare_key(self) -> str:
-        return f'{self._rules.rule("/[A-Za-z0-9_.]{1,64}/")} ":"'
+        return f'{self._rules.rule(_BARE_KEY)} ":"'
 
     def _resolved(self, schema: Any) -> Mapping[str, Any]:
         for _ in range(_DEEPEST):

@@ -1,7 +1,8 @@
-"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, a call of a tool of theirs, and
-twenty calls one after another.
+"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, a call of a tool of theirs, an
+edited file, and twenty calls one after another.
 
-They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them.
+They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them. What twenty turns
+read is printed, and written to the folder MLXINFER_TEST_TURNS, if it is set: benchmarks/results has it from there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ CALLS: dict[str, tuple[str, dict[str, str]]] = {
     "claude": ("Bash", {"command": "echo from-the-tool", "description": "Say it"}),
     "vibe": ("bash", {"command": "echo from-the-tool"}),
 }
-"""A tool of each and its arguments. Aider has none."""
+"""A tool of each and its arguments. Aider has none: it reads edits from the text of an answer."""
+NOTES = "written by the model\n"
+EDIT = f"notes.txt\n```\n{NOTES}```"
+"""A whole file, as aider asks models for one that it does not know."""
 LONG, TURNS = ("codex", "claude"), 20
 CONTEXT = 1 << 17
 """Tokens, which are characters: Claude Code begins with 49,000, and shortens what fills much of a context."""
@@ -49,7 +53,8 @@ MOST_NEW = 400
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("models")
-    paths = {"plain": scripted_directory(folder / "plain", HELLO, context=CONTEXT)}
+    texts = {"plain": HELLO, "edit": EDIT}
+    paths = {name: scripted_directory(folder / name, text, context=CONTEXT) for name, text in texts.items()}
     for name, (tool, arguments) in CALLS.items():
         call = json.dumps({"name": tool, "arguments": arguments})
         said = f"<tool_call>\n{call}\n</tool_call>"
@@ -95,6 +100,11 @@ def test_a_call_of_a_tool(live: LiveServer, agent: str, tmp_path: Path) -> None:
     assert new < prompts / requests + MOST_NEW  # the first prompt, and what came after it
 
 
+def test_an_edit(live: LiveServer, tmp_path: Path) -> None:
+    run(live, "aider", "edit", tmp_path)
+    assert (tmp_path / "work" / "notes.txt").read_text(encoding="utf-8") == NOTES
+
+
 class Access(logging.Handler):
     """The access log's fields, a request each."""
 
@@ -118,7 +128,10 @@ def test_twenty_turns_read_only_what_is_new(live: LiveServer, agent: str, tmp_pa
     prompts = [(int(f["prompt_tokens"]), int(f["cached_tokens"])) for f in access.fields if "prompt_tokens" in f]
     longest = max(prompt for prompt, _ in prompts)
     turns = [(prompt, prompt - cached) for prompt, cached in prompts if prompt > longest / 2]  # no titles and the like
-    for turn, (prompt, read) in enumerate(turns):
-        sys.stdout.write(f"{agent}, turn {turn}: {prompt} tokens, {read} read\n")
+    lines = [f"| {turn} | {prompt} | {prompt - read} | {read} |" for turn, (prompt, read) in enumerate(turns)]
+    table = "\n".join([f"{agent}, tokens\n", "| turn | prompt | from the cache | read |", "| ---: | ---: | ---: | ---: |", *lines]) + "\n"
+    sys.stdout.write(table)
+    if folder := os.environ.get("MLXINFER_TEST_TURNS"):
+        (Path(folder) / f"agents_{agent}.md").write_text(table, encoding="utf-8")
     assert len(turns) > TURNS
     assert all(read < MOST_NEW for _, read in turns[1:])

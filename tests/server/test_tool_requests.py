@@ -283,7 +283,8 @@ def test_other_servers_words_for_thinking() -> None:
     assert chat(reasoning={"effort": "low", "max_tokens": 9}).thinking() == Thinking(None, "low", 9)
     assert chat(reasoning={"enabled": False}).thinking() == Thinking(on=False)
     assert chat(thinking_budget_tokens=4).thinking() == Thinking(budget=4)
-    assert chat(thinking_budget_tokens=-1).thinking() == Thinking()
+    assert chat(thinking_budget_tokens=-1, reasoning={"max_tokens": 9}).thinking() == Thinking()
+    assert chat(reasoning_budget_tokens=0).thinking() == Thinking(budget=0)
     settings: Any = SimpleNamespace(reasoning_field="both")
     assert chat(reasoning={"exclude": True}).reasoning_field(settings) == "none"
     assert chat(include_reasoning=False).reasoning_field(settings) == "none"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.byte_tokenizer import byte_tokenizer
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.errors import SamplingError
@@ -107,6 +108,17 @@ def test_what_cannot_be_held_is_named_in_one_line(compiler, structure, message):
     with pytest.raises(SamplingError, match=message) as error:
         compiler.compile(structure)
     assert "\n" not in str(error.value)
+
+
+def test_added_tokens_that_are_text_may_stand_in_strings():
+    """As Gemma's HTML tags: they look like special tokens and are none."""
+    tokenizer = byte_tokenizer(words=("<table>",))
+    tag, special = (tokenizer.encode(text)[-1] for text in ("<table>", "<|mark|>"))
+    constraint = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(Schema({"type": "string"}))
+    for token in tokenizer.encode('"a', add_special_tokens=False):
+        constraint.advance(token)
+    row = np.unpackbits(constraint.rows([])[0].view(np.uint8), bitorder="little")
+    assert (row[tag], row[special]) == (1, 0)
 
 
 def test_rows_leave_the_state_and_show_each_draft(compiler, tokenizer):

@@ -23,7 +23,7 @@ from .tools import ToolFields
 
 MAX_BUDGET = 2**31 - 1
 ENDLESS = -1
-"""llama.cpp's `thinking_budget_tokens` for no limit."""
+"""llama.cpp's budgets for no limit."""
 
 
 class TemplateVariables(StrictModel):
@@ -52,8 +52,8 @@ class RouterReasoning(StrictModel):
 
 
 class ChatRequest(ToolFields, Sampling):
-    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's, `thinking_budget_tokens` is
-    llama.cpp's, `reasoning` and `include_reasoning` are OpenRouter's."""
+    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's, `thinking_budget_tokens` and
+    `reasoning_budget_tokens` are llama.cpp's, `reasoning` and `include_reasoning` are OpenRouter's."""
 
     messages: Messages
     max_tokens: MaxTokens | None = None
@@ -64,6 +64,7 @@ class ChatRequest(ToolFields, Sampling):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
     thinking_budget_tokens: Annotated[int, Field(ge=-1, le=MAX_BUDGET)] | None = None
+    reasoning_budget_tokens: Annotated[int, Field(ge=-1, le=MAX_BUDGET)] | None = None
     reasoning: RouterReasoning | None = None
     include_reasoning: bool | None = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
@@ -77,10 +78,10 @@ class ChatRequest(ToolFields, Sampling):
         """What the request says about thinking."""
         variables, router = self.chat_template_kwargs, self.reasoning or RouterReasoning()
         switches = (variables.thinking, variables.enable_thinking) if variables else ()
-        budget = self.thinking_budget_tokens if self.thinking_token_budget is None else self.thinking_token_budget
-        budget = router.max_tokens if budget is None else None if budget == ENDLESS else budget
+        budgets = (self.thinking_token_budget, self.thinking_budget_tokens, self.reasoning_budget_tokens, router.max_tokens)
+        budget = next((budget for budget in budgets if budget is not None), ENDLESS)
         on = next((switch for switch in (*switches, router.enabled) if switch is not None), None)
-        return Thinking(on, self.reasoning_effort or router.effort, budget)
+        return Thinking(on, self.reasoning_effort or router.effort, None if budget == ENDLESS else budget)
 
     def reasoning_field(self, settings: ServerSettings) -> ReasoningField:
         """Where answers have what the model thought."""
