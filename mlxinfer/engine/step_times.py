@@ -20,6 +20,8 @@ _PROMPT_MEMORY = 128
 """Measurements of prompts after which a size that was not among them is forgotten: reading becomes slower as prompts become longer."""
 _LONG = 128
 """Rows of a step that tells how long a row takes: shorter ones take as long as the weights need to be read."""
+_TURN = 0.1
+"""Weight of a further measurement of the draft model's turns."""
 _SLOWER = 0.5
 """Weight of a measurement that is slower than those before it: the first may have waited for a compiler. A faster one counts in full."""
 
@@ -152,7 +154,8 @@ class StepTimes:
         self.reading = 0.0
         """Seconds that a row takes in steps that do nothing but read prompts; 0 before one was measured."""
         self.turn = 0.0
-        """Seconds of one turn of the draft model; 0 before one was measured."""
+        """Seconds of one turn of the draft model, beyond what `round` takes; 0 before one was measured."""
+        self._turn_mean, self._turns = 0.0, 0
         self._ahead = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
         self._waiting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
         self._drafting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
@@ -169,8 +172,16 @@ class StepTimes:
                 self.prompts.add(prefill_rows, max(seconds - alone, 0.0), scale=alone / 2)
         elif rows:
             if turns:
-                self.turn += 0.2 * (max(seconds - self.round(rows), 0.0) / turns - self.turn)
+                self._turn(rows, turns, seconds)
             self._learn(self._drafting if turns else self._waiting if waited else self._ahead, rows, seconds)
+
+    def _turn(self, rows: int, turns: int, seconds: float) -> None:
+        # Measurements below zero count as they are: without them, noise alone would make turns look long.
+        round_ = self.round(rows)
+        found = min(seconds - round_, max(_OUTLIER * turns * self.turn, round_)) / turns
+        self._turns += 1
+        self._turn_mean += max(1 / self._turns, _TURN) * (found - self._turn_mean)
+        self.turn = max(self._turn_mean, 0.0)
 
     def _read(self, rows: int, seconds: float) -> None:
         if rows >= _LONG:

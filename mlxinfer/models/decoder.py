@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -20,7 +20,8 @@ from ..records import dataclass
 from .block import AnyBlock
 from .common import Sizes
 from .fused_blocks import Run, runs
-from .mtp import AnyHead, Head, HeadPlan, with_vocabulary
+from .mtp import AnyHead, Head, HeadPlan, Scores, with_vocabulary
+from .native_head import native_head
 from .stack import Part, Rest, layers_of, only, side_by_side
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ class Model(Protocol):
         """`logits`, maybe in a narrower dtype that has all of their digits: whoever takes the highest needs no other."""
         ...
 
-    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, Scores]:
         """A step of `mtp` alone: int32 `[R]` and the hidden rows of the tokens before them, `[R, hidden]`, to the rows that take their
-        place for the next tokens, `[R, hidden]`, and logits `[R, vocab]` of these, float32."""
+        place for the next tokens, `[R, hidden]`, and scores of these."""
         ...
 
 
@@ -252,6 +253,8 @@ class Decoder(BlockStack):
         self.mtp = self._load_head(head, weights, plan) if head else None
         if self.mtp is not None:
             ready(self.mtp)
+        if isinstance(self.mtp, Head):
+            self.mtp = replace(self.mtp, native=native_head(self.mtp, self.layers, self.embedding.dtype))
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
         self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
 
@@ -286,13 +289,13 @@ class Decoder(BlockStack):
         """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
         return self._through(x, step, self.rotations(step), hooks)[1]
 
-    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, mx.array]:
-        """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its logits `[R, vocab]`, float32."""
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, Scores]:
+        """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its scores."""
         head = self.mtp
         assert head is not None
         rotations = {key: self.ropes[key].at(step) for key in head.ropes}
         rows, finished = head.draft(self._for_head(tokens), before, step, rotations)
-        return rows, head.logits(finished, self)
+        return rows, head.scores(finished, self)
 
     def _for_head(self, tokens: mx.array, x: mx.array | None = None) -> mx.array:
         """Embeddings as the head reads them; `x` are the model's, where they are known."""

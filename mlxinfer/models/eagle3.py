@@ -29,7 +29,7 @@ from .common import Sizes, read_sizes
 from .config_reader import ConfigReader
 from .decoder import Architecture
 from .families.llama import LLAMA
-from .mtp import HeadPlan, Places, Target, all_tokens, shifted, without_first
+from .mtp import HeadPlan, Places, Scores, Target, shifted, without_first
 from .rope_config import read_rope
 
 _ROPE = "mtp"
@@ -86,8 +86,8 @@ class Eagle3:
         x = self.mlp(x, norm=self.mlp_norm, onto=x)
         return x, self.norm(x)
 
-    def logits(self, rows: mx.array, target: Target) -> mx.array:
-        return all_tokens(self.output(rows).astype(mx.float32), self.tokens, target.vocab_size)
+    def scores(self, rows: mx.array, target: Target) -> Scores:
+        return Scores(self.output(rows).astype(mx.float32), self.tokens)
 
     def _joined(self, embedded: mx.array, before: mx.array) -> tuple[mx.array, mx.array]:
         """What attention reads, and what it is added to."""

@@ -87,7 +87,7 @@ def _fits(block: AnyBlock, index: int, parts: Parts) -> bool:
     before = parts.mark()
     parts.block = index
     try:
-        _add(block, parts)
+        add_block(block, parts)
         parts.check(before)
     except PagesElsewhere:
         raise
@@ -97,7 +97,8 @@ def _fits(block: AnyBlock, index: int, parts: Parts) -> bool:
     return True
 
 
-def _add(block: AnyBlock, parts: Parts) -> None:
+def add_block(block: AnyBlock, parts: Parts) -> None:
+    """Adds the instructions of a block. Raises `NotNative`, and ValueError for sizes that the kernels do not take."""
     stream = parts.program.stream
     if type(block) is Block:
         sink = Sink(parts, block.norms.after_mixer, block.residual)

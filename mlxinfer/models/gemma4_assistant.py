@@ -28,7 +28,7 @@ from .config_reader import ConfigReader
 from .decoder import Architecture
 from .families.gemma4 import GEMMA4, Kinds, load_norms, read_ropes
 from .gemma4_block import Gemma4Attention, Gemma4Block
-from .mtp import HeadPlan, Places, Target, all_tokens, shifted
+from .mtp import HeadPlan, Places, Scores, Target, shifted
 
 PREFIX = "mtp."
 """What its tensors' names begin with, where they stand next to the model's."""
@@ -95,10 +95,10 @@ class Assistant:
         y = self.norm(x)
         return self.back(y), y
 
-    def logits(self, rows: mx.array, target: Target) -> mx.array:
+    def scores(self, rows: mx.array, target: Target) -> Scores:
         if self.clusters is None:
-            return self.table.as_linear(rows).astype(mx.float32)
-        return all_tokens(*self.clusters.logits(rows, self.table), target.vocab_size)
+            return Scores(self.table.as_linear(rows).astype(mx.float32))
+        return Scores(*self.clusters.logits(rows, self.table))
 
 
 def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) -> HeadPlan:

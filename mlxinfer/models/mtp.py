@@ -20,6 +20,7 @@ from ..nn.rope import Rope
 from ..nn.weights import Weights, map_rows
 from ..records import dataclass
 from .block import AnyBlock, Mixer
+from .native_head import NativeHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,33 @@ class Places:
         return self.attention
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logits of the tokens that a head may propose."""
+
+    logits: mx.array
+    """Float32 `[R, n]`."""
+    tokens: mx.array | None = None
+    """int32 `[n]` or `[R, n]`: which tokens these are; None: all, in order."""
+
+    def whole(self, vocab: int) -> mx.array:
+        """Logits of all tokens, `[R, vocab]`, minus infinity for the others."""
+        if self.tokens is None:
+            return self.logits
+        empty = mx.full((self.logits.shape[0], vocab), -mx.inf, self.logits.dtype)
+        return mx.put_along_axis(empty, mx.broadcast_to(self.tokens, self.logits.shape), self.logits, axis=-1)
+
+    def at(self, places: mx.array) -> mx.array:
+        """The tokens in these columns, one for each row: integers `[R]`."""
+        if self.tokens is None:
+            return places
+        if self.tokens.ndim == 1:
+            return mx.take(self.tokens, places)
+        return mx.take_along_axis(self.tokens, places[:, None], axis=-1)[:, 0]
+
+
 class Target(Protocol):
     """The model that a head drafts for, as far as the head's logits need it."""
-
-    vocab_size: int
 
     def unembed(self, rows: mx.array) -> mx.array:
         """`[R, hidden]` through the output matrix: float32 `[R, vocab]`."""
@@ -97,11 +121,11 @@ class AnyHead(Protocol):
 
     def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> tuple[mx.array, mx.array]:
         """Embeddings of tokens `[R, hidden]` and the rows before them `[R, n]` to the rows that take their place for the next tokens
-        `[R, n]`, and rows for `logits`."""
+        `[R, n]`, and rows for `scores`."""
         ...
 
-    def logits(self, rows: mx.array, target: Target) -> mx.array:
-        """Float32 `[R, vocab]`, minus infinity for tokens that it does not propose."""
+    def scores(self, rows: mx.array, target: Target) -> Scores:
+        """What it makes of rows for `scores`."""
         ...
 
 
@@ -160,6 +184,8 @@ class Head:
     """int32 `[n]`, ascending: the tokens that it proposes; None: all."""
     output: Linear | None = None
     """`[n, hidden]`: the rows of the output matrix for these tokens."""
+    native: NativeHead | None = None
+    """The layer for the CPU kernels, if they can compute it."""
 
     @property
     def taps(self) -> Sequence[int]:
@@ -185,6 +211,9 @@ class Head:
         """Append keys and values for the rows of a step. `embedded` `[T, hidden]` are its tokens, `hidden` `[T, hidden]` what the model
         has made of them."""
         before = step.recur(self.places.state, hidden, shifted)
+        if self.native is not None and step.runs_blocks:
+            self.native.follow(embedded, before, step, rotations)
+            return
         rotation = None if self.rope is None else rotations[self.rope]
         self.first(self.rows(embedded, before), step, rotation, norm=self.blocks[0].norms.before_mixer)
 
@@ -196,28 +225,24 @@ class Head:
     def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> tuple[mx.array, mx.array]:
         """The same for a step of the head alone. Returns the rows to join with the next tokens, and those for the output matrix, which
         still need `norm` where the two are different."""
+        if self.native is not None and step.runs_blocks:
+            x = self.native.draft(embedded, before, step, rotations)
+            return x, x if self.normed else self.norm(x)
         x = self.rows(embedded, before)
         for block in self.blocks:
             x = block(x, step, rotations)
         normed = self.norm(x)
         return normed if self.normed else x, normed
 
-    def logits(self, rows: mx.array, target: Target) -> mx.array:
+    def scores(self, rows: mx.array, target: Target) -> Scores:
         y = target.unembed(rows) if self.output is None else self.output(rows).astype(mx.float32)
-        return all_tokens(target.scaled(y), self.tokens, target.vocab_size)
-
-
-def all_tokens(logits: mx.array, tokens: mx.array | None, vocab: int) -> mx.array:
-    """`[R, n]` for `tokens` `[n]` or `[R, n]` to `[R, vocab]`, minus infinity for the others; None: they are all tokens."""
-    if tokens is None:
-        return logits
-    return mx.put_along_axis(
-        mx.full((logits.shape[0], vocab), -mx.inf, logits.dtype), mx.broadcast_to(tokens, logits.shape), logits, axis=-1
-    )
+        return Scores(target.scaled(y), self.tokens)
 
 
 def shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
     """The rows one later: `[B, L, C]` after the last ones `[B, 1, C]` of the step before."""
+    if x.shape[1] == 1:
+        return states[0].astype(x.dtype), (x,)
     whole = mx.concatenate([states[0].astype(x.dtype), x], axis=1)
     return whole[:, :-1], (whole[:, -1:],)
 

@@ -122,7 +122,7 @@ class SamplingBatch:
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
         pieces: list[Sampled] = []
-        plain = self._is_plain and allowed is None
+        plain = self.is_plain and allowed is None
         if not plain or self._settings.argmax is not _plain_argmax:
             logits = logits.astype(mx.float32)
         size = rows if plain else SAMPLED_ROWS_AT_ONCE
@@ -142,10 +142,14 @@ class SamplingBatch:
         return sampled
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether sampling needs no more memory than the logits."""
+    def is_plain(self) -> bool:
+        """Whether all rows take the likeliest token, and nothing changes logits or reports them."""
         settings = self._settings
         return settings.all_greedy and settings.bias is None and self._penalties is None and self._top_logprobs is None
+
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """The column of the highest of float32 `[R, n]`: uint32 `[R]`."""
+        return self._settings.argmax(logits)
 
     def _choose(
         self, logits: mx.array, picked: PickedRows | None, seeds: Sequence[int], positions: Sequence[int], allowed: mx.array | None

@@ -28,7 +28,8 @@ def drafted(model: Model) -> np.ndarray:
     mx.eval(model.hidden(mx.arange(9, dtype=mx.int32), step), step.state)
     step = cache.begin([Segment(slot, 0, 1, 9, 10)])
     assert model.mtp is not None
-    return np.array(model.draft(mx.array([9]), cache.states(model.mtp.places.state, [slot])[:, 0], step)[1])
+    _, scores = model.draft(mx.array([9]), cache.states(model.mtp.places.state, [slot])[:, 0], step)
+    return np.array(scores.whole(model.vocab_size))
 
 
 def read(directory: Path) -> Model:

@@ -34,9 +34,9 @@ def drafted(model, chunks, turns=1):
         row = cache.states(model.mtp.places.state, [slot])[:, 0]
         for turn in range(turns):
             step = cache.begin([Segment(slot, 0, 1, past + turn, past + turn + 1)])
-            row, logits = model.draft(mx.array(TOKENS[past + turn : past + turn + 1], mx.int32), row, step)
+            row, scores = model.draft(mx.array(TOKENS[past + turn : past + turn + 1], mx.int32), row, step)
             mx.eval(step.state)
-            found.append((past, turn, np.array(row[0]), np.array(logits[0])))
+            found.append((past, turn, np.array(row[0]), np.array(scores.whole(model.vocab_size)[0])))
     return found
 
 

@@ -29,9 +29,9 @@ def said(model, ids, lengths, kv="16"):
         past, token, row, turns = length, ids[length], cache.states(model.mtp.places.state, [slot])[:, 0], []
         for _ in range(3):
             step = cache.reading([Segment(slot, 0, 1, length, length + 1)])
-            row, logits = model.draft(mx.array([token], mx.int32), row, step)
-            token = int(mx.argmax(logits[0]).item())
-            turns.append((np.array(logits[0]), np.array(row[0])))
+            row, scores = model.draft(mx.array([token], mx.int32), row, step)
+            token = int(scores.at(mx.argmax(scores.logits, axis=-1)).item())
+            turns.append((np.array(scores.whole(model.vocab_size)[0]), np.array(row[0])))
         found.append(turns)
     return found
 

@@ -1,11 +1,14 @@
 """What heads compute is what their definition says, in whichever steps and pages."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.head_oracle import latent_layer, llama_layer, nemotron_layer, pairs, qwen_layer, rms
-from support.heads import HEAD, config_of, model_with_head
+from support.heads import HEAD, OWN_HEADS, config_of, model_with_head
 
+from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
@@ -34,8 +37,8 @@ def drafted(model, chunks, kv="16"):
         past += count
         step = cache.begin([Segment(slot, 0, 1, past, past + 1)])
         before = cache.states(model.mtp.places.state, [slot])[:, 0]
-        row, logits = model.draft(mx.array(TOKENS[past : past + 1], mx.int32), before, step)
-        found.append((past, np.array(row[0]), np.array(logits[0])))
+        row, scores = model.draft(mx.array(TOKENS[past : past + 1], mx.int32), before, step)
+        found.append((past, np.array(row[0]), np.array(scores.whole(model.vocab_size)[0])))
         mx.eval(step.state)
     return found, np.concatenate(hidden)
 
@@ -101,6 +104,23 @@ def test_a_head_by_itself_joins_the_first_token_with_zeros(chunks, kv):
             np.testing.assert_allclose(logits, y @ w["lm_head.weight"].T, atol=2e-4)
         else:  # the first page is sealed in 4 bits
             assert 1e-4 < np.abs(row - y).max() < 0.3
+
+
+@pytest.mark.skipif(not kernels_cpu.can_run_blocks(), reason="needs the CPU kernels")
+def test_one_operation_for_a_layer_does_what_several_do():
+    chunks = [1, 2, 58, 3, 70]
+    (native, _), (plain, _) = (model_with_head("llama", HEAD) for _ in range(2))
+    assert native.mtp.native is not None
+    plain.mtp = replace(plain.mtp, native=None)
+    for (_, row, logits), (_, expected, scores) in zip(drafted(native, chunks)[0], drafted(plain, chunks)[0], strict=True):
+        np.testing.assert_allclose(row, expected, atol=2e-5)
+        np.testing.assert_allclose(logits, scores, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "nemotron_h"])
+def test_pages_that_leave_out_the_first_token_are_for_plain_operations(name):
+    model, _ = model_with_head(name, True, **OWN_HEADS[name])
+    assert model.mtp.native is None
 
 
 def test_a_vocabulary_of_its_own():

@@ -45,12 +45,9 @@ class HeadDrafter:
         tokens = mx.array([s.tokens[-1] for s, _ in wanted], dtype=mx.int32)
         for turn in range(wanted[0][1]):
             rows = [s for s, count in wanted if count > turn]
-            before, logits = self._forward(rows, tokens[: len(rows)], before[: len(rows)], turn)
-            sampled = self._sampler(rows, drafts).sample(logits, [s.num_tokens + turn for s in rows])
-            mx.async_eval(sampled.tokens)  # type: ignore[no-untyped-call]
-            tokens = sampled.tokens.astype(mx.int32)
+            before, tokens = self._turn(rows, tokens[: len(rows)], before[: len(rows)], drafts)
             for i in range(len(rows)):
-                drafts[i].append(sampled.tokens[i : i + 1])
+                drafts[i].append(tokens[i : i + 1])
         for (s, _), own in zip(wanted, drafts, strict=True):
             s.propose(own[0] if len(own) == 1 else mx.concatenate(own))
 
@@ -65,17 +62,25 @@ class HeadDrafter:
         """The hidden rows of the last computed tokens, `[R, hidden]`."""
         return self.cache.states(self._layers.state, [s.slot for s in sequences if s.slot is not None])[:, 0]
 
-    def _forward(self, rows: list[Sequence], tokens: mx.array, before: mx.array, turn: int) -> tuple[mx.array, mx.array]:
-        segments = []
+    def _turn(self, rows: list[Sequence], tokens: mx.array, before: mx.array, drafts: Many[Many[mx.array]]) -> tuple[mx.array, mx.array]:
+        """A draft of each sequence after those that it has: the head's rows `[R, n]`, and tokens int32 `[R]`."""
+        segments, turn = [], len(drafts[0])
         for i, s in enumerate(rows):
             assert s.slot is not None
             past = s.num_tokens - 1 + (turn if self._appends else 0)
             segments.append(Segment(s.slot, i, 1, past, max(s.rope_length, past + 1)))
         step = self.cache.begin(segments) if self._appends else self.cache.reading(segments)
-        hidden, logits = self.model.draft(tokens, before, step)
-        mx.async_eval(step.state, hidden, logits)  # type: ignore[no-untyped-call]
+        hidden, scores = self.model.draft(tokens, before, step)
+        sampler = self._sampler(rows, drafts)
+        if sampler.is_plain:
+            sampled = scores.at(sampler.likeliest(scores.logits))
+        else:
+            sampled = sampler.sample(scores.whole(self.model.vocab_size), [s.num_tokens + turn for s in rows]).tokens
+        sampled = sampled.astype(mx.int32)
+        if not turn:  # further turns start with the step that verifies them, which is built meanwhile
+            mx.async_eval(step.state, hidden, sampled)  # type: ignore[no-untyped-call]
         step.close()
-        return hidden, logits
+        return hidden, sampled
 
     def _sampler(self, rows: list[Sequence], drafts: Many[Many[mx.array]]) -> SamplingBatch:
         if self._batch is None or self._batch[0] != rows or self._batch[1].counts_tokens:

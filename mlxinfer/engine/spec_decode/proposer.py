@@ -24,6 +24,8 @@ _WORTH = 1.05
 """Gain from which a step is made to wait for the one before it."""
 _AT_ONCE = 512
 """Tokens of a prompt that are indexed between two steps."""
+_HICCUP = 2.0
+"""What a step has lost counts as if it had taken at most this many times as long as expected: the machine was busy with something else."""
 _PATIENCE = 32
 """Steps without the draft model after which it is tried again."""
 
@@ -144,6 +146,8 @@ class Proposer:
         self._quiet += 1
         if drafted or waited:
             tokens = sum([len(output.tokens) for output in outputs])
+            likely = self.times.round(schedule.decode_rows) + turns * self.times.turn
+            seconds = min(seconds, _HICCUP * likely) if likely else seconds
             self.account.round(seconds, (self.times.step(len(outputs)) or seconds) * tokens / len(outputs))
         else:
             self.account.plain(seconds)
