@@ -97,8 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_late)
 
 
-def _late(item: pytest.Item) -> int:
-    return sum(item.get_closest_marker(name) is not None for name in ("long", "model", "torch"))
+def _late(item: pytest.Item) -> tuple[int, bool]:
+    """Those with torch stand together: each process that runs one of them imports it, which takes five seconds."""
+    late = [item.get_closest_marker(name) is not None for name in ("long", "model", "torch")]
+    return sum(late), late[-1]
 
 
 @pytest.hookimpl(wrapper=True)
