@@ -99,8 +99,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_late)
 
 
-def _late(item: pytest.Item) -> int:
-    return sum(item.get_closest_marker(name) is not None for name in ("long", "model", "torch"))
+def _late(item: pytest.Item) -> tuple[int, bool, bool]:
+    """Those with torch stand together, and those with LiteLLM: each process that runs one of them imports it, which takes five seconds."""
+    late = [item.get_closest_marker(name) is not None for name in ("long", "model", "torch")]
+    return sum(late), late[-1], "litellm" in item.name
 
 
 @pytest.hookimpl(wrapper=True)

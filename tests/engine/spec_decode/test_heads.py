@@ -32,7 +32,8 @@ def plain(name, kv="16"):
     return run(tiny_engine(name, KVFormat.parse(kv), max_draft=0), requests())
 
 
-LONG = {"marks": pytest.mark.long}
+LONG, SLOW = {"marks": pytest.mark.long}, {"marks": pytest.mark.slow}
+"""What is slow, tests/families sees too, in shorter answers."""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ LONG = {"marks": pytest.mark.long}
         ("llama", "16"),
         pytest.param("llama", "4", **LONG),
         pytest.param("qwen3_next", "16", **LONG),
-        pytest.param("gemma3_text", "16", **LONG),
+        pytest.param("gemma3_text", "16", **SLOW),
     ],
 )
 def test_a_head_changes_no_answer(name, kv):
@@ -54,7 +55,7 @@ def test_a_head_changes_no_answer(name, kv):
     assert 0.3 * drafted < accepted < 0.9 * drafted
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("glm4_moe_lite", **LONG), pytest.param("nemotron_h", **LONG)])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("glm4_moe_lite", **SLOW), pytest.param("nemotron_h", **SLOW)])
 def test_the_head_of_a_checkpoint_changes_no_answer(name):
     few = [2, 1]
     expected = run(tiny_engine(name, max_draft=0), [requests()[i] for i in few])
