@@ -3,10 +3,10 @@ hidden rows and the next token, and predicts the token after it. The embedding a
 
     python examples/train_mtp_head.py MODEL HEAD       MODEL: a Hugging Face directory, or a GGUF file; HEAD: a new directory
 
-It needs torch and transformers, takes a GPU where there is one, and goes on with the texts that were written when it was stopped. After
-that, `mlxinfer run MODEL --draft HEAD`. Options: --texts N, --writing N (minutes at most), --minutes N (of training), --turns N (tokens
-drafted one after another), --vocabulary N (tokens it can propose), --bits 4 or 8 (of the head's matrices), --dtype bfloat16 (twice as fast
-on processors that multiply such numbers, and the default on a GPU).
+It needs torch and transformers (and accelerate, for GGUF files), takes a GPU where there is one, and goes on with the texts that were
+written when it was stopped. After that, `mlxinfer run MODEL --draft HEAD`. Options: --texts N, --writing N (minutes at most), --minutes N
+(of training), --turns N (tokens drafted one after another), --vocabulary N (tokens it can propose), --bits 4 or 8 (of the head's matrices),
+--dtype bfloat16 (twice as fast on processors that multiply such numbers, and the default on a GPU).
 """
 
 from __future__ import annotations
