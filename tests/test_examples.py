@@ -80,3 +80,10 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])
     example.main()
     assert kind_of(json.loads((tmp_path / "head" / "config.json").read_text())) == "llama_head"
+    answers = []
+    for draft in (None, tmp_path / "head"):
+        with LLM(tmp_path / "model", draft=draft, speculate=False, max_context=128) as llm:
+            answers.append(llm.generate("the", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)).token_ids)
+            drafted = llm.stats().drafted_tokens
+    assert answers[0] == answers[1]
+    assert drafted > 0

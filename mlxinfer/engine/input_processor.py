@@ -15,7 +15,7 @@ from ..cache.base import BidirectionalSpec
 from ..config import unknown_keyword
 from ..errors import ContextLengthError, PromptError, SamplingError, UnsupportedModelError
 from ..records import dataclass
-from ..sampling.noise import sample_seed
+from ..sampling.sampler import sample_seed
 from ..structured_output.constraint import Constraint
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer

@@ -1,41 +1,15 @@
-"""The noise that rows are sampled with. It follows from a sequence's seed and a position alone."""
+"""Noise that is needed twice: for a draft, and for the row that verifies it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-Noise = Callable[[Sequence[int], Sequence[int], int], mx.array]
-"""Seeds and positions of R rows, and n, to standard Gumbel noise `[R, n]`."""
-_MASK = 2**64 - 1
-_MOST = 64
+from .sampler import gumbel, row_keys
+
+_MOST = 32
 """Rows that are kept at most."""
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """A 64-bit seed for sample `index` of a request: the SplitMix64 finaliser (Steele et al., 2014) of both."""
-    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
-def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
-    """A threefry key per row, uint32 `[R, 2]`."""
-    mixed = [sample_seed(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
-    return mx.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=mx.uint32)
-
-
-def gumbel(keys: mx.array, size: int) -> mx.array:
-    """Standard Gumbel noise `[R, size]`, row r from key r: the argmax of logits plus it is a sample of their softmax."""
-    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
-
-
-def plain_noise(seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
-    """`Noise` of rows."""
-    return gumbel(row_keys(seeds, positions), size)
 
 
 class KeptNoise:
@@ -49,7 +23,7 @@ class KeptNoise:
         """`Noise` of drafts, which `take` returns once more."""
         if len(self._kept) + len(seeds) > _MOST:
             self._kept.clear()  # of drafts that nobody verified
-        drawn = plain_noise(seeds, positions, size)
+        drawn = _drawn(seeds, positions, size)
         self._kept.update({(seed, at, size): drawn[i] for i, (seed, at) in enumerate(zip(seeds, positions, strict=True))})
         return drawn
 
@@ -59,8 +33,12 @@ class KeptNoise:
         missing = [i for i, row in enumerate(rows) if row is None]
         if not missing:
             return mx.stack([row for row in rows if row is not None])
-        drawn = plain_noise([seeds[i] for i in missing], [positions[i] for i in missing], size)
+        drawn = _drawn([seeds[i] for i in missing], [positions[i] for i in missing], size)
         if len(missing) == len(rows):
             return drawn
         left = iter([drawn[i] for i in range(len(missing))])
         return mx.stack([next(left) if row is None else row for row in rows])
+
+
+def _drawn(seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
+    return gumbel(row_keys(seeds, positions), size)

@@ -19,12 +19,35 @@ from ..records import dataclass
 from ..types import SamplingParams
 from .cuts import Cuts
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
-from .noise import Noise, gumbel, plain_noise, row_keys
 from .penalties import Penalties
 from .rows import Drafts, PickedRows, RaggedRows, Row, column, values
 
 SAMPLED_ROWS_AT_ONCE = 16
 """Rows that go through the stages of sampling together, at most: what these need in addition to the logits is bounded by it."""
+_MASK = 2**64 - 1
+
+Noise = Callable[[Sequence[int], Sequence[int], int], mx.array]
+"""Seeds and positions of R rows, and n, to standard Gumbel noise `[R, n]`."""
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """A 64-bit seed for sample `index` of a request: the SplitMix64 finaliser (Steele et al., 2014) of both."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
+    """A threefry key per row, uint32 `[R, 2]`."""
+    mixed = [sample_seed(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
+    return mx.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=mx.uint32)
+
+
+def gumbel(keys: mx.array, size: int) -> mx.array:
+    """Standard Gumbel noise `[R, size]`, row r from key r: the argmax of logits plus it is a sample of their softmax."""
+    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 
 
 def noisy(logits: mx.array, keys: mx.array) -> mx.array:
@@ -132,16 +155,17 @@ class SamplingBatch:
 
     @property
     def takes_columns(self) -> bool:
-        """Whether `column` does: nothing but the logits themselves, and noise, decides."""
-        return self._settings.bias is None and self._penalties is None
+        """Whether `column` does: nothing but the logits themselves decides, and noise that is drawn apart."""
+        settings = self._settings
+        return settings.bias is None and self._penalties is None and (settings.all_greedy or self._noise is not None)
 
     def column(self, logits: mx.array, positions: Sequence[int], tokens: mx.array | None) -> mx.array:
         """Like `sample`, from the logits of some tokens only, float32 `[R, n]`: the chosen columns, uint32 `[R]`. `tokens`, int32 `[n]` or
         `[R, n]`, are theirs; None: all. What cuts keep is told from these alone."""
-        draw = self._noise or plain_noise
 
         def noise(seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
-            drawn = draw(seeds, positions, self._vocab_size)
+            assert self._noise is not None
+            drawn = self._noise(seeds, positions, self._vocab_size)
             if tokens is None:
                 return drawn
             return drawn[:, tokens] if tokens.ndim == 1 else mx.take_along_axis(drawn, tokens, axis=-1)
