@@ -3,8 +3,10 @@ hidden rows and the next token, and predicts the token after it. The embedding a
 
     python examples/train_mtp_head.py MODEL HEAD       MODEL: a Hugging Face directory, or a GGUF file; HEAD: a new directory
 
-It needs torch and transformers, takes a GPU where there is one, and goes on where it was stopped. After that, `mlxinfer run MODEL --draft
-HEAD`. Options: --texts N, --minutes N (of training), --turns N (tokens drafted one after another), --vocabulary N (tokens it can propose).
+It needs torch and transformers (and accelerate, for GGUF files), takes a GPU where there is one, and goes on with the texts that were
+written when it was stopped. After that, `mlxinfer run MODEL --draft HEAD`. Options: --texts N, --writing N (minutes at most), --minutes N
+(of training), --turns N (tokens drafted one after another), --vocabulary N (tokens it can propose), --bits 4 or 8 (of the head's matrices),
+--dtype bfloat16 (twice as fast on processors that multiply such numbers, and the default on a GPU).
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ WEIGHTS = (1.0, 0.8, 0.6, 0.5)
 class Teacher:
     """The model: what its text and its hidden rows are."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
         place = {"gguf_file": path.name} if path.is_file() else {}
-        folder, dtype = (path.parent if path.is_file() else path), torch.bfloat16 if device == "cuda" else torch.float32
+        folder = path.parent if path.is_file() else path
         self.device, self.tokenizer = device, AutoTokenizer.from_pretrained(folder, **place)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **place).to(device).eval()
         self.config = self.model.config.to_dict()
@@ -136,8 +138,9 @@ def starts(teacher: Teacher, count: int) -> list[tuple[list[int], list[int]]]:
     return [(asked, other, own, nothing)[kind][random.integers(len((asked, other, own, nothing)[kind]))] for kind in kinds]
 
 
-def write(teacher: Teacher, count: int, folder: Path) -> torch.Tensor:
-    """`[N, MOST]` tokens of about `count` texts, -1 after their ends; kept in `folder`, where an earlier run's are found."""
+def write(teacher: Teacher, count: int, minutes: float, folder: Path) -> torch.Tensor:
+    """`[N, MOST]` tokens of about `count` texts, or as many as are written in this time, -1 after their ends; kept in `folder`, where those
+    of an earlier run are found."""
     kept = folder / "texts.npy"
     if kept.exists():
         return torch.from_numpy(np.load(kept).astype(np.int64))
@@ -145,17 +148,18 @@ def write(teacher: Teacher, count: int, folder: Path) -> torch.Tensor:
     by_length: dict[int, list[tuple[list[int], list[int]]]] = {}
     for start in starts(teacher, count):
         by_length.setdefault(len(start[0]), []).append(start)
+    batches = [alike[i : i + STREAMS] for alike in sorted(by_length.values(), key=len)[-LENGTHS:] for i in range(0, len(alike), STREAMS)]
     parts, began = [], time.monotonic()
-    for alike in sorted(by_length.values(), key=len)[-LENGTHS:]:
-        for i in range(0, len(alike), STREAMS):
-            some = alike[i : i + STREAMS]
-            temperatures = torch.tensor([1.0 if len(start) == 1 else TEMPERATURES[n % 4] for n, (start, _) in enumerate(some)])
-            parts.append(teacher.write([s for s, _ in some], [t for _, t in some], temperatures.to(teacher.device)).cpu())
-            tokens = sum(int((part >= 0).sum()) for part in parts)
-            print(f"{tokens} tokens, {time.monotonic() - began:.0f} s", flush=True)
-    ids = torch.cat(parts)
-    ids = ids[torch.randperm(len(ids))]
-    np.save(kept, ids.numpy().astype(np.int32))
+    for number in torch.randperm(len(batches)).tolist():
+        if parts and time.monotonic() - began > 60 * minutes:
+            break
+        some = batches[number]
+        temperatures = torch.tensor([1.0 if len(start) == 1 else TEMPERATURES[n % 4] for n, (start, _) in enumerate(some)])
+        parts.append(teacher.write([s for s, _ in some], [t for _, t in some], temperatures.to(teacher.device)).cpu())
+        ids = torch.cat(parts)
+        ids = ids[torch.randperm(len(ids))]
+        np.save(kept, ids.numpy().astype(np.int32))
+        print(f"{int((ids >= 0).sum())} tokens, {time.monotonic() - began:.0f} s", flush=True)
     return ids
 
 
@@ -236,51 +240,69 @@ def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
     return x if not count else torch.cat([torch.zeros_like(x[:, :count]), x[:, :-count]], 1)
 
 
-def losses(head: Head, teacher: Teacher, ids: torch.Tensor, turns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For the first, second and further tokens drafted: the cross entropy with the model's own probabilities, as far as they are in the
-    head's vocabulary, and how often its likeliest token is the model's."""
-    taken, there = ids.clamp_min(0), ids[:, 1:] >= 0
-    rows = teacher.rows(taken)[:, :-1]
-    embedded = teacher.model.get_input_embeddings()(taken[:, :-1]).detach()
-    with torch.no_grad():
-        logits = linear(rows[there], teacher.output).float()
-        likeliest, wanted = logits.argmax(-1), logits.softmax(-1)[:, head.tokens]
+class Known:
+    """What the model makes of texts, computed once: every turn of the training reads it."""
+
+    def __init__(self, teacher: Teacher, ids: torch.Tensor, tokens: torch.Tensor) -> None:
+        """`ids` `[N, L]`; `tokens` are the head's vocabulary."""
+        self.ids, self.table = ids, teacher.model.get_input_embeddings().weight.detach()
+        self.output = teacher.output[tokens]
         number = torch.full((len(teacher.output),), -1, device=ids.device)
-        number[head.tokens] = torch.arange(len(head.tokens), device=ids.device)
-        likeliest = number[likeliest]
-    place = torch.full(there.shape, -1, device=ids.device)
-    place[there] = torch.arange(len(likeliest), device=ids.device)
-    output, before, past, found = teacher.output[head.tokens], shifted(rows, 1), [], []
-    for turn in range(turns):
-        y = head(embedded, before, past)
-        chosen = place[:, turn:][there[:, turn:]]
-        logits = linear(y[:, turn:][there[:, turn:]], output).float()
-        loss = -(wanted[chosen] * log_softmax(logits, -1)).sum(-1).mean()
-        found.append((loss, (logits.argmax(-1) == likeliest[chosen]).float().mean()))
-        before = shifted(y, 1)
-    return found
+        number[tokens] = torch.arange(len(tokens), device=ids.device)
+        shape = (len(ids), ids.shape[1] - 1)
+        self.rows = torch.zeros(*shape, self.table.shape[1], dtype=self.table.dtype, device=ids.device)
+        self.likeliest = torch.full(shape, -1, device=ids.device)
+        self.total = torch.zeros(shape, device=ids.device)
+        for first in range(0, len(ids), 16):
+            part = slice(first, first + 16)
+            there = ids[part, 1:] >= 0
+            self.rows[part] = teacher.rows(ids[part].clamp_min(0))[:, :-1]
+            logits = linear(self.rows[part][there], teacher.output).float()
+            self.likeliest[part][there] = number[logits.argmax(-1)]
+            self.total[part][there] = logits.logsumexp(-1)
+
+    def losses(self, head: Head, texts: slice, turns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For the first, second and further tokens drafted: the cross entropy with the model's own probabilities, as far as they are in the
+        head's vocabulary, and how often its likeliest token is the model's."""
+        there, rows, likeliest = self.ids[texts, 1:] >= 0, self.rows[texts], self.likeliest[texts]
+        embedded = self.table[self.ids[texts, :-1].clamp_min(0)]
+        with torch.no_grad():
+            wanted = (linear(rows[there], self.output).float() - self.total[texts][there][:, None]).exp()
+        place = torch.full(there.shape, -1, device=there.device)
+        place[there] = torch.arange(len(wanted), device=there.device)
+        before, past, found = shifted(rows, 1), [], []
+        for turn in range(turns):
+            y = head(embedded, before, past)
+            ahead = there[:, turn:]
+            logits = linear(y[:, turn:][ahead], self.output).float()
+            loss = -(wanted[place[:, turn:][ahead]] * log_softmax(logits, -1)).sum(-1).mean()
+            found.append((loss, (logits.argmax(-1) == likeliest[:, turn:][ahead]).float().mean()))
+            before = shifted(y, 1)
+        return found
 
 
-def train(teacher: Teacher, ids: torch.Tensor, target: Path, minutes: float, turns: int, vocabulary: int) -> None:
+def train(teacher: Teacher, ids: torch.Tensor, target: Path, minutes: float, turns: int, vocabulary: int, bits: int) -> None:
     """AdamW on batches of whole texts; the head's own rows are fed back for every token after the first, as they are when it drafts."""
     torch.manual_seed(0)
     counts = torch.bincount(ids[ids >= 0], minlength=len(teacher.output))
     tokens = counts.argsort(descending=True)[:vocabulary].sort().values
-    print(f"{vocabulary} tokens are {counts[tokens].sum() / counts.sum():.4f} of all")
-    held, ids = ids[:HELD].to(teacher.device), ids[HELD:].to(teacher.device)
+    print(f"{vocabulary} tokens are {counts[tokens].sum() / counts.sum():.4f} of all", flush=True)
+    held, rest = (Known(teacher, part.to(teacher.device), tokens.to(teacher.device)) for part in (ids[:HELD], ids[HELD:]))
     head = Head(teacher.config, tokens).to(teacher.device)
     with torch.no_grad():
-        some = ids[:BATCH].clamp_min(0)
-        head.start(teacher.model.get_input_embeddings()(some).flatten(0, 1), teacher.rows(some).flatten(0, 1))
+        some = rest.ids[:BATCH, :-1].clamp_min(0)
+        head.start(rest.table[some].flatten(0, 1), rest.rows[:BATCH].flatten(0, 1))
     optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    began, told, step, batch = time.monotonic(), 0.0, 0, min(BATCH, len(ids))
+    began, told, step, batch = time.monotonic(), 0.0, 0, min(BATCH, len(rest.ids))
+    batches = max(len(rest.ids) // batch, 1)
+    order = torch.arange(batches)
     while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
-        if step * batch % (len(ids) - batch + 1) < batch:
-            ids = ids[torch.randperm(len(ids), device=ids.device)]
-        at = step * batch % (len(ids) - batch + 1)
+        if not step % batches:
+            order = torch.randperm(batches)
+        at = int(order[step % batches]) * batch
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 100, 1.0) * max((1 + np.cos(np.pi * done)) / 2, 0.01)
-        found = losses(head, teacher, ids[at : at + batch], turns)
+        found = rest.losses(head, slice(at, at + batch), turns)
         optimizer.zero_grad()
         sum(weight * loss for weight, (loss, _) in zip(WEIGHTS, found, strict=False)).backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -288,42 +310,46 @@ def train(teacher: Teacher, ids: torch.Tensor, target: Path, minutes: float, tur
         step += 1
         if time.monotonic() - told > 30:
             told = time.monotonic()
-            print(
-                f"step {step}, epoch {step * batch / len(ids):.2f}, {60 * minutes * done:.0f} s: held",
-                *shares(head, teacher, held),
-                flush=True,
-            )
-            export(head, teacher.config, target)
-    export(head, teacher.config, target)
-    print(f"step {step}, epoch {step * batch / len(ids):.2f}: held", *shares(head, teacher, held))
+            print(f"step {step}, epoch {step / batches:.2f}, {60 * minutes * done:.0f} s: held", *shares(head, held), flush=True)
+            export(head, teacher.config, target, bits)
+    export(head, teacher.config, target, bits)
+    print(f"step {step}, epoch {step / batches:.2f}: held", *shares(head, held))
 
 
-def shares(head: Head, teacher: Teacher, held: torch.Tensor) -> list[str]:
+def shares(head: Head, held: Known) -> list[str]:
     """How often each draft is the model's likeliest token in texts that were held out."""
     with torch.no_grad():
-        parts = [[right.item() for _, right in losses(head, teacher, some, 4)] for some in held.split(32)]
+        texts = [slice(first, first + 32) for first in range(0, len(held.ids), 32)]
+        parts = [[right.item() for _, right in held.losses(head, some, 4)] for some in texts]
     return [f"{np.mean(part):.3f}" for part in zip(*parts, strict=True)]
 
 
-def export(head: Head, config: dict[str, Any], target: Path) -> None:
-    """A directory that `--draft` takes: matrices in 8 bits with a scale and an offset for 64 numbers, as MLX stores them."""
+def quantized(value: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`[n, k]` in 4 or 8 bits with a scale and an offset for 64 numbers, as MLX stores them: codes uint32, scales and offsets bfloat16."""
+    groups, most = value.unflatten(1, (-1, 64)), 2**bits - 1
+    low, high = groups.amin(-1), groups.amax(-1)
+    scales, biases = ((high - low) / most).clamp_min(1e-8).to(torch.bfloat16), low.to(torch.bfloat16)
+    codes = ((groups - biases.float()[..., None]) / scales.float()[..., None]).round().clamp(0, most).to(torch.uint8).flatten(1).numpy()
+    if bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    return torch.from_numpy(np.ascontiguousarray(codes).view(np.uint32).view(np.int32)).view(torch.uint32), scales, biases
+
+
+def export(head: Head, config: dict[str, Any], target: Path, bits: int) -> None:
+    """A directory that `--draft` takes."""
     tensors = {}
     for key, value in head.weights.items():
         name, value = key.replace("/", "."), value.detach().float().cpu()
         if value.ndim == 1:
             tensors[name + ".weight"] = value.to(torch.bfloat16)
             continue
-        groups = value.unflatten(1, (-1, 64))
-        low, high = groups.amin(-1), groups.amax(-1)
-        scales, biases = ((high - low) / 255).clamp_min(1e-8).to(torch.bfloat16), low.to(torch.bfloat16)
-        codes = ((groups - biases.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 255).to(torch.uint8).flatten(1)
-        packed = torch.from_numpy(codes.numpy().view(np.uint32).view(np.int32)).view(torch.uint32)
-        tensors |= {name + ".weight": packed, name + ".scales": scales, name + ".biases": biases}
+        codes, scales, biases = quantized(value, bits)
+        tensors |= {name + ".weight": codes, name + ".scales": scales, name + ".biases": biases}
     save_file(tensors, str(target / "model.safetensors"), metadata={"format": "mlx"})
     taken = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
     taken += ("rope_theta", "rope_parameters", "max_position_embeddings")
     kept = {key: config[key] for key in taken if config.get(key) is not None}
-    kept |= {"model_type": "mtp_head", "num_hidden_layers": 1, "quantization": {"group_size": 64, "bits": 8}}
+    kept |= {"model_type": "mtp_head", "num_hidden_layers": 1, "quantization": {"group_size": 64, "bits": bits}}
     kept["draft_vocabulary"] = head.tokens.tolist()
     (target / "config.json").write_text(json.dumps(kept) + "\n")
 
@@ -333,13 +359,17 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("head", type=Path)
     parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--writing", type=float, default=60.0)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16" if torch.cuda.is_available() else "float32")
     given = parser.parse_args()
     given.head.mkdir(parents=True, exist_ok=True)
-    teacher = Teacher(given.model, "cuda" if torch.cuda.is_available() else "cpu")
-    train(teacher, write(teacher, given.texts, given.head), given.head, given.minutes, given.turns, given.vocabulary)
+    teacher = Teacher(given.model, "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, given.dtype))
+    ids = write(teacher, given.texts, given.writing, given.head)
+    train(teacher, ids, given.head, given.minutes, given.turns, given.vocabulary, given.bits)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,14 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     for name, value in {"MOST": 96, "QUESTION": 4, "HELD": 4, "BATCH": 4, "LENGTHS": 2}.items():
         monkeypatch.setattr(example, name, value)
-    options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32"]
+    options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32", "--bits", "4"]
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])
     example.main()
     assert kind_of(json.loads((tmp_path / "head" / "config.json").read_text())) == "llama_head"
+    answers = []
+    for draft in (None, tmp_path / "head"):
+        with LLM(tmp_path / "model", draft=draft, speculate=False, max_context=128) as llm:
+            answers.append(llm.generate("the", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)).token_ids)
+            drafted = llm.stats().drafted_tokens
+    assert answers[0] == answers[1]
+    assert drafted > 0

@@ -26,6 +26,9 @@ SAMPLED_ROWS_AT_ONCE = 16
 """Rows that go through the stages of sampling together, at most: what these need in addition to the logits is bounded by it."""
 _MASK = 2**64 - 1
 
+Noise = Callable[[Sequence[int], Sequence[int], int], mx.array]
+"""Seeds and positions of R rows, and n, to standard Gumbel noise `[R, n]`."""
+
 
 def sample_seed(seed: int, index: int) -> int:
     """A 64-bit seed for sample `index` of a request: the SplitMix64 finaliser (Steele et al., 2014) of both."""
@@ -90,7 +93,10 @@ class SamplingBatch:
     """The settings of sequences as arrays. Rebuild it when the sequences change; `sample` advances each of them by one token, or verifies
     what was drafted for it."""
 
-    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
+    def __init__(self, rows: Sequence[Row], vocab_size: int, noise: Noise | None = None) -> None:
+        """`noise` draws that of the rows, where another batch needs the same."""
+        self._noise = noise
+        self._vocab_size = vocab_size
         params = [row.params for row in rows]
         self._seeds = [row.seed for row in rows]
         self._settings = Settings.of(params, vocab_size)
@@ -122,7 +128,7 @@ class SamplingBatch:
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
         pieces: list[Sampled] = []
-        plain = self.is_plain and allowed is None
+        plain = self._is_plain and allowed is None
         if not plain or self._settings.argmax is not _plain_argmax:
             logits = logits.astype(mx.float32)
         size = rows if plain else SAMPLED_ROWS_AT_ONCE
@@ -142,14 +148,29 @@ class SamplingBatch:
         return sampled
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all rows take the likeliest token, and nothing changes logits or reports them."""
+    def _is_plain(self) -> bool:
+        """Whether sampling needs no more memory than the logits."""
         settings = self._settings
         return settings.all_greedy and settings.bias is None and self._penalties is None and self._top_logprobs is None
 
-    def likeliest(self, logits: mx.array) -> mx.array:
-        """The column of the highest of float32 `[R, n]`: uint32 `[R]`."""
-        return self._settings.argmax(logits)
+    @property
+    def takes_columns(self) -> bool:
+        """Whether `column` does: nothing but the logits themselves decides, and noise that is drawn apart."""
+        settings = self._settings
+        return settings.bias is None and self._penalties is None and (settings.all_greedy or self._noise is not None)
+
+    def column(self, logits: mx.array, positions: Sequence[int], tokens: mx.array | None) -> mx.array:
+        """Like `sample`, from the logits of some tokens only, float32 `[R, n]`: the chosen columns, uint32 `[R]`. `tokens`, int32 `[n]` or
+        `[R, n]`, are theirs; None: all. What cuts keep is told from these alone."""
+
+        def noise(seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
+            assert self._noise is not None
+            drawn = self._noise(seeds, positions, self._vocab_size)
+            if tokens is None:
+                return drawn
+            return drawn[:, tokens] if tokens.ndim == 1 else mx.take_along_axis(drawn, tokens, axis=-1)
+
+        return self._settings.choose(logits, self._seeds, positions, noise)
 
     def _choose(
         self, logits: mx.array, picked: PickedRows | None, seeds: Sequence[int], positions: Sequence[int], allowed: mx.array | None
@@ -163,7 +184,7 @@ class SamplingBatch:
             logits = logits + settings.bias
         if self._penalties is not None:
             logits = self._penalties.apply(logits, picked)
-        tokens = settings.choose(logits, seeds, positions)
+        tokens = settings.choose(logits, seeds, positions, self._noise)
         return Sampled(tokens, None if top is None else logprobs_of(plain, tokens, top))
 
 
@@ -211,12 +232,18 @@ class Settings:
         cuts = None if self.cuts is None else self.cuts.pick(picked)
         return replace(self, greedy=self.greedy[rows], temperature=self.temperature[rows], cuts=cuts, bias=bias)
 
-    def choose(self, logits: mx.array, seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
+    def choose(self, logits: mx.array, seeds: Sequence[int], positions: Sequence[int], noise: Noise | None = None) -> mx.array:
         """A token for each row, uint32 `[R]`."""
         if self.all_greedy:
             return self.argmax(logits)
-        scaled, keys = logits / self.temperature, row_keys(seeds, positions)
-        noisy = _noisy(scaled, keys) if self.cuts is None else _cut_and_noisy(scaled, self.cuts.threshold(scaled), keys)
+        scaled = logits / self.temperature
+        if noise is not None:
+            kept = scaled if self.cuts is None else mx.where(scaled < self.cuts.threshold(scaled), -mx.inf, scaled)
+            noisy = kept + noise(seeds, positions, scaled.shape[-1])
+        elif self.cuts is None:
+            noisy = _noisy(scaled, row_keys(seeds, positions))
+        else:
+            noisy = _cut_and_noisy(scaled, self.cuts.threshold(scaled), row_keys(seeds, positions))
         if self.any_greedy:
             noisy = mx.where(self.greedy, logits, noisy)
         return self.argmax(noisy)

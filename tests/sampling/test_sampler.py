@@ -15,7 +15,7 @@ from mlxinfer import SamplingParams
 from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.nn import kernel_trial
-from mlxinfer.sampling import Drafts, Row, SamplingBatch, cuts, sample_seed, sampler
+from mlxinfer.sampling import Drafts, Row, SamplingBatch, cuts, noise, sample_seed, sampler
 from mlxinfer.sampling.cuts import Cuts
 
 VOCAB = 61
@@ -249,3 +249,18 @@ def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path, compiling):
     found = re.findall(r'label ?="(\w+)"', (tmp_path / "graph.dot").read_text())
     launched = sorted(name[:8] for name in found if name not in ("Broadcast", "Reshape", "Full"))
     assert launched == ["Compiled", "RandomBi", "Subtract"], found
+
+
+def test_kept_noise_is_what_is_drawn_without_it():
+    rows = [3, 3, 5, 8], [7, 8, 7, 9]
+    plain = np.array(sampler.gumbel(sampler.row_keys(*rows), 50))
+    kept = noise.KeptNoise()
+    np.testing.assert_array_equal(np.array(kept.draw([3, 8], [8, 9], 50)), plain[[1, 3]])
+    np.testing.assert_array_equal(np.array(kept.take([3, 8], [8, 9], 49)), np.array(sampler.gumbel(sampler.row_keys([3, 8], [8, 9]), 49)))
+    np.testing.assert_array_equal(np.array(kept.take(*rows, 50)), plain)  # two of them kept
+    np.testing.assert_array_equal(np.array(kept.take(*rows, 50)), plain)  # and none any more
+    kept.draw(*rows, 50)
+    np.testing.assert_array_equal(np.array(kept.take(*rows, 50)), plain)
+    for at in range(200):
+        kept.draw([1], [at], 50)
+    assert len(kept._kept) <= 32

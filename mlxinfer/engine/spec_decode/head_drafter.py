@@ -10,7 +10,7 @@ from ...cache.base import PAGE, Segment
 from ...cache.paged import PagedCache
 from ...models.decoder import Model
 from ...nn.packing import arrays
-from ...sampling import SamplingBatch
+from ...sampling import Noise, SamplingBatch
 from ..sequence import Sequence
 from .draft_model import draft_row
 
@@ -22,6 +22,8 @@ class HeadDrafter:
 
     def __init__(self, model: Model, cache: PagedCache) -> None:
         assert model.mtp is not None
+        self.noise: Noise | None = None
+        """Draws that of drafts, where the rows that verify them take the same."""
         self.model = model
         self.cache = cache
         self.cost = _share(model)
@@ -72,10 +74,11 @@ class HeadDrafter:
         step = self.cache.begin(segments) if self._appends else self.cache.reading(segments)
         hidden, scores = self.model.draft(tokens, before, step)
         sampler = self._sampler(rows, drafts)
-        if sampler.is_plain:
-            sampled = scores.at(sampler.likeliest(scores.logits))
+        positions = [s.num_tokens + turn for s in rows]
+        if sampler.takes_columns:
+            sampled = scores.at(sampler.column(scores.logits, positions, scores.tokens))
         else:
-            sampled = sampler.sample(scores.whole(self.model.vocab_size), [s.num_tokens + turn for s in rows]).tokens
+            sampled = sampler.sample(scores.whole(self.model.vocab_size), positions).tokens
         sampled = sampled.astype(mx.int32)
         if not turn:  # further turns start with the step that verifies them, which is built meanwhile
             mx.async_eval(step.state, hidden, sampled)  # type: ignore[no-untyped-call]
@@ -85,7 +88,7 @@ class HeadDrafter:
     def _sampler(self, rows: list[Sequence], drafts: Many[Many[mx.array]]) -> SamplingBatch:
         if self._batch is None or self._batch[0] != rows or self._batch[1].counts_tokens:
             described = [draft_row(s, own) for s, own in zip(rows, drafts, strict=False)]
-            self._batch = rows, SamplingBatch(described, self.model.vocab_size)
+            self._batch = rows, SamplingBatch(described, self.model.vocab_size, self.noise)
         return self._batch[1]
 
 
