@@ -1,6 +1,8 @@
 """Peak memory of a conversion: a synthetic bfloat16 Llama of several GB is written, and quantized in a process of its own.
 
-    python benchmarks/convert_rss.py --gigabytes 6 --bits 4
+    python -m benchmarks.convert_rss --gigabytes 8 --bits 4 --encoder gptq
+
+GPTQ reads random tokens, so that nothing has to be sampled first.
 
 Measured with `encoder="minmax"` on Linux x86-64 (2 busy cores, MLX on its CPU backend), 4 bits in groups of 64: source 6.29 GB, largest
 tensor 1051 MB, peak RSS 485 MB (46 MB of it before the conversion), 106 s, 1.77 GB written. It does not grow with the source.
@@ -20,6 +22,7 @@ from pathlib import Path
 import click
 import mlx.core as mx
 
+from mlxinfer.convert.encoders import ENCODERS
 from mlxinfer.convert.mapper import Part
 from mlxinfer.convert.writer import Writer
 
@@ -40,7 +43,10 @@ def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 before = peak()
-report = convert(sys.argv[1], sys.argv[2], bits=int(sys.argv[3]), measure=False)
+source, target, bits, encoder, memory = sys.argv[1:]
+report = convert(
+    source, target, bits=int(bits), measure=False, encoder=encoder, calibration="random", max_memory=float(memory) or None
+)
 print(before, peak(), report.nbytes, report.bits_per_weight)
 """
 
@@ -78,6 +84,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=6.0)
     parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--encoder", choices=ENCODERS, default="fit")
+    parser.add_argument("--max-memory", type=float, default=0, help="GB, as `convert` takes it; 0 for what it takes by default")
     parser.add_argument("--folder", help="where to write, twice that size")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -85,7 +93,7 @@ def main() -> None:
         total, largest = write_source(source, options.gigabytes)
         click.echo(f"source {total / 1e9:.2f} GB, largest tensor {largest / 1e6:.0f} MB")
         start = time.perf_counter()
-        command = [sys.executable, "-c", CONVERT, str(source), str(out), str(options.bits)]
+        command = [sys.executable, "-c", CONVERT, str(source), str(out), str(options.bits), options.encoder, str(options.max_memory)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         seconds = time.perf_counter() - start
         before, peak, written, bits = done.stdout.split()

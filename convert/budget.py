@@ -18,7 +18,7 @@ from .encoders import fit
 from .gptq import Factor
 from .head import rounded
 from .mapper import ConversionPlan, Output
-from .products import to_numpy
+from .products import matmul, to_numpy
 from .quantization_plan import QuantizationPlan, is_planned
 from .reader import blocks
 from .sensitivity import Sensitivities, Sensitivity
@@ -178,7 +178,7 @@ def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[O
             plain = weight.astype(output.dtype)
             for number, form in enumerate(forms):
                 error = to_numpy(fit(plain, form, sensitivity.importance).dequantize(mx.float32)) - to_numpy(plain)
-                costs = ((error @ sensitivity.curvature) * error).sum(-1)
+                costs = (matmul(error, sensitivity.curvature) * error).sum(-1)
                 total[number] += float((weights[picked] * costs).sum()) * share / 2
     return total
 

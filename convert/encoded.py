@@ -19,7 +19,7 @@ from .gptq import Factor, encode, factorize
 from .importance import Moments
 from .journal import Journal, Values
 from .mapper import ConversionPlan, Output
-from .products import add_gram, add_product, to_numpy
+from .products import add_gram, add_product, matmul, to_numpy
 from .quantization_plan import is_planned
 from .quantizer import Quantizer
 from .reader import blocks
@@ -363,7 +363,7 @@ class _Rounding:
         size = self._form.group_size
         decoded = codes * np.repeat(scales, size, -1) + np.repeat(biases, size, -1)
         if rounder.aside_plain is None:
-            error = rounder.aside @ (decoded - to_numpy(weight)).T
+            error = matmul(rounder.aside, (decoded - to_numpy(weight)).T)
         else:
-            error = rounder.aside @ decoded.T - rounder.aside_plain @ to_numpy(weight).T
+            error = matmul(rounder.aside, decoded.T) - matmul(rounder.aside_plain, to_numpy(weight).T)
         return float(np.square(error, dtype=np.float64).sum())

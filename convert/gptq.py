@@ -9,13 +9,16 @@ where they are, with the scales of the weighted fit. Scales from the range of ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
 from ..errors import ConversionError
+from ..nn.activations import fused
 from ..nn.weights import Format
 from .encoders import Parts, fit_parts
 from .products import to_numpy
@@ -147,9 +150,19 @@ def _columns(
     """Codes and errors of columns `[columns, rows]`; `weights` is strictly upper triangular."""
     codes, errors = [], []
     for column in range(len(plain)):
-        code = mx.clip(mx.round((target[column] - biases[column]) / scales[column]), 0, top)
-        error = plain[column] - (code * scales[column] + biases[column])
-        target = target + weights[column][:, None] * error
+        code, error = _rounded(target[column], plain[column], scales[column], biases[column], top)
+        target = _after(target, weights[column][:, None], error)
         codes.append(code)
         errors.append(error)
     return mx.stack(codes), mx.stack(errors)
+
+
+def _round(target: mx.array, plain: mx.array, scales: mx.array, biases: mx.array, top: float) -> tuple[mx.array, mx.array]:
+    code = mx.clip(mx.round((target - biases) / scales), 0, top)
+    return code, plain - (code * scales + biases)
+
+
+_rounded = cast("Callable[..., tuple[mx.array, mx.array]]", fused(_round, shapeless=False))  # type: ignore[arg-type]
+"""Codes and errors of one column `[rows]`. On a GPU, columns are bound by launches: fused, there are two of them for each."""
+_after = fused(lambda target, weights, error: target + weights * error, shapeless=False)
+"""Columns after one has been rounded."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from ..device import is_gpu
 from ..loading.checkpoint import Checkpoint
 from ..nn.norms import RMSNorm
 from ..nn.weights import Format, numbers
 from .encoders import fit
 from .gptq import Factor, encode, factorize
 from .places import Names
-from .products import to_numpy
+from .products import matmul, to_numpy
 from .reader import blocks
 from .stream import load_part, plan_of
 
@@ -56,7 +55,7 @@ class FinalStates:
                 here = chosen[rows] - first
                 inside = np.flatnonzero((here >= 0) & (here < len(block)))
                 error[inside, here[inside]] += 1
-                total[rows] += _matmul(error * slopes, block)
+                total[rows] += matmul(error * slopes, block)
         found, at = [], 0
         for state in self._states:
             gradient = mx.array(total[at : at + state.shape[0]]).astype(state.dtype)
@@ -125,7 +124,7 @@ class FinalStates:
 
     def _logits(self, rows: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
         """Logits, and what one changes by per change of the product."""
-        found = _matmul(rows, block.T) * self._scale
+        found = matmul(rows, block.T) * self._scale
         if self._cap is None:
             return found, self._scale
         turned = np.tanh(found / self._cap)
@@ -155,17 +154,3 @@ class _Total:
     def value(self) -> np.ndarray:
         found: np.ndarray = self._high + np.log(self._sum)
         return found
-
-
-def _on_cpu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    found: np.ndarray = a @ b
-    return found
-
-
-def _on_gpu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.array(mx.array(a) @ mx.array(b))
-
-
-def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    compute: Callable[[np.ndarray, np.ndarray], np.ndarray] = _on_gpu if is_gpu() else _on_cpu
-    return compute(np.asarray(a, np.float32), np.asarray(b, np.float32))

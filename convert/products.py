@@ -33,3 +33,10 @@ def add_product(sums: np.ndarray, left: mx.array, right: mx.array) -> None:
     else:
         with np.errstate(invalid="ignore", over="ignore"):
             sums += np.array(left, copy=False).T @ np.array(right, copy=False)
+
+
+def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """`left @ right` in float32."""
+    left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
+    found: np.ndarray = np.array(mx.array(left) @ mx.array(right)) if is_gpu() else left @ right
+    return found

@@ -13,6 +13,8 @@ _COLOURS = {
     "mx.quantize": "#d9a441",
     "mlx-lm recipes": "#b07d2b",
     "mlx-lm GPTQ": "#7c5a1e",
+    "mlx-lm dynamic": "#a16207",
+    "mlx-lm DWQ": "#ca8a04",
     "llama.cpp, imatrix": "#8d99a6",
     "mlxinfer fit": "#93c5fd",
     "mlxinfer gptq": "#3b82f6",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from .beyond import keep_hessians
 from .jobs import Job
+from .llama_cpp import keep_importance
 from .source import PIECES, source, write_samples, writer_of
 from .study import measure, points_in, read_teacher, slug
-from .ways import keep_importance, ways
+from .ways import ways
 
 
 def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[Job]:

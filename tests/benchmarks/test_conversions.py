@@ -17,6 +17,7 @@ from benchmarks import ggml_quantizers
 from benchmarks.conversions import beyond, step, study
 from benchmarks.conversions.beyond import _scales_of_q4_k
 from benchmarks.conversions.jobs import Job, run
+from benchmarks.conversions.llama_cpp import everywhere, in_layers, mixture
 from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _tokenizer, _unpack, samples
 from benchmarks.conversions.ways import Way, _layers, ways
@@ -93,6 +94,22 @@ def test_only_the_layers_are_quantized(tmp_path: Path) -> None:
     quantized = {name.rpartition(".")[0] for name in mx.load(str(tmp_path / "made" / "model.safetensors")) if name.endswith(".scales")}
     assert quantized
     assert all(".layers." in name for name in quantized)
+
+
+def test_types_of_mixtures_are_those_of_llama_cpp() -> None:
+    """As its files of a model of 30 layers have them, whose embedding is the head."""
+
+    def layers_with(kind: str, types: str, matrix: str) -> list[int]:
+        return [n for n in range(30) if mixture(types)(f"model.layers.{n}.{matrix}.weight", 30) == kind]
+
+    more = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
+    assert layers_with("Q6_K", "Q4_K_M", "mlp.down_proj") == layers_with("Q6_K", "Q5_K_M", "self_attn.v_proj") == more
+    assert layers_with("Q4_K", "Q4_K_M", "self_attn.q_proj") == layers_with("Q3_K", "Q3_K_M", "mlp.up_proj") == list(range(30))
+    assert layers_with("Q5_K", "Q3_K_M", "self_attn.v_proj") == [0, 1]
+    assert layers_with("Q5_K", "Q3_K_M", "mlp.down_proj") == [0]
+    assert layers_with("Q4_K", "Q3_K_M", "self_attn.o_proj") == list(range(30))
+    assert mixture("Q4_K_M")("model.embed_tokens.weight", 30) == everywhere("Q6_K")("model.embed_tokens.weight", 30) == "Q6_K"
+    assert in_layers("Q4_K")("model.embed_tokens.weight", 30) is None
 
 
 def test_jobs_that_fail_end_only_those_that_need_them(tmp_path: Path) -> None:
