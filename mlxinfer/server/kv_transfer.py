@@ -59,8 +59,7 @@ async def prefill(context: RequestContext, body: PrefillRequest) -> ASGIApp:
     """Answers once the prompt is read."""
     served = await _holder(context, body.root)
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    options = {"client_id": context.asker("")}
-    await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, **options))
+    await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, client_id=context.asker("")))
     context.log["prompt_tokens"] = len(body.tokens)
     return JSONResponse(Prefilled(pages=await served.llm.hand_out(lambda handout: handout.names(body.tokens))))
 
