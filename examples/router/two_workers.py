@@ -48,8 +48,10 @@ def worker(model: str, port: int, *options: str) -> subprocess.Popen[bytes]:
 
 
 def router(port: int, workers: Sequence[int], policy: str = "cache_aware") -> subprocess.Popen[bytes]:
-    """SMG before these ports. A worker is out after one failed health check and back after one good one."""
+    """SMG before these ports. A worker is out after one failed health check and back after one good one. How busy each is decides where a
+    new conversation begins, and is asked every second: with SMG's 10 most of them would begin on one worker."""
     checks = ["--health-check-interval-secs", "1", "--health-failure-threshold", "1", "--health-success-threshold", "1"]
+    checks += ["--load-monitor-interval", "1"]
     urls = [f"http://127.0.0.1:{each}" for each in workers]
     own = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 9), "--log-level", "warn"]
     return subprocess.Popen([sys.executable, "-m", "smg", "launch", "--policy", policy, *own, *checks, "--worker-urls", *urls])

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ..cache.disk.source import PageSource
 
 _log = logging.getLogger(__name__)
-_KEY_THERE, _KEY_HERE = "MLXINFER_PREFILL_API_KEY", "MLXINFER_API_KEY"
-"""The environment's variables with the key of the server that reads prompts, and of this one, where it is the same."""
+_KEY_THERE = "MLXINFER_PREFILL_API_KEY"
+"""The environment's variable with the key of the server that reads prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +227,7 @@ class OpenModel:
         if args.prefill_from:
             from ..cache.disk.peer import PeerStorage
 
-            key = os.environ.get(_KEY_THERE) or os.environ.get(_KEY_HERE) or ""
-            return PeerStorage(args.prefill_from, key, note=_log.warning)
+            return PeerStorage(args.prefill_from, os.environ.get(_KEY_THERE, ""), note=_log.warning)
         if not args.prefix_disk_gb or not args.prefix_cache:
             return None
         from ..cache.disk.storage import DiskStorage
