@@ -102,3 +102,30 @@ def test_a_pattern_is_that_of_the_whole_text():
         pattern = chance.choice(["", "^"]) + pattern + chance.choice(["", "$"])
         text = "".join(chance.choice("ab1.") for _ in range(chance.randint(0, 5)))
         assert bool(re.fullmatch(whole_text(pattern) or "", text)) == bool(re.search(pattern, text)), (pattern, text)
+
+
+ANY = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "schema"),
+    [
+        ("pythonic", '[f(v="it\'s")]', {"type": "string", "maxLength": 4}),
+        ("pythonic", r"[f(v='\u2028\x1b')]", {"type": "string"}),
+        ("pythonic", '[f(v="a")]', {"enum": ["a"]}),
+        ("pythonic", '[f(v="a/12")]', {"type": "string", "pattern": "^[a-z]+/\\d{2}$"}),
+        ("pythonic", '[f(v={"s": "a"})]', {"type": "object", "properties": {"s": {"type": "string"}}}),
+        ("pythonic", "[f(v={'a': {\"b\": [true, None]}})]", ANY),
+        ("gemma", "<call>call:f{v:{a b:{c:[1,{}]},d:None}}</call>", ANY),
+        ("coder", "<tool_call>\n<function=f>\n<parameter=v>\nTrue\n</parameter>\n</function>\n</tool_call>", {"type": "boolean"}),
+    ],
+)
+def test_what_templates_write_may_be_written(grammars, form, text, schema):
+    assert accepts(grammars.compile(FORMATS[form], tool(schema), parallel=False).constraint, text)
+
+
+def test_a_tool_without_arguments_gets_none(grammars):
+    offer = offered([{"name": "f", "parameters": ANY}])
+    constraint = grammars.compile(FORMATS["gemma"], offer, parallel=False).constraint
+    assert accepts(constraint, "<call>call:f{}</call>")
+    assert not accepts(constraint, "<call>call:f{a:1}</call>")
