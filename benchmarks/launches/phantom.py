@@ -226,12 +226,14 @@ class PhantomGPU:
         details = {"causal": causal, "mask": mask is not None and not causal}
         return self._mark(Marked("SDPA", details), [q, k, v, *arrays], [(*q.shape[:-1], v.shape[-1])], [q.dtype])[0]
 
-    def _gated_delta(self, q: mx.array, k: mx.array, v: mx.array, kept: mx.array, *rest: mx.array) -> list[mx.array]:
+    def _gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array, **_: Any
+    ) -> list[mx.array]:
         """`GatedDeltaUpdate::use_fallback` in mlx/backend/metal/gated_delta_update.cpp: kernels for some models' heads."""
         heads = k.shape[2], v.shape[2]
-        if (k.shape[3], v.shape[3]) != (128, 128) or heads not in _DELTA_HEADS or kept.ndim != 3 or len(rest) != 2:
-            return self._delta(q, k, v, kept, *rest)
-        return self._mark(_GATED_DELTA, [q, k, v, kept, *rest], [v.shape, rest[1].shape], [q.dtype, mx.float32])
+        if (k.shape[3], v.shape[3]) != (128, 128) or heads not in _DELTA_HEADS or kept.ndim != 3:
+            return self._delta(q, k, v, kept, beta, state)
+        return self._mark(_GATED_DELTA, [q, k, v, kept, beta, state], [v.shape, state.shape], [q.dtype, mx.float32])
 
     def _dequantize(
         self, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, group_size: int | None = None, bits: int | None = None,
