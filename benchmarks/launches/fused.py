@@ -31,6 +31,16 @@ def whole(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arch
     return launches, made(outputs, stage)
 
 
+def delta(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
+    """metal/gated_delta_update.cpp: answers are filled with zeros, then one launch over arrays without gaps."""
+    launches: list[Launch] = []
+    inputs = [ready(a, node.name, launches, fine=a.in_rows) for a in inputs]
+    launches.append(Launch(f"fill for {node.name}", 0, outputs[0].bytes, 1))
+    stage = max(after(inputs), 2)
+    launches.append(Launch(node.name, sum(a.bytes for a in inputs), sum(a.bytes for a in outputs), stage))
+    return launches, made(outputs, stage)
+
+
 def rope(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
     """metal/rope.cpp: a copy first where only a part of a head turns, or where the input has gaps that the kernel cannot walk."""
     launches: list[Launch] = []

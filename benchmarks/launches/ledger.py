@@ -25,6 +25,7 @@ _RULES: dict[str, Rule] = {
     "Pad": primitives.pad,
     "DynamicSlice": primitives.dynamic_slice,
     "Quantize": fused.whole,
+    "GatedDelta": fused.delta,
     "QuantizedMatmul": products.quantized,
     "GatherQMM": products.gathered,
     "GatherMM": products.gathered,

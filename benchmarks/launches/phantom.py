@@ -53,6 +53,7 @@ class PhantomGPU:
         self._drained: float | None = None
         self._patches = contextlib.ExitStack()
         self._eval, self._compile, self._sdpa = mx.eval, mx.compile, mx.fast.scaled_dot_product_attention
+        self._delta = mx.fast.gated_delta_update
 
     def __enter__(self) -> PhantomGPU:
         """Raises RuntimeError without g++: what MLX would fuse on a GPU it tells on a CPU only where it could compile it."""
@@ -91,6 +92,7 @@ class PhantomGPU:
             (mx.fast, "layer_norm", self._layer_norm),
             (mx.fast, "rope", self._rope),
             (mx.fast, "scaled_dot_product_attention", self._attention),
+            (mx.fast, "gated_delta_update", self._gated_delta),
             (mx.fast, "metal_kernel", self._metal_kernel),
         ]
 
@@ -224,6 +226,15 @@ class PhantomGPU:
         details = {"causal": causal, "mask": mask is not None and not causal}
         return self._mark(Marked("SDPA", details), [q, k, v, *arrays], [(*q.shape[:-1], v.shape[-1])], [q.dtype])[0]
 
+    def _gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array, **_: Any
+    ) -> list[mx.array]:
+        """`GatedDeltaUpdate::use_fallback` in mlx/backend/metal/gated_delta_update.cpp: kernels for some models' heads."""
+        heads = k.shape[2], v.shape[2]
+        if (k.shape[3], v.shape[3]) != (128, 128) or heads not in _DELTA_HEADS or kept.ndim != 3:
+            return self._delta(q, k, v, kept, beta, state)
+        return self._mark(_GATED_DELTA, [q, k, v, kept, beta, state], [v.shape, state.shape], [q.dtype, mx.float32])
+
     def _dequantize(
         self, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, group_size: int | None = None, bits: int | None = None,
         mode: str = "affine", dtype: mx.Dtype | None = None, **_: Any,
@@ -316,6 +327,9 @@ class PhantomGPU:
 _DEFAULT_BITS = {"affine": 4, "mxfp4": 4, "nvfp4": 4, "mxfp8": 8}
 _DEFAULT_GROUPS = {"affine": 64, "mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
 _QUANTIZE = Marked("Quantize")
+_GATED_DELTA = Marked("GatedDelta")
+_DELTA_HEADS = ((24, 24), (32, 32), (16, 32), (16, 48))
+"""Key and value heads."""
 _RMS_NORM, _LAYER_NORM = Marked("RMSNorm"), Marked("LayerNorm")
 
 

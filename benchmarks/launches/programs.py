@@ -187,6 +187,7 @@ class MLXLM:
         config = _DEFAULTS | subject.config
         kind, arguments = _get_classes(config)  # type: ignore[no-untyped-call]
         model = kind(arguments.from_dict(config))
+        model.eval()  # as mlx-lm's own loading leaves it: some kernels are for that only
         model.set_dtype(mx.bfloat16)
         form = subject.form
         if form is not None:

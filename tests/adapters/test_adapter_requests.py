@@ -97,7 +97,7 @@ def test_preempted(base, paths, alone):
     with opened(base, paths, prefix_cache=False, max_num_seqs=5) as llm:
         opened_model = llm._client.opened
         engine = opened_model.engine()
-        engine.config = replace(engine.config, kv_cache_tokens=448)
+        engine.config = replace(engine.config, kv_cache_tokens=448, max_step_s=1e6)  # all prompts at once, however slow the machine
         engine._start()
         sequences = run(engine, opened_model, max_tokens=90)
         assert sum(sequence.preemptions for sequence in sequences)

@@ -41,6 +41,7 @@ def in_a_new_thread(use: Callable[[], None]) -> None:
 
 def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() -> None:
     """What the next test would find."""
+    mx.default_stream(mx.cpu)  # the first stream of a process is this thread's, as it is wherever anything was computed before
     made: list[mx.array] = []
     in_a_new_thread(lambda: made.append(mx.zeros((8,))))
     with pytest.raises(RuntimeError, match="Stream"):

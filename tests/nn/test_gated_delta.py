@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxinfer.nn import gated_delta
 from mlxinfer.nn.gated_delta import TRIAL, DeltaSizes, GatedDelta
 from mlxinfer.nn.linear import JoinedLinear, Linear
 from mlxinfer.nn.weights import Dense
@@ -106,5 +107,20 @@ def test_decay_by_channel_without_the_operation_of_mlx(layer: GatedDelta, monkey
 
 
 def test_the_operation_of_mlx_passes_its_trial() -> None:
-    assert TRIAL.obstacle(16, 16) is None
-    assert TRIAL.obstacle(128, 128) is None
+    assert TRIAL.obstacle(2, 16, 16) is None
+    assert TRIAL.obstacle(4, 128, 128) is None
+
+
+@pytest.mark.parametrize("least", [1, 17])
+def test_a_kernel_for_certain_heads_and_lengths_that_reads_one_share_per_head_is_found(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MLX's for Metal would be, which has no kernel for other numbers of heads."""
+    right = mx.fast.gated_delta_update
+
+    def wrong(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, *rest: mx.array) -> list[mx.array]:
+        if k.shape[2] == 3 and k.shape[1] >= least:
+            kept = kept.flatten()[: kept[..., 0].size].reshape(kept.shape[:3])
+        return right(q, k, v, kept, *rest)
+
+    monkeypatch.setattr(mx.fast, "gated_delta_update", wrong)
+    assert gated_delta._tried(2, 16, 16) is None
+    assert "differs" in (gated_delta._tried(3, 16, 16) or "")
