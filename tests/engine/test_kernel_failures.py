@@ -26,11 +26,11 @@ from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from mlxinfer.nn import kernel_trial
 
-PROMPTS = ["The quick brown fox", "jumps over the lazy dog, and " * 5, "abcabcabc"]
+PROMPTS = ["The quick brown fox", "jumps over the lazy dog, and " * 7, "abcabcabc"]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=16),
-    SamplingParams(temperature=0.9, seed=7, max_tokens=40, logprobs=2),
-    SamplingParams(temperature=0.8, seed=3, n=2, max_tokens=20, stop="QZ~"),
+    SamplingParams(temperature=0, max_tokens=24),
+    SamplingParams(temperature=0.9, seed=7, max_tokens=60, logprobs=2),
+    SamplingParams(temperature=0.8, seed=3, n=2, max_tokens=30, stop="QZ~"),
 ]
 ERROR = "Thread group size (512) is greater than  the maximum allowed threads per threadgroup (448)."
 
@@ -218,7 +218,7 @@ def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kerne
     kernels.broken, kernels.failed = lambda plan: False, 0
     with live_server({"tiny": lambda: AsyncLLM(folder, dtype="float32")}) as live:
         kernels.broken = after(120)
-        body = json.dumps({"model": "tiny", "prompt": PROMPTS[1], "temperature": 0.9, "seed": 7, "max_tokens": 40}).encode()
+        body = json.dumps({"model": "tiny", "prompt": PROMPTS[1], "temperature": 0.9, "seed": 7, "max_tokens": 60}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         status, _, answer = live.exchange(head.encode() + body)
         assert (status, json.loads(answer)["choices"][0]["text"]) == (200, plain[1][1])
