@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxinfer import LLM, SamplingParams
 from mlxinfer.models.separate_heads import kind_of
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     answers = []
     for draft in (None, tmp_path / "head"):
         with LLM(tmp_path / "model", draft=draft, speculate=False, max_context=128) as llm:
-            answers.append(llm.generate("the", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)).token_ids)
+            answers.append(llm.generate(["the"], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0].token_ids)
             drafted = llm.stats().drafted_tokens
     assert answers[0] == answers[1]
     assert drafted > 0

@@ -110,8 +110,15 @@ class Proposer:
         if not self.max_draft:
             return False
         plans, rows = self._plans(running, ahead=True)
-        self._waits = bool(plans) and self.account.open and best_lengths([p.candidate for p in plans], rows, self.times)[1] > _WORTH
+        self._waits = bool(plans) and self.account.open and (self._due(plans) or self._promises(plans, rows))
         return self._waits
+
+    def _promises(self, plans: list[_Plan], rows: int) -> bool:
+        return best_lengths([p.candidate for p in plans], rows, self.times)[1] > _WORTH
+
+    def _due(self, plans: list[_Plan]) -> bool:
+        """Whether the draft model has not been asked for so long that it is tried again."""
+        return self._quiet >= self._patience and any(plan.candidate.turn for plan in plans)
 
     def propose(self, running: Many[Sequence]) -> None:
         """Set the drafts of sequences whose last token has been read, if that pays."""
@@ -180,9 +187,10 @@ class Proposer:
         can = [i for i, plan in enumerate(plans) if plan.candidate.turn]
         if any(lengths[i] for i in can):
             self._quiet, self._patience = 0, _PATIENCE
-        elif can and self._quiet >= self._patience:
+        elif self._due(plans):
             self._quiet, self._patience = 0, min(2 * self._patience, 64 * _PATIENCE)
-            lengths[can[0]] = 1
+            for i in can:
+                lengths[i] = 1
         return lengths
 
     def _learn_accepted(self, output: SequenceOutput) -> int:

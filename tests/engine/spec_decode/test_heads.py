@@ -10,6 +10,7 @@ from support.tiny_engine import request, run, tiny_engine
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.engine.scheduler import Schedule
+from mlxinfer.engine.spec_decode import proposer
 
 rng = np.random.default_rng(5)
 PROMPTS = [rng.integers(3, 96, n).tolist() for n in (2, 60, 63, 64, 130)]
@@ -143,3 +144,11 @@ def test_after_a_prefix_hit_the_head_says_what_it_says_without(name):
     expected, none = first_drafts(engine_with(model), [*prompt, 5, 6, 7])
     assert (reused >= 128, none) == (True, 0)
     assert found == expected
+
+
+def test_a_head_that_promises_nothing_is_tried_again_from_time_to_time(monkeypatch):
+    """Also while each step is built before the one before it has ended."""
+    monkeypatch.setattr(proposer, "best_lengths", lambda candidates, rows, times: ([0] * len(candidates), 1.0))
+    sequences = [request(PROMPTS[0], 120)]
+    run(engine_with(model_with_head("llama", HEAD)[0]), sequences)
+    assert 1 <= sequences[0].drafted_tokens <= 3
