@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn, optimizers
+from mlx import optimizers
 
 from .source import LENGTH, samples
 
@@ -45,7 +45,7 @@ def dynamic(source: Path, target: Path) -> None:
     found = dict(estimate_sensitivities(model, mx.array(samples(source, _PIECES)), *_LOW, *_HIGH))  # type: ignore[no-untyped-call]
     threshold = estimate_threshold(model, found, _DYNAMIC_BPW, *_LOW, *_HIGH)  # type: ignore[no-untyped-call]
 
-    def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
+    def predicate(path: str, module: Any) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized"):
             return False
         return {"bits": _HIGH[0], "group_size": _HIGH[1]} if found[path] > threshold else True
