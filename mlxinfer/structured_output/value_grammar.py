@@ -33,8 +33,8 @@ _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _MARKS = ("'", '"')
 """Python's quotation marks: templates write either."""
 _ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u[0-9a-f]{4})"
-_BARE_KEY = r"/[^\s{}\[\],:<>|\"][^{}\[\],:<>|\"\n]{0,63}/"
-"""A key of Gemma's: any text without the form's own punctuation."""
+_BARE_KEY = r"/[\w.\-]([\w.\- ]{0,62}[\w.\-])?/"
+"""A key of Gemma's, which stands between no marks."""
 
 
 class NotHeldError(Exception):
