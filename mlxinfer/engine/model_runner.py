@@ -97,8 +97,7 @@ class PendingStep:
 
     def send(self) -> None:
         """Start what goes to other machines, before anything that waits for their answer, as the pages of a head do."""
-        sent = [array for step in self.steps for array in step.sent]
-        if sent:
+        if sent := [array for step in self.steps for array in step.sent]:
             mx.async_eval(sent)  # type: ignore[no-untyped-call]
 
     def submit(self) -> None:
@@ -112,16 +111,14 @@ class PendingStep:
     def wait(self) -> None:
         """Until all of a step that fills pages is computed. Returns at once for any other, and the second time."""
         arrays, self._awaited = self._awaited, []
-        if arrays:
-            mx.eval(arrays)
+        mx.eval(arrays)
 
     def _arrays(self) -> list[mx.array]:
         """All that it leaves behind."""
         found = [array for step in self.steps for array in step.state]
         if self.sampled is not None:
             found += self.sampled.arrays
-        for _, rows in self.logits.values():
-            found.append(rows)
+        found += [rows for _, rows in self.logits.values()]
         if self.logits_to_sample is not None:
             found.append(self.logits_to_sample)
         return found + self.kept
