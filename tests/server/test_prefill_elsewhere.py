@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
@@ -85,10 +86,13 @@ class Liar(BaseHTTPRequestHandler):
     """Passes requests on to a real server, and changes its answers."""
 
     there, lie = "", ""
-    gone = threading.Event()
+    asked, gone = threading.Event(), threading.Event()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        self.asked.set()
+        if self.lie == "waits":
+            self.gone.wait(60)
         if self.lie == "dies" or (self.lie == "dies later" and self.path == PAGES):
             self.connection.close()
             return
@@ -147,6 +151,27 @@ def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path, monkeypatch: pyt
                     assert time.monotonic() < end, lie
                 assert lie not in QUIET or source(llm).note == "", lie
         liar.shutdown()
+
+
+def test_nobody_waits_for_another_one_s_prompt(tmp_path: Path) -> None:
+    path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
+
+    async def both(url: str) -> None:
+        async with AsyncLLM(path, prefill_from=url, **SETTINGS) as llm:
+            long = asyncio.create_task(llm.generate(PROMPT, GREEDY))
+            assert await asyncio.to_thread(Liar.asked.wait, 20)
+            short = asyncio.create_task(llm.generate(PROMPT[:20], GREEDY))
+            await asyncio.wait([short], timeout=10)
+            assert (short.done(), long.done()) == (True, False)
+            Liar.gone.set()
+            assert (await long)[0].usage.stats.reused_tokens == len(PROMPT) - 1
+
+    Liar.lie, Liar.asked, Liar.gone = "waits", threading.Event(), threading.Event()
+    with producer(path) as url, ThreadingHTTPServer(("127.0.0.1", 0), Liar) as there:
+        threading.Thread(target=there.serve_forever, daemon=True).start()
+        Liar.there = url.removeprefix("http://")
+        asyncio.run(both(f"http://127.0.0.1:{there.server_port}"))
+        there.shutdown()
 
 
 def noted(path: Path, url: str) -> str:
