@@ -32,9 +32,10 @@ _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _MARKS = ("'", '"')
 """Python's quotation marks: templates write either."""
-_ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u[0-9a-f]{4})"
-_BARE_KEY = r"/[^\s{}\[\],:<>|\"][^{}\[\],:<>|\"\n]{0,63}/"
-"""A key of Gemma's: any text without the form's own punctuation."""
+_ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u([0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2}))"
+"""Halves of characters are none."""
+_BARE_KEY = r"/[^\s{}\[\](),:=<>|\"][^{}\[\](),:=<>|\"\n]{0,63}/"
+"""A key of Gemma's: any text without the form's own punctuation, or that of calls in Python, where keys end too."""
 
 
 class NotHeldError(Exception):
