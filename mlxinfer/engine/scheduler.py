@@ -168,8 +168,8 @@ class Scheduler:
         return late + self.waiting.expired(now) if self.waiting.sequences else late
 
     def admit(self, allocate: Callable[[Sequence], Allocation]) -> list[Sequence]:
-        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them. Nobody waits for what is
-        loaded of another one, which keeps its place."""
+        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them. Nobody waits for
+        what is loaded of another one, which keeps its place."""
         admitted: list[Sequence] = []
         self._blocked = None
         with self.waiting.aside() as set_aside:
