@@ -15,11 +15,9 @@ from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..config import EngineConfig
-from ..device import is_gpu
 from ..errors import MemoryPlanError, SamplingError, one_line
 from ..models.decoder import Model
 from ..nn.kernel_trial import lost_lines
-from ..sampling import KeptNoise
 from ..types import EngineStats, FinishReason
 from .chunk_policy import chunk_policy
 from .events import Ended, Event, Logits, Pooled, StepReport
@@ -123,10 +121,7 @@ class Engine:
         if self.model.mtp is not None and max_draft:
             from .spec_decode.head_drafter import HeadDrafter
 
-            draft = HeadDrafter(self.model, self.cache)
-            if not is_gpu():  # a GPU draws noise and adds it in one kernel
-                kept = KeptNoise()
-                draft.noise, self.runner.noise = kept.draw, kept.take
+            draft = HeadDrafter(self.model, self.cache, self.runner.noise)
         elif self.drafter and max_draft:
             draft = self.drafter.start(config, self.model.vocab_size)
         self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)

@@ -14,9 +14,10 @@ import numpy as np
 from ..cache.base import Segment
 from ..cache.paged import PagedCache
 from ..cache.step import CacheStep
+from ..device import is_gpu
 from ..models.decoder import Model
 from ..records import dataclass
-from ..sampling import Drafts, Noise, Row, Sampled, SamplingBatch, TokenLogprobs
+from ..sampling import Drafts, KeptNoise, Row, Sampled, SamplingBatch, TokenLogprobs
 from .events import Token
 from .scheduler import Schedule, Work
 from .sequence import Sequence
@@ -166,8 +167,8 @@ class ModelRunner:
         self._apart = apart
         self.adapted = adapted
         self.compiled = None if apart or not replays else _compiled(model, cache)  # what MLX fuses may round differently
-        self.noise: Noise | None = None
-        """Draws the noise of sampled rows, where drafts have the same."""
+        self.noise = None if model.mtp is None or is_gpu() else KeptNoise()
+        """The noise that a head's drafts share with the rows that verify them; a GPU draws it and adds it in one kernel."""
         self._batch: SamplingBatch | None = None
         self._batch_rows: list[Sequence] = []
         self._last: tuple[list[Sequence], mx.array] | None = None
@@ -215,11 +216,11 @@ class ModelRunner:
         if rows:
             pending.logits_to_sample = sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)
         self._last = None
-        if any(row.sequence.constraint is not None for row in rows):
-            _advance(work)
-        else:
-            sampled = self._sample(pending)
-            _advance(work)
+        held = any(row.sequence.constraint is not None for row in rows)
+        sampled = None if held else self._sample(pending)
+        for w in work:
+            w.sequence.advance(w.count - w.drafts)
+        if not held:
             self._follow(pending, sampled)
         if before is not None:
             before.wait()
@@ -333,7 +334,7 @@ class ModelRunner:
         sequences = [row.sequence for row in rows]
         if self._batch is None or sequences != self._batch_rows:
             described = [Row(s.params, s.seed, s.prompt, s.answer, s.pending_token) for s in sequences]
-            self._batch = SamplingBatch(described, logits.shape[-1], self.noise)
+            self._batch = SamplingBatch(described, logits.shape[-1], self.noise.take if self.noise else None)
             self._batch_rows = sequences
         if self._batch.counts_tokens:
             self._batch.catch_up([s.tokens for s in sequences])
@@ -370,11 +371,6 @@ def _segments(work: list[Work], *, all_rows: bool) -> list[Segment]:
         segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.drafts, read))
         start += w.count
     return segments
-
-
-def _advance(work: list[Work]) -> None:
-    for w in work:
-        w.sequence.advance(w.count - w.drafts)
 
 
 def _allowed_tokens(rows: list[SampledRow], vocab_size: int) -> mx.array | None:

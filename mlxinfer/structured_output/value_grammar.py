@@ -34,8 +34,8 @@ _MARKS = ("'", '"')
 """Python's quotation marks: templates write either."""
 _ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u([0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2}))"
 """Halves of characters are none."""
-_BARE_KEY = r"/[^\s{}\[\](),:=<>|\"][^{}\[\](),:=<>|\"\n]{0,63}/"
-"""A key of Gemma's: any text without the form's own punctuation, or that of calls in Python, where keys end too."""
+_BARE_KEY = r"/[\w.\-]([\w.\- ]{0,62}[\w.\-])?/"
+"""A key of Gemma's, which stands between no marks."""
 
 
 class NotHeldError(Exception):

@@ -10,7 +10,7 @@ from ...cache.base import PAGE, Segment
 from ...cache.paged import PagedCache
 from ...models.decoder import Model
 from ...nn.packing import arrays
-from ...sampling import Noise, SamplingBatch
+from ...sampling import KeptNoise, SamplingBatch
 from ..sequence import Sequence
 from .draft_model import draft_row
 
@@ -20,10 +20,10 @@ class HeadDrafter:
     what the head appends for tokens that are not verified yet is written over by the step that verifies them. A head that reads the model's
     pages appends nothing. It samples with each row's own settings, seed and positions, as `DraftModel` does."""
 
-    def __init__(self, model: Model, cache: PagedCache) -> None:
+    def __init__(self, model: Model, cache: PagedCache, noise: KeptNoise | None = None) -> None:
+        """`noise` is that which the rows that verify drafts take."""
         assert model.mtp is not None
-        self.noise: Noise | None = None
-        """Draws that of drafts, where the rows that verify them take the same."""
+        self._noise = None if noise is None else noise.draw
         self.model = model
         self.cache = cache
         self.cost = _share(model)
@@ -88,7 +88,7 @@ class HeadDrafter:
     def _sampler(self, rows: list[Sequence], drafts: Many[Many[mx.array]]) -> SamplingBatch:
         if self._batch is None or self._batch[0] != rows or self._batch[1].counts_tokens:
             described = [draft_row(s, own) for s, own in zip(rows, drafts, strict=False)]
-            self._batch = rows, SamplingBatch(described, self.model.vocab_size, self.noise)
+            self._batch = rows, SamplingBatch(described, self.model.vocab_size, self._noise)
         return self._batch[1]
 
 
