@@ -119,7 +119,8 @@ class Liar(BaseHTTPRequestHandler):
                 for at in range(len(content)):
                     self.wfile.write(content[at : at + 1])
                     self.gone.wait(0.01)
-        self.wfile.write(content)
+        else:
+            self.wfile.write(content)
 
     def log_message(self, *about: Any) -> None:
         pass
@@ -172,6 +173,21 @@ def test_nobody_waits_for_another_one_s_prompt(tmp_path: Path) -> None:
         Liar.there = url.removeprefix("http://")
         asyncio.run(both(f"http://127.0.0.1:{there.server_port}"))
         there.shutdown()
+
+
+def test_what_comes_for_somebody_who_has_gone_is_stored(tmp_path: Path) -> None:
+    """Until it is, steps wait for one another."""
+    path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
+    with producer(path) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
+        tier, cache = source(llm), llm.engine.cache
+        end = time.monotonic() + 20
+        while tier._reading or not tier.arrived:
+            cache.prefetch(PROMPT[:-1], store=False)
+            cache.wait(0.01)
+            assert time.monotonic() < end
+        llm.generate(PROMPT[:20], GREEDY)
+        assert not tier.arrived
+        assert cache.find(PROMPT).reused >= 640
 
 
 def noted(path: Path, url: str) -> str:
