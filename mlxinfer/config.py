@@ -208,15 +208,25 @@ class EngineArgs:
                 raise SettingError(f"{one.name} {problem}")
         if self.adapters is not None:
             _check_adapters(self.adapters)
-        if self.prefill_from is not None and not _is_address(self.prefill_from):
-            raise SettingError(f"prefill_from: {self.prefill_from!r} is no address such as http://studio.local:8080")
-        if self.prefill_from is not None and (self.prefix_disk_gb or not self.prefix_cache):
-            raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
+        _check_hand_over(self)
 
     @property
     def max_draft(self) -> int:
         """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+def _check_hand_over(args: EngineArgs) -> None:
+    if args.kv_producer and not args.prefix_cache:
+        raise SettingError("kv_producer needs the prefix cache: keep prefix_cache")
+    if args.prefill_from is None:
+        return
+    if not _is_address(args.prefill_from):
+        raise SettingError(f"prefill_from: {args.prefill_from!r} is no address such as http://studio.local:8080")
+    if args.kv_producer:  # two of them would ask each other for ever
+        raise SettingError("prefill_from and kv_producer: a server has its prompts read, or reads those of others, not both")
+    if args.prefix_disk_gb or not args.prefix_cache:
+        raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
 
 
 def _is_address(url: object) -> bool:

@@ -6,8 +6,9 @@ anything that is not a `MLXInferError` is a bug of ours and keeps its traceback.
 
 
 def one_line(message: object, limit: int = 200) -> str:
-    """A foreign message as a part of ours: in one line, cut after `limit` characters; an exception without a message by its name."""
-    text = " ".join(str(message).split()) or type(message).__name__
+    """A foreign message as a part of ours: in one line, without what steers terminals, cut after `limit` characters; an exception without a
+    message by its name."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(message)).split()) or type(message).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

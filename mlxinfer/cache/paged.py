@@ -259,10 +259,10 @@ class PagedCache:
         if self._disk:
             self._disk.send_events(sink)
 
-    def tidy(self, *, idle: bool = True) -> bool:
+    def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
         """Copy a few megabytes of the prefix cache for writing to disk; True while more is left. Unless `idle`, most calls return at once.
-        Call between steps."""
-        return self._disk is not None and self._disk.tidy(idle=idle)
+        Call between steps. `store` as in `prefetch`: whoever asked for what has arrived may be gone."""
+        return self._disk is not None and self._disk.tidy(idle=idle, store=store)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write the prefix cache to disk, as far as the time allows, and let go of it."""

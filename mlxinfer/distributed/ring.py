@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 
 import mlx.core as mx
 
-from ..errors import GroupLostError, one_line
+from ..errors import GroupLostError, NodesError, one_line
 from .link import listen
 from .nodes import Nodes
 
@@ -33,9 +33,16 @@ def name_ring(nodes: Nodes, rank: int) -> None:
         os.environ["MLX_HOSTFILE"] = file.name
         atexit.register(os.unlink, file.name)
     # As MLX will, once all ranks have read their weights.
-    for place in json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))[rank]:
-        address, _, port = place.rpartition(":")
-        listen(address, int(port), f"rank {rank} cannot wait for its neighbour").close()
+    for address, port in _places(os.environ["MLX_HOSTFILE"], rank):
+        listen(address, port, f"rank {rank} cannot wait for its neighbour").close()
+
+
+def _places(hostfile: str, rank: int) -> list[tuple[str, int]]:
+    try:
+        parts = [place.rpartition(":") for place in json.loads(Path(hostfile).read_text(encoding="utf-8"))[rank]]
+        return [(address, int(port)) for address, _, port in parts]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NodesError(f"MLX_HOSTFILE: {hostfile} does not tell where rank {rank} listens ({one_line(error)}); unset it") from None
 
 
 class Ring:

@@ -218,7 +218,7 @@ class Engine:
         """A step. What it brings is added to `events` at once: if it fails later on, the sequences have got it all the same."""
         if self._must_collect():
             self._collect_pending(events)
-        self.cache.tidy(idle=False)
+        self.cache.tidy(idle=False, store=self._pending is None)
         self._seal_ahead()
         self._admit(events)
         schedule = self._schedule(events)

@@ -40,8 +40,10 @@ class KVCacheManager:
     def allocate(self, sequence: Sequence) -> Allocation:
         """Give a sequence its slot, with whatever of its tokens is cached already."""
         salt = self._cache_salt(sequence)
-        if salt is not None and self._cache.prefetch(sequence.tokens, salt, store=self._between_steps):
-            return Allocation.LOADING
+        if salt is not None:
+            store, self._between_steps = self._between_steps, False  # once, as it takes time
+            if self._cache.prefetch(sequence.tokens, salt, store=store):
+                return Allocation.LOADING
         match = None if salt is None else self._cache.find(sequence.tokens, salt)
         reused = match.reused if match else 0
         if self._scheduler.running and not self._has_room(PageDemand(None, reused, len(sequence.tokens) - reused + PAGE, match)):

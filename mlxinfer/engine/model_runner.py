@@ -213,11 +213,11 @@ class ModelRunner:
         if rows:
             pending.logits_to_sample = sampled_rows[0] if len(sampled_rows) == 1 else mx.concatenate(sampled_rows)
         self._last = None
-        if any(row.sequence.constraint is not None for row in rows):
-            _advance(work)
-        else:
-            sampled = self._sample(pending)
-            _advance(work)
+        held = any(row.sequence.constraint is not None for row in rows)
+        sampled = None if held else self._sample(pending)
+        for w in work:
+            w.sequence.advance(w.count - w.drafts)
+        if not held:
             self._follow(pending, sampled)
         if before is not None:
             before.wait()
@@ -368,11 +368,6 @@ def _segments(work: list[Work], *, all_rows: bool) -> list[Segment]:
         segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.drafts, read))
         start += w.count
     return segments
-
-
-def _advance(work: list[Work]) -> None:
-    for w in work:
-        w.sequence.advance(w.count - w.drafts)
 
 
 def _allowed_tokens(rows: list[SampledRow], vocab_size: int) -> mx.array | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -175,6 +176,25 @@ class RequestQueue:
             line.entered = None
             self._tidy()
         return True
+
+    @contextmanager
+    def aside(self) -> Iterator[Callable[[Sequence], int]]:
+        """A function that passes over the next one, and returns how many were; at the end they have their places again."""
+        passed: list[tuple[Sequence, _Line]] = []
+
+        def set_aside(sequence: Sequence) -> int:
+            passed.append((sequence, self.sequences[sequence]))
+            self.remove(sequence)
+            return len(passed)
+
+        try:
+            yield set_aside
+        finally:
+            for sequence, before in reversed(passed):
+                line = self._line(before.priority, before.client)
+                line.members[sequence] = None
+                line.members.move_to_end(sequence, last=False)
+                self._entered(sequence, line)
 
     def expired(self, now: float) -> list[Sequence]:
         """Those whose deadline has passed; they stay until they are removed."""

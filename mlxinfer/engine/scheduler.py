@@ -32,7 +32,11 @@ class Allocation(Enum):
     NO_ROOM = "no room"
     """The sequences that run need the pages."""
     LOADING = "loading"
-    """What is cached of it is being read from disk."""
+    """What is cached of it is being read from disk, or comes from another machine."""
+
+
+_MOST_LOADING = 4
+"""Sequences whose beginnings may be on their way; those behind them wait."""
 
 
 class PageBudget(Protocol):
@@ -164,17 +168,21 @@ class Scheduler:
         return late + self.waiting.expired(now) if self.waiting.sequences else late
 
     def admit(self, allocate: Callable[[Sequence], Allocation]) -> list[Sequence]:
-        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them."""
+        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them. Nobody waits for
+        what is loaded of another one, which keeps its place."""
         admitted: list[Sequence] = []
         self._blocked = None
-        while (first := self.waiting.peek()) is not None:
-            allocation = allocate(first) if len(self.running) < self.max_num_seqs else Allocation.NO_ROOM
-            if allocation is not Allocation.DONE:
-                self._blocked = first.priority if allocation is Allocation.NO_ROOM else None
-                break
-            self.waiting.remove(first)
-            self.running.append(first)
-            admitted.append(first)
+        with self.waiting.aside() as set_aside:
+            while (first := self.waiting.peek()) is not None:
+                allocation = allocate(first) if len(self.running) < self.max_num_seqs else Allocation.NO_ROOM
+                if allocation is Allocation.LOADING and set_aside(first) < _MOST_LOADING:
+                    continue
+                if allocation is not Allocation.DONE:
+                    self._blocked = first.priority if allocation is Allocation.NO_ROOM else None
+                    break
+                self.waiting.remove(first)
+                self.running.append(first)
+                admitted.append(first)
         return admitted
 
     def must_measure(self, submitted: Schedule) -> bool:

@@ -32,7 +32,8 @@ _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _MARKS = ("'", '"')
 """Python's quotation marks: templates write either."""
-_ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u[0-9a-f]{4})"
+_ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u([0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2}))"
+"""Halves of characters are none."""
 _BARE_KEY = r"/[\w.\-]([\w.\- ]{0,62}[\w.\-])?/"
 """A key of Gemma's, which stands between no marks."""
 

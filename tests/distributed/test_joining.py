@@ -45,3 +45,13 @@ def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pyte
         told = f"rank 1 cannot wait for its neighbour at 127.0.0.1:{port}: Address already in use; its address is the one in the hostfile"
         with pytest.raises(NodesError, match=f"^{told}$"):
             name_ring(nodes, 1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '[["127.0.0.1"], ["127.0.0.1"]]', "[[1], [2]]", None])
+def test_a_hostfile_that_tells_nothing_is_too(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if text is not None:
+        (tmp_path / "ring.json").write_text(text)
+    monkeypatch.setenv("MLX_RANK", "1")
+    monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "ring.json"))
+    with pytest.raises(NodesError, match=r"^MLX_HOSTFILE: .*ring.json does not tell where rank 1 listens \(.*\); unset it$"):
+        name_ring(Nodes((Node("127.0.0.1", 1), Node("127.0.0.1", 2))), 1)

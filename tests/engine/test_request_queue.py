@@ -60,6 +60,26 @@ def test_the_first_in_line_is_the_first_of_a_plain_search(actions: list[tuple[st
         assert set(waiting) == set(inside)
 
 
+def test_those_set_aside_have_their_places_again() -> None:
+    waiting = RequestQueue(10)
+    ours = [sequence(1, 1, client_id=client, arrival=i, deadline=9.0 - i) for i, client in enumerate("aabb")]
+    back = sequence(1, 1, client_id="c", arrival=7)
+    for s in ours:
+        waiting.push(s)
+    waiting.push_back(back)
+    with waiting.aside() as set_aside:
+        for count, s in enumerate([back, ours[0], ours[1]], 1):
+            assert waiting.peek() is s
+            assert set_aside(s) == count
+        assert waiting.peek() is ours[2]
+        waiting.remove(ours[2])
+    assert len(waiting) == 4
+    assert waiting.expired(8.0) == [ours[3], ours[1]]
+    for s in (back, ours[0], ours[1], ours[3]):
+        assert waiting.peek() is s
+        waiting.remove(s)
+
+
 def test_a_full_list_refuses_with_its_numbers_but_takes_back() -> None:
     waiting = RequestQueue(2)
     for i in range(2):

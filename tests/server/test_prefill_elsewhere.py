@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.live_server import live_server
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
+from mlxinfer.cache.disk import peer
 from mlxinfer.cache.disk.peer import PAGES, PREFILL, PeerStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
@@ -84,9 +86,13 @@ class Liar(BaseHTTPRequestHandler):
     """Passes requests on to a real server, and changes its answers."""
 
     there, lie = "", ""
+    asked, gone = threading.Event(), threading.Event()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        self.asked.set()
+        if self.lie == "waits":
+            self.gone.wait(60)
         if self.lie == "dies" or (self.lie == "dies later" and self.path == PAGES):
             self.connection.close()
             return
@@ -95,6 +101,8 @@ class Liar(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         content = bytearray(answer.read())
         connection.close()
+        if self.lie == ("nested" if self.path == PREFILL else "nested error"):
+            answer.status, content = 200 if self.path == PREFILL else 500, bytearray(b"[" * 10_000)
         if self.path == PREFILL and self.lie in ("no JSON", "no names"):
             content = bytearray(b"{" if self.lie == "no JSON" else b'{"pages": ["../../etc/passwd", 7, "aa-bb-full"]}')
         if self.path == PAGES and self.lie == "cut":
@@ -106,19 +114,26 @@ class Liar(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.path == PAGES and self.lie == "drips":
+            with suppress(OSError):
+                for at in range(len(content)):
+                    self.wfile.write(content[at : at + 1])
+                    self.gone.wait(0.01)
+        else:
+            self.wfile.write(content)
 
     def log_message(self, *about: Any) -> None:
         pass
 
 
 LIES = {"no JSON": 0, "no names": 0, "dies": 0, "dies later": 0, "cut": 256, "one bit": 256, "other shapes": 0}
+LIES |= {"nested": 0, "nested error": 0, "drips": 0}
 """Tokens that it still gives; pages before the fault hold."""
 QUIET = ("no names", "cut")
 """As if pages had been evicted meanwhile."""
 
 
-def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path) -> None:
+def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     expected = alone(path)
     with producer(path) as url, ThreadingHTTPServer(("127.0.0.1", 0), Liar) as liar:
@@ -126,6 +141,8 @@ def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path) -> None:
         Liar.there = url.removeprefix("http://")
         for lie, least in LIES.items():
             Liar.lie = lie
+            if lie == "drips":
+                monkeypatch.setattr(peer, "_PATIENCE_S", 0.5)
             with LLM(path, prefill_from=f"http://127.0.0.1:{liar.server_port}", **SETTINGS) as llm:
                 answer = llm.generate(PROMPT, GREEDY)[0]
                 assert list(answer.token_ids) == expected, lie
@@ -135,6 +152,42 @@ def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path) -> None:
                     assert time.monotonic() < end, lie
                 assert lie not in QUIET or source(llm).note == "", lie
         liar.shutdown()
+
+
+def test_nobody_waits_for_another_one_s_prompt(tmp_path: Path) -> None:
+    path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
+
+    async def both(url: str) -> None:
+        async with AsyncLLM(path, prefill_from=url, **SETTINGS) as llm:
+            long = asyncio.create_task(llm.generate(PROMPT, GREEDY))
+            assert await asyncio.to_thread(Liar.asked.wait, 20)
+            short = asyncio.create_task(llm.generate(PROMPT[:20], GREEDY))
+            await asyncio.wait([short], timeout=10)
+            assert (short.done(), long.done()) == (True, False)
+            Liar.gone.set()
+            assert (await long)[0].usage.stats.reused_tokens == len(PROMPT) - 1
+
+    Liar.lie, Liar.asked, Liar.gone = "waits", threading.Event(), threading.Event()
+    with producer(path) as url, ThreadingHTTPServer(("127.0.0.1", 0), Liar) as there:
+        threading.Thread(target=there.serve_forever, daemon=True).start()
+        Liar.there = url.removeprefix("http://")
+        asyncio.run(both(f"http://127.0.0.1:{there.server_port}"))
+        there.shutdown()
+
+
+def test_what_comes_for_somebody_who_has_gone_is_stored(tmp_path: Path) -> None:
+    """Until it is, steps wait for one another."""
+    path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
+    with producer(path) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
+        tier, cache = source(llm), llm.engine.cache
+        end = time.monotonic() + 20
+        while tier._reading or not tier.arrived:
+            cache.prefetch(PROMPT[:-1], store=False)
+            cache.wait(0.01)
+            assert time.monotonic() < end
+        llm.generate(PROMPT[:20], GREEDY)
+        assert not tier.arrived
+        assert cache.find(PROMPT).reused >= 640
 
 
 def noted(path: Path, url: str) -> str:
@@ -168,6 +221,16 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_what_excludes_it_is_told() -> None:
     with pytest.raises(SettingError, match="leave out prefix_disk_gb"):
         EngineArgs("tiny", prefill_from="http://a", prefix_disk_gb=1.0)
+    with pytest.raises(SettingError, match="or reads those of others, not both"):
+        EngineArgs("tiny", prefill_from="http://a", kv_producer=True)
+    with pytest.raises(SettingError, match="kv_producer needs the prefix cache"):
+        EngineArgs("tiny", kv_producer=True, prefix_cache=False)
+
+
+def test_an_address_without_a_port_has_its_scheme_s() -> None:
+    assert PeerStorage("http://[::1]")._address == ("::1", 80)
+    assert PeerStorage("https://studio.local")._address == ("studio.local", 443)
+    assert PeerStorage("http://studio.local:8080")._address == ("studio.local", 8080)
 
 
 def test_copies_of_a_model_are_called_the_same(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_what_templates_write_may_be_written(grammars, form, text, schema):
     assert accepts(grammars.compile(FORMATS[form], tool(schema), parallel=False).constraint, text)
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        *(("gemma", f"<call>call:f{{v:{{{key}:1}}}}</call>") for key in ("a=b", "a(b", "a)")),
+        *(("pythonic", rf"[f(v={{'a': '\{half}'}})]") for half in ("ud800", "udfff")),
+    ],
+)
+def test_what_could_not_be_read_may_not_be_written(grammars, form, text):
+    assert not accepts(grammars.compile(FORMATS[form], tool(ANY), parallel=False).constraint, text)
+
+
 def test_a_tool_without_arguments_gets_none(grammars):
     offer = offered([{"name": "f", "parameters": ANY}])
     constraint = grammars.compile(FORMATS["gemma"], offer, parallel=False).constraint

@@ -7,9 +7,11 @@ machine that has gone, or says something else, costs no more than computing the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from threading import Thread
+from threading import Event, Thread, Timer
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,14 +32,16 @@ LEAST_TOKENS = 4 * PAGE
 RETRY_S = 10.0
 """Seconds after a failure before the other machine is asked again."""
 _CONNECT_S = 5.0
-_PATIENCE_S, _TOKEN_S = 60.0, 0.01
-"""Seconds of silence after which it counts as stuck, and for each token of a prompt that it reads. A machine that has gone is noticed
-before (`keep_alive`)."""
+_PATIENCE_S, _TOKEN_S, _BYTE_S = 60.0, 0.01, 1e-6
+"""Seconds for an answer, those for each token of a prompt that is read for it, and for each byte of pages: then it counts as stuck, be it
+silent or slow. A machine that has gone is noticed before (`keep_alive`)."""
 _ANSWERS = 1024
 """Answers that nobody has come for, at most."""
 _LISTED = 1 << 16
 """Pages that are known to be there, at most."""
-_LIST_BYTES = 16 << 20
+_LIST_BYTES, _ERROR_BYTES = 16 << 20, 1 << 14
+_FAULTS = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError)
+"""What comes of any answer: the last of JSON that is nested without end."""
 
 
 class PeerStorage(PageSource):
@@ -49,8 +53,8 @@ class PeerStorage(PageSource):
         super().__init__("mlxinfer-prefill-reader")
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._address = parts.hostname or "", parts.port
         self._secure = parts.scheme == "https"
+        self._address = parts.hostname or "", parts.port or (443 if self._secure else 80)
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         self._tell = note
         self._retry_at = 0.0
@@ -91,8 +95,8 @@ class PeerStorage(PageSource):
 
     def _ask(self, key: int, root: bytes, tokens: list[int]) -> None:
         try:
-            answer = self._post(PREFILL, {"root": root.hex(), "tokens": tokens}, _PATIENCE_S + len(tokens) * _TOKEN_S)
-            listed = json.loads(answer.read(_LIST_BYTES))["pages"]
+            with self._post(PREFILL, {"root": root.hex(), "tokens": tokens}, len(tokens) * _TOKEN_S) as answer:
+                listed = json.loads(answer.read(_LIST_BYTES))["pages"]
             names = [name for one in listed if isinstance(one, str) and (name := parsed(one))]
             with self._lock:
                 if sum(map(len, self._present.values())) > _LISTED:
@@ -101,7 +105,7 @@ class PeerStorage(PageSource):
                 self._present.setdefault(root, set()).update(names)
                 for name in names:
                     self._behind.setdefault(root, {}).setdefault(name.parent, set()).add(name)
-        except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+        except _FAULTS as error:
             self._fail(error)
         finally:
             with self._lock:
@@ -116,16 +120,16 @@ class PeerStorage(PageSource):
         good = 0
         try:
             wanted = [[entry.digest.hex(), entry.parent.hex(), entry.part] for entry in entries]
-            answer = self._post(PAGES, {"root": entries[0].root.hex(), "pages": wanted})
-            for entry, row in zip(entries, data, strict=True):
-                head = bytearray(len(entry.head(0)))
-                if not _fully(answer, head) or not _fully(answer, row.data):
-                    break  # it has evicted this one meanwhile, or has gone
-                self.received_bytes += len(head) + row.nbytes
-                if entry.head(checksum(row)) != head:
-                    raise ValueError("it sent what was not asked for")
-                good += 1
-        except (OSError, HTTPException, ValueError) as error:
+            with self._post(PAGES, {"root": entries[0].root.hex(), "pages": wanted}, data.nbytes * _BYTE_S) as answer:
+                for entry, row in zip(entries, data, strict=True):
+                    head = bytearray(len(entry.head(0)))
+                    if not _fully(answer, head) or not _fully(answer, row.data):
+                        break  # it has evicted this one meanwhile, or has gone
+                    self.received_bytes += len(head) + row.nbytes
+                    if entry.head(checksum(row)) != head:
+                        raise ValueError("it sent what was not asked for")
+                    good += 1
+        except _FAULTS as error:
             self._problem = error
         return good
 
@@ -135,34 +139,55 @@ class PeerStorage(PageSource):
         if problem is not None:  # not before what was right has arrived
             self._fail(problem)
 
-    def _post(self, path: str, body: dict[str, Any], patience_s: float = _PATIENCE_S) -> HTTPResponse:
+    @contextmanager
+    def _post(self, path: str, body: dict[str, Any], more_s: float) -> Iterator[HTTPResponse]:
+        """The answer, which is cut off `more_s` seconds after the usual ones."""
         host, port = self._address
         connection = (HTTPSConnection if self._secure else HTTPConnection)(host, port, timeout=_CONNECT_S)
         connection.connect()
-        connection.sock.settimeout(patience_s)
-        keep_alive(connection.sock)
-        connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise ConnectionError(f"it answers {answer.status}: {_told(answer.read(_LIST_BYTES))}")
-        return answer
+        sock, patience_s = connection.sock, _PATIENCE_S + more_s
+        sock.settimeout(patience_s)
+        keep_alive(sock)
+        late = Event()
+        end = Timer(patience_s, _cut, [sock, late])
+        end.daemon = True
+        end.start()
+        try:
+            connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ConnectionError(f"it answers {answer.status}: {_told(answer.read(_ERROR_BYTES))}")
+            yield answer
+        finally:
+            end.cancel()
+            connection.close()
+            if late.is_set():
+                raise TimeoutError(f"it has not answered in {patience_s:.0f} s")
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
-            self.note = f"prompts are read here, not at {self.url}: {one_line(error)}"
+            note = f"prompts are read here, not at {self.url}: {one_line(error)}"
             self._retry_at = monotonic() + RETRY_S
-            first, self._told = self.note != self._told, self.note
+            self.note = note  # last: `off` may look at any moment
+            first, self._told = note != self._told, note
             self._lock.notify_all()
         if first and self._tell and not self._closed:
-            self._tell(self.note)
+            self._tell(note)
 
 
 def _told(body: bytes) -> str:
     """What an error says, for people."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, TypeError, KeyError):
+    except _FAULTS:
         return body.decode(errors="replace")
+
+
+def _cut(sock: socket.socket, late: Event) -> None:
+    """End a connection that another thread waits for, encrypted or not."""
+    late.set()
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _fully(answer: HTTPResponse, target: bytearray | memoryview) -> bool:

@@ -276,8 +276,10 @@ class PrefixPrefetcher:
             rows = self._entries.rows(entry, data)
             self._index.put_snapshot(node, tail, rows, rows.nbytes)
 
-    def tidy(self, *, idle: bool = True) -> bool:
+    def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
         """See `PagedCache.tidy`."""
+        if store:
+            self._take_over()
         return self._spill is not None and self._spill.run(idle=idle)
 
     def close(self, timeout_s: float) -> None:
