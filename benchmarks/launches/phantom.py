@@ -59,6 +59,7 @@ class PhantomGPU:
         """Raises RuntimeError without g++: what MLX would fuse on a GPU it tells on a CPU only where it could compile it."""
         if shutil.which("g++") is None:
             raise RuntimeError("launches are counted where there is a C++ compiler called g++, and none was found")
+        self._patches.callback(mx.set_default_device, mx.default_device())
         mx.set_default_device(mx.cpu)  # where there is a GPU: graphs are built and emptied as they are without one
         for owner, name, value in self._replacements():
             self._patches.enter_context(patch.object(owner, name, value))

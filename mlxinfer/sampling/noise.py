@@ -21,9 +21,11 @@ class KeptNoise:
 
     def draw(self, seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
         """`Noise` of drafts, which `take` returns once more."""
+        drawn = _drawn(seeds, positions, size)
         if len(self._kept) + len(seeds) > _MOST:
             self._kept.clear()  # of drafts that nobody verified
-        drawn = _drawn(seeds, positions, size)
+        if len(seeds) > _MOST:
+            return drawn
         self._kept.update({(seed, at, size): drawn[i] for i, (seed, at) in enumerate(zip(seeds, positions, strict=True))})
         return drawn
 

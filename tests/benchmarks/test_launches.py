@@ -18,6 +18,7 @@ from benchmarks.launches.count import lowered
 from benchmarks.launches.graph import Node
 from benchmarks.launches.layout import Laid
 from benchmarks.launches.ledger import Ledger
+from benchmarks.launches.phantom import PhantomGPU
 from benchmarks.launches.primitives import Architecture, Launch
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,16 @@ def test_the_ceilings_are_near_what_there_is(counted) -> None:
     for name, pasts in counted["limits"]["layer"].items():
         for past, limit in pasts.items():
             assert limit["launches"] < counted["now"]["layer"][name][past]["launches"] + 2, "python -m benchmarks.launches.count --lower"
+
+
+@needs_gcc
+def test_afterwards_mlx_computes_where_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[object] = []
+    monkeypatch.setattr(mx, "set_default_device", chosen.append)
+    before = mx.default_device()
+    with PhantomGPU():
+        assert chosen == [mx.cpu]
+    assert chosen == [mx.cpu, before]
 
 
 def test_ceilings_only_come_down() -> None:

@@ -264,3 +264,6 @@ def test_kept_noise_is_what_is_drawn_without_it():
     for at in range(200):
         kept.draw([1], [at], 50)
     assert len(kept._kept) <= 32
+    many = list(range(40)), [5] * 40
+    np.testing.assert_array_equal(np.array(kept.draw(*many, 50)), np.array(sampler.gumbel(sampler.row_keys(*many), 50)))
+    assert len(kept._kept) <= 32
