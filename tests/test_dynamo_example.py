@@ -63,7 +63,7 @@ def request(**more: Any) -> dict[str, Any]:
     return {"token_ids": PROMPT, "model": "tiny", "sampling_options": sampling, "output_options": {}, **more}
 
 
-def test_a_worker(example: dict[str, Any], tmp_path: Path) -> None:
+def test_a_worker(example: dict[str, Any], tmp_path: Path, short_path: Path) -> None:
     path = tiny_directory(tmp_path / "tiny", eos=False, context=256)
     with LLM(path, memory_gb=1) as llm:
         greedy = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].token_ids
@@ -72,7 +72,7 @@ def test_a_worker(example: dict[str, Any], tmp_path: Path) -> None:
 
     async def go() -> None:
         engine, config = await example["MLXInferEngine"].from_args(
-            [str(path), "--memory", "1", "--kv-events", "ipc:///" + str(tmp_path / "kv")]
+            [str(path), "--memory", "1", "--kv-events", "ipc:///" + str(short_path / "kv")]
         )
         assert (config.discovery_backend, config.event_plane, config.served_model_name) == ("file", "zmq", "tiny")
         engine.attach_snapshot_publisher(snapshots := Snapshots())
