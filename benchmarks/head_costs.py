@@ -83,4 +83,6 @@ def main(model: str, head: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m benchmarks.head_costs MODEL HEAD")
+    main(*sys.argv[1:])
