@@ -23,6 +23,7 @@ from .store import LayerStore
 
 if TYPE_CHECKING:
     from .disk.handout import Handout
+    from .disk.layout import CacheLayout
     from .disk.prefetch import PrefixPrefetcher
     from .disk.source import PageSource
 
@@ -91,19 +92,18 @@ class PagedCache:
     def handout(self) -> Handout | None:
         """What gives pages to other machines; None without a prefix cache."""
         from .disk.handout import Handout
-        from .disk.layout import CacheLayout
 
-        entries = CacheLayout(self.pool.groups, self._stores, self._recurrent)
-        return None if self.pool.index is None else Handout(self.pool.index, entries)
+        return None if self.pool.index is None else Handout(self.pool.index, self._as_files())
 
     def _on_disk(self, tier: PageSource) -> PrefixPrefetcher | None:
-        from .disk.layout import CacheLayout
         from .disk.prefetch import PrefixPrefetcher
 
-        if self.pool.index is None:
-            return None
-        entries = CacheLayout(self.pool.groups, self._stores, self._recurrent)
-        return PrefixPrefetcher(self.pool.index, tier, entries, self._reserve)
+        return None if self.pool.index is None else PrefixPrefetcher(self.pool.index, tier, self._as_files(), self._reserve)
+
+    def _as_files(self) -> CacheLayout:
+        from .disk.layout import CacheLayout
+
+        return CacheLayout(self.pool.groups, self._stores, self._recurrent)
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:

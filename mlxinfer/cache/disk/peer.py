@@ -50,15 +50,12 @@ class PeerStorage(PageSource):
     def __init__(self, url: str, api_key: str = "", *, note: Callable[[str], None] | None = None) -> None:
         """`url` is one that `EngineArgs` takes. `note` is called, from any thread, with one line for the user where the machine cannot be
         used."""
-        super().__init__("mlxinfer-prefill-reader")
+        super().__init__("mlxinfer-prefill-reader", note)
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._secure = parts.scheme == "https"
         self._address = parts.hostname or "", parts.port or (443 if self._secure else 80)
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        self._tell = note
-        self._retry_at = 0.0
-        self._told = ""
         self._root = b""
         self._problem: Exception | None = None
         self._asking: set[int] = set()
@@ -165,14 +162,7 @@ class PeerStorage(PageSource):
                 raise TimeoutError(f"it has not answered in {patience_s:.0f} s")
 
     def _fail(self, error: Exception) -> None:
-        with self._lock:
-            note = f"prompts are read here, not at {self.url}: {one_line(error)}"
-            self._retry_at = monotonic() + RETRY_S
-            self.note = note  # last: `off` may look at any moment
-            first, self._told = note != self._told, note
-            self._lock.notify_all()
-        if first and self._tell and not self._closed:
-            self._tell(note)
+        self._turn_off(f"prompts are read here, not at {self.url}: {one_line(error)}", RETRY_S)
 
 
 def _told(body: bytes) -> str:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
@@ -64,9 +65,13 @@ class Arrival:
 class PageSource:
     """What `PrefixPrefetcher` reads from: `DiskStorage`, or `peer.PeerStorage`."""
 
-    def __init__(self, reader: str) -> None:
-        """`reader` is the name of the thread that reads."""
+    def __init__(self, reader: str, note: Callable[[str], None] | None = None) -> None:
+        """`reader` is the name of the thread that reads. `note` is called, from any thread, with one line for the user where the source
+        turns itself off."""
         self.note = ""
+        self._tell = note
+        self._told = ""
+        self._retry_at = 0.0
         self._lock = threading.Condition()
         self._present: dict[bytes, set[Name]] = {}
         self._behind: dict[bytes, dict[str, set[Name]]] = {}
@@ -147,6 +152,16 @@ class PageSource:
             self._lock.notify_all()
         self._reader.close(0)
         return True
+
+    def _turn_off(self, note: str, retry_s: float) -> None:
+        """For so many seconds. A note that was told is not told again."""
+        with self._lock:
+            self._retry_at = monotonic() + retry_s
+            self.note = note  # last: `off` may look at any moment
+            first, self._told = note != self._told, note
+            self._lock.notify_all()
+        if first and self._tell and not self._closed:
+            self._tell(note)
 
     def _fill(self, entries: Sequence[Entry], data: np.ndarray) -> int:
         """Read entries, one after another, into the rows of `data`. Returns how many there were."""

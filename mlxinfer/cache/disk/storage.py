@@ -31,14 +31,11 @@ class DiskStorage(PageSource):
 
     def __init__(self, directory: Path, limit: int, *, note: Callable[[str], None] | None = None) -> None:
         """`note` is called, from any thread, with one line for the user if the storage has to be turned off."""
-        super().__init__("mlxinfer-prefix-reader")
-        self._tell = note
+        super().__init__("mlxinfer-prefix-reader", note)
         self._folder = PageDir(directory, limit)
         self._looked_up: set[bytes] = set()
         self._writing = 0
         self._abandoned = False
-        self._retry_at = 0.0
-        self._told = ""
         self._writer = Worker("mlxinfer-prefix-writer", nice=_LOWER)
         self._writer.add(lambda: self._do(self._folder.prepare))
 
@@ -134,13 +131,8 @@ class DiskStorage(PageSource):
         try:
             return work()
         except OSError as error:
+            self._turn_off(self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}", RETRY_S)
             with self._lock:
-                self.note = self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}"
-                self._retry_at = monotonic() + RETRY_S
-                first, self._told = self.note != self._told, self.note
                 if self._events:
                     self._events.all_removed()
-                self._lock.notify_all()
-            if first and self._tell and not self._closed:
-                self._tell(self.note)
             return None
