@@ -51,9 +51,9 @@ def device_memory() -> DeviceMemory:
     info = mx.device_info()
     buffers = info.get("resource_limit")
     limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
-    recommended = info.get("max_recommended_working_set_size")
     if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has memory of its own
         return DeviceMemory(own, own * 4 // 5, "GPU memory", limit)
+    recommended = info.get("max_recommended_working_set_size")
     if not isinstance(recommended, int) or recommended <= 0:
         return DeviceMemory(total, total * 4 // 5, source, limit)
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)

@@ -111,7 +111,8 @@ class PendingStep:
     def wait(self) -> None:
         """Until all of a step that fills pages is computed. Returns at once for any other, and the second time."""
         arrays, self._awaited = self._awaited, []
-        mx.eval(arrays)
+        if arrays:
+            mx.eval(arrays)
 
     def _arrays(self) -> list[mx.array]:
         """All that it leaves behind."""

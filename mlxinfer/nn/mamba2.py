@@ -130,7 +130,7 @@ class Mamba2:
         if self.norm is None:
             y = gated_by_silu(y, gate)
         elif self.norm_first:
-            y = gated_by_silu(_times(self._normed(y), self.norm), gate)
+            y = gated_by_silu(self._normed(y) * self.norm, gate)
         else:
             y = _weighted(self._normed(_gated(y, gate)), self.norm)
         return self.output(y.astype(x.dtype), onto=onto)
@@ -221,11 +221,6 @@ def _sum_of_product(y: mx.array, x: mx.array, factor: mx.array) -> mx.array:
 @fused
 def _gated(y: mx.array, gate: mx.array) -> mx.array:
     return y * silu(gate.astype(mx.float32))
-
-
-@fused
-def _times(y: mx.array, weight: mx.array) -> mx.array:
-    return y * weight
 
 
 @fused
