@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdapterError
-from ..loading.files import read_json
+from ..loading.files import add_bytes, read_json
 from ..loading.gguf.reader import GGUFFile
 from ..loading.safetensors import SafetensorsFile
 from ..models.vlm_text import TEXT_MODELS, text_config
@@ -19,8 +19,6 @@ from .mlx_lm import mlx_lm_updates
 from .peft import WEIGHTS as PEFT_WEIGHTS
 from .peft import peft_updates
 from .update import CONFIG, Adapter, Update
-
-_PIECE = 1 << 22
 
 
 def open_adapter(name: str, path: str | Path, config: Mapping[str, Any]) -> Adapter:
@@ -84,7 +82,5 @@ def _by_key(path: Path, found: Iterable[Update]) -> dict[str, Update]:
 
 def _digest(weights: Path, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode() + b"\0")
-    with weights.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+    add_bytes(digest, weights)
     return digest.hexdigest()

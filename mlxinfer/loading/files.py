@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointError
 
 _FLOAT_TAG = "__float__"
+_PIECE = 8 << 20
 _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
@@ -38,6 +40,13 @@ def file_stamp(path: Path) -> list[str | int]:
     restored. Raises OSError."""
     found = path.stat()
     return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def add_bytes(digest: hashlib._Hash, path: Path) -> None:
+    """Have a digest take all bytes of a file. Raises OSError."""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
 
 
 def to_json(value: dict[str, Any]) -> str:

@@ -14,13 +14,12 @@ import mlx.core as mx
 from .. import kernels_cpu
 from .._version import __version__
 from ..errors import ModelNotFoundError
-from .files import file_stamp
+from .files import add_bytes, file_stamp
 from .gguf.files import part_paths
 from .resolve import cache_dir
 
 _SUFFIXES = (".safetensors", ".json", ".gguf")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_PIECE = 8 << 20
 
 
 def fingerprint(path: Path, *settings: object) -> str:
@@ -55,9 +54,7 @@ def content_digest(path: Path) -> str:
         if _SHA256.fullmatch(found := known.read_text(encoding="ascii")):
             return found
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+    add_bytes(digest, path)
     with suppress(OSError):
         known.parent.mkdir(parents=True, exist_ok=True)
         known.write_text(digest.hexdigest(), encoding="ascii")
