@@ -130,6 +130,7 @@ def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch
     assert "\n" not in lines[0]
 
 
+@pytest.mark.emulator
 def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
     odd, many = AttentionSpec(2, 44, 44, query_heads=4), AttentionSpec(1, 64, 64, query_heads=17)
     lines = fallback_lines([odd, many], KVFormat(4, 4), mx.float32)
