@@ -23,6 +23,8 @@ from mlxinfer.types import SamplingParams
 NAMES = "abcde"
 TOKENS = 6
 ROOM_FOR_TWO = 48_000_000
+THREADS = 2
+"""How many more the pools, whose threads are used again, may start after the first round."""
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +144,15 @@ def traffic(kept: Kept, over: threading.Event) -> int:
 def test_models_come_and_go_without_a_trace(paths: dict[str, Path]) -> None:
     before = mx.get_active_memory()
     found, kept = cycles(paths, 3, 4)
-    assert {(each.files, each.threads) for each in found[1:]} == {(found[-1].files, found[-1].threads)}
+    assert len({each.files for each in found[1:]}) == 1, found
+    assert max(each.threads for each in found) - found[0].threads <= THREADS, found
     assert abs(mx.get_active_memory() - before) < 2500
     assert kept.watch.most_planned <= ROOM_FOR_TWO
 
 
 @pytest.mark.slow
 def test_five_hundred_times(paths: dict[str, Path]) -> None:
-    """Threads of pools, which are used again, may become two more at first."""
     found, _ = cycles(paths, 10, 50)
     assert {each.files for each in found[1:]} == {found[1].files}, found
-    assert max(each.threads for each in found) - found[0].threads <= 2, found
+    assert max(each.threads for each in found) - found[0].threads <= THREADS, found
     assert found[-1].memory - found[1].memory < 0.02 * found[1].memory, found

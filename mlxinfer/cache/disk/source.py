@@ -154,10 +154,10 @@ class PageSource:
         return True
 
     def _turn_off(self, note: str, retry_s: float) -> None:
-        """For so many seconds. A note that was told is not told again."""
+        """For so many seconds. Where it is off already, the first reason stays. A note that was told is not told again."""
         with self._lock:
             self._retry_at = monotonic() + retry_s
-            self.note = note  # last: `off` may look at any moment
+            self.note = note = self.note or note  # last: `off` may look at any moment
             first, self._told = note != self._told, note
             self._lock.notify_all()
         if first and self._tell and not self._closed:

@@ -131,7 +131,7 @@ class DiskStorage(PageSource):
         try:
             return work()
         except OSError as error:
-            self._turn_off(self.note or f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}", RETRY_S)
+            self._turn_off(f"the prefix cache on disk is off: {self._folder.directory}: {error.strerror or error}", RETRY_S)
             with self._lock:
                 if self._events:
                     self._events.all_removed()

@@ -30,10 +30,22 @@ class Watched(PageSource):
 def test_whoever_sees_the_note_sees_when_to_try_again() -> None:
     source = Watched()
     source._turn_off("it is off", 60.0)
-    source._turn_off("it is off", 60.0)
-    source._turn_off("it is off again", 60.0)
     assert min(source.left) > 30
-    assert source.lines == ["it is off", "it is off again"]
     source.close()
+
+
+def test_the_first_reason_stays_and_each_is_told_once() -> None:
+    source = Watched()
+    source._turn_off("no such file", 60.0)
+    source._turn_off("not a directory", 60.0)  # of the other thread, which was at work too
+    assert (source.note, source.lines) == ("no such file", ["no such file"])
+    source.note = ""  # it is tried again
+    source._turn_off("no such file", 60.0)
+    assert source.lines == ["no such file"]
+    source.note = ""
+    source._turn_off("not a directory", 60.0)
+    assert source.lines == ["no such file", "not a directory"]
+    source.close()
+    source.note = ""
     source._turn_off("closed", 60.0)
-    assert source.lines[-1] == "it is off again"
+    assert source.lines[-1] == "not a directory"
