@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -14,8 +15,6 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.loading.memory_budget import BUDGET
@@ -23,6 +22,7 @@ from mlxinfer.server.keeping.keeper import Keeper
 from mlxinfer.server.keeping.room import Room
 from mlxinfer.server.keeping.slot import FOR_EVER, Slot
 from mlxinfer.server.models import Registry
+from support.active_memory import active_memory
 from support.hostile_cases import request
 from support.live_server import LiveServer, Served, live_registry
 from support.tiny_directory import tiny_directory
@@ -61,7 +61,8 @@ class WatchedRoom(Room):
     def __init__(self, limit: int, watch: Watch) -> None:
         super().__init__(limit)
         self._watch = watch
-        self._active = mx.get_active_memory()
+        gc.collect()  # what earlier tests left may go at any moment
+        self._active = active_memory()
         watch.before = BUDGET.planned
 
     async def returned(self, slot: Slot) -> None:
@@ -69,7 +70,7 @@ class WatchedRoom(Room):
         self._watch.planned()
         self._watch.events.append(("back", slot.name))
         if not self.planned:
-            self._watch.left_over.append(mx.get_active_memory() - self._active)
+            self._watch.left_over.append(active_memory() - self._active)
 
 
 @dataclass
