@@ -22,7 +22,7 @@ from mlxinfer.types import SamplingParams
 
 NAMES = "abcde"
 TOKENS = 6
-ROOM_FOR_TWO = 48_000_000
+ROOM_FOR_TWO = 52_000_000
 THREADS = 2
 """How many more the pools, whose threads are used again, may start after the first round."""
 
@@ -115,10 +115,12 @@ def cycles(paths: dict[str, Path], rounds: int, count: int) -> tuple[list[Trace]
             with ThreadPoolExecutor(1) as pool:
                 over = threading.Event()
                 busy = pool.submit(traffic, kept, over)
-                kept.until(lambda: kept.slots["c"].state == "ready")
-                for number in range(count):
-                    assert kept.ask("ab"[number % 2], "/api/generate", **LAST_ANSWER)[0] == 200
-                over.set()
+                try:
+                    kept.until(lambda: kept.slots["c"].state == "ready")
+                    for number in range(count):
+                        assert kept.ask("ab"[number % 2], "/api/generate", **LAST_ANSWER)[0] == 200
+                finally:
+                    over.set()
                 assert busy.result()
             kept.until(lambda: all(kept.slots[name].state == "listed" for name in "ab"))
             kept.until(lambda: not kept.live.server.server_state.connections)
