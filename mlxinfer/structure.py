@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Union
 
@@ -19,14 +19,15 @@ class Schema:
     """JSON that matches a JSON Schema. Raises `SamplingError` for what is no schema; what cannot be held is found out with the request."""
 
     schema: Any = field(compare=False)
-    """A dict, a pydantic model or type adapter, or the schema's JSON text. Read back as a dict, or a bool."""
+    """A dict, a pydantic model or type adapter, or the schema's JSON text. Read back as a dict, or a bool. Objects of a pydantic model have
+    the fields that it names only, unless it has `extra="allow"`."""
     text: str = field(init=False, repr=False)
     """The same as JSON text: equal schemas have equal texts."""
 
     def __post_init__(self) -> None:
-        schema = _plain_schema(self.schema)
-        object.__setattr__(self, "schema", schema)
         try:
+            schema = _plain_schema(self.schema)
+            object.__setattr__(self, "schema", schema)
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise SamplingError(f"structure: the schema is not JSON: {error}") from None
@@ -76,7 +77,7 @@ Structure = Union[Schema, Regex, Choice, Lark]
 def _plain_schema(given: Any) -> dict[str, Any] | bool:
     for method in ("model_json_schema", "json_schema"):  # a pydantic model, a pydantic.TypeAdapter
         if callable(getattr(given, method, None)):
-            given = getattr(given, method)()
+            given = closed(getattr(given, method)())
             break
     if isinstance(given, str):
         try:
@@ -88,6 +89,52 @@ def _plain_schema(given: Any) -> dict[str, Any] | bool:
     if not isinstance(given, Mapping):
         raise SamplingError(f"structure: a schema is a dict, a pydantic model or JSON text, not a {type(given).__name__}")
     return dict(given)
+
+
+_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_JOINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
+"""What may allow properties that the schema itself does not name."""
+_SAID = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+
+
+def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
+    """The schemas that a JSON Schema is made of directly: keyword, name or number below it if there are several, and the schema."""
+    for key in _ONE:
+        if isinstance(schema.get(key), Mapping):
+            yield key, None, schema[key]
+    for key in _MANY:
+        if isinstance(schema.get(key), list):
+            yield from ((key, number, part) for number, part in enumerate(schema[key]))
+    for key in _NAMED:
+        if isinstance(schema.get(key), Mapping):
+            yield from ((key, name, part) for name, part in schema[key].items())
+
+
+def with_parts(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A JSON Schema with each of its `parts` changed: `change(keyword, part)`."""
+    made = dict(schema)
+    for key in {key for key, *_ in parts(schema)}:
+        below = schema[key]
+        if isinstance(below, list):
+            made[key] = [change(key, part) for part in below]
+        elif key in _NAMED:
+            made[key] = {name: change(key, part) for name, part in below.items()}
+        else:
+            made[key] = change(key, below)
+    return made
+
+
+def closed(schema: Any) -> Any:
+    """A JSON Schema whose objects have the properties that it names only, unless it says otherwise, or joins several schemas there."""
+    if not isinstance(schema, Mapping):
+        return schema
+    joined = _JOINED if "properties" in schema else _JOINED - {"anyOf", "oneOf"}
+    made = with_parts(schema, lambda key, part: part if key in joined else closed(part))
+    if "properties" in made and not made.keys() & (_SAID | _JOINED):
+        made["additionalProperties"] = False
+    return made
 
 
 def _within_size(kind: str, text: object) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union
 from pydantic import Discriminator, Field, Tag
 
 from ..errors import SamplingError
-from ..structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure
+from ..structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure, closed
 from .errors import APIError, invalid, of_error
 from .validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
 
@@ -78,18 +78,22 @@ class StructuredOutputs(StrictModel):
     structural_tag: Annotated[Any, Unsupported()] = None
     whitespace_pattern: Annotated[Any, Unsupported()] = None
     disable_any_whitespace: Annotated[Any, Unsupported(False)] = None
-    disable_additional_properties: Annotated[Any, Unsupported(False)] = None
+    disable_additional_properties: bool | None = None
 
     def structure(self, field: str) -> Structure | None:
         """Raises `APIError`."""
         kinds: dict[str, tuple[Any, Callable[[Any], Structure]]] = {
-            "json": (self.json_, Schema),
+            "json": (self.json_, _closed_schema if self.disable_additional_properties else Schema),
             "regex": (self.regex, Regex),
             "choice": (self.choice, Choice),
             "grammar": (self.grammar, Lark),
         }
         given = {f"{field}.{name}": made(f"{field}.{name}", value, kind) for name, (value, kind) in kinds.items() if value is not None}
         return only_one(given | ({f"{field}.json_object": JSON_OBJECT} if self.json_object else {}))
+
+
+def _closed_schema(value: Any) -> Schema:
+    return Schema(closed(Schema(value).schema))
 
 
 def only_one(given: Mapping[str, Structure | None]) -> Structure | None:

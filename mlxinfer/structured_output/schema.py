@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any
 
+from ..structure import parts, with_parts
 from .schema_limits import check_limits
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
@@ -15,10 +16,6 @@ _DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 _DECIMAL_PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)$"
 _OPTIONS = "x-guidance"
 """llguidance reads its own options from this key of a schema; a client's schema does not get to set them."""
-
-_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 MAX_DEPTH = 120
 """Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
@@ -46,16 +43,7 @@ def _plain(schema: Any, depth: int) -> Any:
         plain["pattern"] = _DECIMAL_PLAIN
     if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
         del plain["propertyNames"]
-    for key in _ONE:
-        if isinstance(plain.get(key), Mapping):
-            plain[key] = _plain(plain[key], depth + 1)
-    for key in _MANY:
-        if isinstance(plain.get(key), list):
-            plain[key] = [_plain(each, depth + 1) for each in plain[key]]
-    for key in _NAMED:
-        if isinstance(plain.get(key), Mapping):
-            plain[key] = {name: _plain(each, depth + 1) for name, each in plain[key].items()}
-    return plain
+    return with_parts(plain, lambda _, part: _plain(part, depth + 1))
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:
@@ -68,25 +56,11 @@ def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = 
     node, found = schema, True
     while found:
         found = False
-        for name, child in _children(node):
+        for key, below, child in parts(node) if isinstance(node, Mapping) else ():
             if thread_time() > end:
                 return ".".join(path)
             if isinstance(child, Mapping) and fault_of({**shared, **child}) == fault:
-                path.append(name)
+                path.append(key if below is None else f"{key}[{below}]" if isinstance(below, int) else f"{key}.{below}")
                 node, found = child, True
                 break
     return ".".join(path)
-
-
-def _children(schema: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(schema, Mapping):
-        return
-    for key in _ONE:
-        if isinstance(schema.get(key), Mapping):
-            yield key, schema[key]
-    for key in _MANY:
-        if isinstance(schema.get(key), list):
-            yield from ((f"{key}[{number}]", each) for number, each in enumerate(schema[key]))
-    for key in _NAMED:
-        if isinstance(schema.get(key), Mapping):
-            yield from ((f"{key}.{name}", each) for name, each in schema[key].items())

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxinfer.errors import SamplingError
-from mlxinfer.structure import MAX_GRAMMAR_BYTES, Choice, Lark, Regex, Schema
+from mlxinfer.structure import MAX_GRAMMAR_BYTES, Choice, Lark, Regex, Schema, closed
 from mlxinfer.structured_output.schema import MAX_DEPTH, fault_path, normalized
+
+CLOSED = {"additionalProperties": False}
 
 
 def test_formats_that_are_annotations_are_dropped_wherever_a_schema_stands():
@@ -104,6 +106,46 @@ def test_a_pydantic_model_is_its_schema():
 
     assert Schema(City).schema["properties"]["name"] == {"title": "Name", "type": "string"}
     assert Schema(pydantic.TypeAdapter(list[int])).schema == {"type": "array", "items": {"type": "integer"}}
+
+
+def test_a_pydantic_model_has_its_own_fields_only():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Street(pydantic.BaseModel):
+        properties: dict[str, int]
+
+    class Free(pydantic.BaseModel, extra="allow"):
+        name: str
+
+    class City(pydantic.BaseModel):
+        streets: list[Street]
+        other: Free | None
+
+    held = Schema(City).schema
+    assert held["additionalProperties"] is False
+    assert held["$defs"]["Street"]["additionalProperties"] is False
+    assert held["$defs"]["Street"]["properties"]["properties"]["additionalProperties"] == {"type": "integer"}
+    assert held["$defs"]["Free"]["additionalProperties"] is True
+    assert "additionalProperties" not in Schema({"properties": {"a": {}}}).schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"properties": {"a": {"const": {"properties": {}}}}}, {"properties": {"a": {"const": {"properties": {}}}}, **CLOSED}),
+        ({"anyOf": [{"properties": {}}, True]}, {"anyOf": [{"properties": {}, **CLOSED}, True]}),
+        ({"properties": {}, "anyOf": [{"properties": {"b": True}}]}, None),
+        ({"allOf": [{"properties": {}}, {"properties": {}}]}, None),
+        ({"properties": {}, "patternProperties": {"^x": {}}}, None),
+        (
+            {"properties": {}, "additionalProperties": {"properties": {}}},
+            {"properties": {}, "additionalProperties": {"properties": {}, **CLOSED}},
+        ),
+        (True, None),
+    ],
+)
+def test_objects_are_closed_where_nothing_else_may_add_to_them(schema, expected):
+    assert closed(schema) == (schema if expected is None else expected)
 
 
 @pytest.mark.parametrize(("divisor", "held"), [(10_000, True), (0.01, True), (10_001, False), (2**31, False), (1.00001, False)])
