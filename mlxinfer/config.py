@@ -43,7 +43,7 @@ class Setting:
     metavar: str = ""
     """The option's value in the help text, where its type does not tell."""
     command: str = "all"
-    """Commands that have the option: "all", or "answering" for those that answer requests (`bench` does not)."""
+    """Commands that have the option: "all", or "answering" for those that answer requests (`bench` does not), "serving" for `serve`."""
     least: float | None = None
     """Smallest value."""
     most: float | None = None
@@ -186,7 +186,7 @@ class EngineArgs:
         ),
     )
     kv_producer: bool = field(
-        default=False, metadata=about("Hand out keys and values of prompts to servers with --prefill-from", command="answering")
+        default=False, metadata=about("Hand out keys and values of prompts to servers with --prefill-from", command="serving")
     )
     max_waiting: int = field(
         default=1024, metadata=about("Requests that may wait; more are refused", unit="requests", least=1, command="answering")

@@ -161,6 +161,11 @@ def engine_options(command: Command) -> Command:
     return _all([option for commands, option in _ENGINE.values() if commands == "answering"], command)
 
 
+def serving_options(command: Command) -> Command:
+    """The settings that only a server has, `engine_options` among them."""
+    return _all([option for commands, option in _ENGINE.values() if commands in ("answering", "serving")], command)
+
+
 def sampling_options(command: Command) -> Command:
     """The fields of `SamplingParams`; None or empty where not given."""
     return _all(_SAMPLING, command)

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from .console import tell
-from .options import complete_model, engine_options, model_options, split
+from .options import complete_model, model_options, serving_options, split
 
 if TYPE_CHECKING:
     from ..server.serve import Models
@@ -72,7 +72,7 @@ ADAPTER_ROOM_GB = 0.25
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
-@engine_options
+@serving_options
 def serve(
     models: tuple[str, ...],
     install: bool,

@@ -39,10 +39,12 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @contextmanager
-def producer(path: Path, *, kv_producer: bool = True, kv: str = "16", **settings: Any) -> Iterator[str]:
+def producer(path: Path, *, kv_producer: bool = True, kv: str = "16", context: int = 1024, **settings: Any) -> Iterator[str]:
     """The URL of a server that has a copy of the model."""
     copy = Path(shutil.copytree(path, path.parent / "copy", dirs_exist_ok=True))
-    with live_server({"tiny": lambda: AsyncLLM(copy, kv_producer=kv_producer, kv=kv, **SETTINGS)}, **settings) as server:
+    with live_server(
+        {"tiny": lambda: AsyncLLM(copy, kv_producer=kv_producer, kv=kv, **SETTINGS | {"max_context": context})}, **settings
+    ) as server:
         yield server.url
 
 
@@ -80,6 +82,16 @@ def test_what_is_moved_is_little_more_than_it_must_be(tmp_path: Path) -> None:
         llm.generate([*PROMPT, 5], GREEDY)
         llm.generate(PROMPT[::-1][:200], GREEDY)  # too short to ask anybody
         assert source(llm).received_bytes == moved
+
+
+def test_a_prompt_that_is_too_long_there_is_read_here(tmp_path: Path) -> None:
+    """The next one is read there all the same."""
+    path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
+    with producer(path, context=500) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
+        assert list(llm.generate(PROMPT, GREEDY)[0].token_ids) == alone(path)
+        assert (source(llm).note, llm.stats().reused_tokens) == ("", 0)
+        llm.generate(PROMPT[1:400], GREEDY)
+        assert llm.stats().reused_tokens == 398
 
 
 class Liar(BaseHTTPRequestHandler):

@@ -44,6 +44,10 @@ _FAULTS = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionErr
 """What comes of any answer: the last of JSON that is nested without end."""
 
 
+class _RefusedError(Exception):
+    """The other machine does not take this request."""
+
+
 class PeerStorage(PageSource):
     """The prefix cache of the server at a URL."""
 
@@ -102,6 +106,8 @@ class PeerStorage(PageSource):
                 self._present.setdefault(root, set()).update(names)
                 for name in names:
                     self._behind.setdefault(root, {}).setdefault(name.parent, set()).add(name)
+        except _RefusedError:
+            pass  # this prompt only: it may be longer than the other machine's context
         except _FAULTS as error:
             self._fail(error)
         finally:
@@ -152,6 +158,8 @@ class PeerStorage(PageSource):
         try:
             connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
             answer = connection.getresponse()
+            if answer.status == 400:
+                raise _RefusedError
             if answer.status != 200:
                 raise ConnectionError(f"it answers {answer.status}: {_told(answer.read(_ERROR_BYTES))}")
             yield answer
