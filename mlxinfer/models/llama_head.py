@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DraftError
+from ..kernels_cpu import can_run_blocks
 from ..nn.activations import gated
 from ..nn.attention import Attention, load_output, load_qkv
 from ..nn.weights import Weights
@@ -40,7 +41,7 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
 
     def load(weights: Weights, places: Places) -> Head:
         name = "mtp.layers.0"
-        qkv = load_qkv(weights, f"{name}.self_attn", sizes.heads)
+        qkv = load_qkv(weights, f"{name}.self_attn", sizes.heads, queries_apart=can_run_blocks())
         output = load_output(weights, f"{name}.self_attn", sizes.heads)
         attention = Attention(places.own_attention, sizes.heads, qkv, output, rope=rope)
         block = pre_norm(weights, name, sizes, attention, gated_mlp(weights, name, sizes, gate), rope=_ROPE)

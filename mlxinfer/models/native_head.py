@@ -80,8 +80,18 @@ def _joined(head: Head, dtype: mx.Dtype) -> Parts:
 
 
 def _append(head: Head, parts: Parts) -> None:
-    block = head.blocks[0]
-    if type(head.first) is not Attention:
+    """Instructions that append keys and values. The operation attends with what it appends, and nobody reads the answers: the keys, of
+    which there are fewest, serve as queries."""
+    attention, block = head.first, head.blocks[0]
+    rope = getattr(block, "rope", None)
+    if type(attention) is not Attention or (attention.rotates and rope is None):
         raise NotNative
-    queries, keys, values = parts.split(head.first.qkv, parts.program.stream, "projected", norm=block.norms.before_mixer)
-    parts.attend(head.first, queries, keys, values, getattr(block, "rope", None))
+    program, qkv = parts.program, attention.qkv
+    wanted = qkv if qkv.splits[0] else qkv.after_first()
+    *_, keys, values = parts.split(wanted, program.stream, "projected", norm=block.norms.before_mixer)
+    norm = parts.norm(attention.k_norm)
+    if attention.wide_norms and norm is not None:
+        program.norm(keys, norm, to=keys)
+        norm = None
+    parts.fills(attention.layer, rope if attention.rotates else None)
+    program.attend(keys, keys, values, values.count, step=attention.heads.dim, key_norm=norm, scale=attention.params.scale)

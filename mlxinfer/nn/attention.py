@@ -35,13 +35,17 @@ class Heads:
         return [self.count * self.dim, self.kv * self.dim, self.kv * self.dim]
 
 
-def load_qkv(weights: Weights, name: str, heads: Heads, *, bias: bool = False, interleaved: int = 0) -> JoinedLinear:
+def load_qkv(
+    weights: Weights, name: str, heads: Heads, *, bias: bool = False, interleaved: int = 0, queries_apart: bool = False
+) -> JoinedLinear:
     """Load `q_proj`, `k_proj` and `v_proj`, joined. `interleaved`: so many channels of a head rotate in neighbouring pairs; see
-    `paired_by_halves`."""
+    `paired_by_halves`. `queries_apart`: keys and values are a product of their own, for who needs no queries."""
     names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
     parts = [Linear.load(weights, part, size, heads.hidden, bias=bias) for part, size in zip(names, heads.sizes, strict=True)]
     if interleaved:
         parts[:2] = [paired_by_halves(part, heads.dim, 0, interleaved) for part in parts[:2]]
+    if queries_apart:
+        return JoinedLinear.apart([JoinedLinear(parts[:1], heads.sizes[:1]), JoinedLinear(parts[1:], heads.sizes[1:])])
     return JoinedLinear(parts, heads.sizes)
 
 

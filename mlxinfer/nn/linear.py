@@ -115,6 +115,20 @@ class JoinedLinear:
         joined.splits = [list(accumulate(sizes))[:-1]]
         return joined
 
+    @classmethod
+    def apart(cls, parts: Sequence[JoinedLinear]) -> JoinedLinear:
+        """These one after another, each with products of its own."""
+        joined = cls([], [])
+        joined.linears = [linear for part in parts for linear in part.linears]
+        joined.splits = [splits for part in parts for splits in part.splits]
+        return joined
+
+    def after_first(self) -> JoinedLinear:
+        """The projections that the first product does not compute."""
+        rest = JoinedLinear([], [])
+        rest.linears, rest.splits = self.linears[1:], self.splits[1:]
+        return rest
+
     def __call__(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         outputs: list[mx.array] = []
         for y, splits in zip(self.runs(x, *chosen, norm=norm), self.splits, strict=True):

@@ -128,12 +128,14 @@ class DraftModel:
         return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
 
     def catch_up(self, sequences: Many[Sequence]) -> None:
-        """Compute what is missing of these, all but the last token, as much as fits in a step."""
+        """Compute what is missing of those of these that answer, all but the last token, as much as fits in a step."""
         segments: list[Segment] = []
         tokens: list[int] = []
         growth: list[PageDemand] = []
         self._seal()
         for s in sequences:
+            if s.slot is None or not s.remaining or s.is_only_read:
+                continue
             end = min(len(s.tokens) - 1, self.model.max_context)
             place = self._places.get(s) or self._open(s)
             behind = end - place.computed

@@ -23,7 +23,7 @@ class TokenDrafter(Protocol):
         ...
 
     def catch_up(self, sequences: Many[Sequence]) -> None:
-        """Compute what is missing of these, if it has a past of its own."""
+        """Compute what is missing of those of these that answer, if it has a past of its own."""
         ...
 
     def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:

@@ -28,6 +28,8 @@ _HICCUP = 2.0
 """What a step has lost counts as if it had taken at most this many times as long as expected: the machine was busy with something else."""
 _PATIENCE = 32
 """Steps without the draft model after which it is tried again."""
+_REST = 8
+"""Steps for which a draft model that promised nothing is not asked about again: that it is not costs as little as possible."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class GainAccount:
     """What speculation has saved and lost. It may lose a small part of all time, and a step or so at the start: where it does not pay it is
     tried ever more rarely."""
 
-    share: float = 0.02
+    share: float = 0.01
     """The part of all time that it may lose."""
     elapsed: float = 0.0
     """Seconds that all steps would have taken without it."""
@@ -64,7 +66,8 @@ class GainAccount:
 class _Past:
     """What is known of one sequence."""
 
-    index: NgramIndex
+    index: NgramIndex | None
+    """None where n-grams are switched off."""
     acceptance: Acceptance
     """How the draft model fares."""
     matches: MatchStats = field(default_factory=MatchStats)
@@ -103,14 +106,19 @@ class Proposer:
         self._waits = False
         self._waited = 0.0
         self._quiet, self._patience = 0, _PATIENCE
+        self._rest = 0
+        """Steps for which the draft model is not asked about; below 0: none."""
 
     def wants_tokens(self, running: Iterable[Sequence]) -> bool:
         """Whether the pending step should be collected before the next one is scheduled: drafts are likely to follow its tokens. Only
         tokens that were read already are looked at, so that sequences which never repeat themselves run as fast as without drafts."""
-        if not self.max_draft:
+        self._rest -= 1
+        if not self.max_draft or (self._rest >= 0 and not self.ngrams):
             return False
         plans, rows = self._plans(running, ahead=True)
         self._waits = bool(plans) and self.account.open and (self._due(plans) or self._promises(plans, rows))
+        if plans and not self._waits and self._rest < 0 and all(plan.sequence.constraint is None for plan in plans):
+            self._rest = _REST
         return self._waits
 
     def _promises(self, plans: list[_Plan], rows: int) -> bool:
@@ -128,7 +136,7 @@ class Proposer:
             self._waits, self._waited = False, perf_counter()
         ready = [s for s in running if s.awaited_token is None]
         if self.draft and self.account.open:
-            self.draft.catch_up([s for s in running if s.slot is not None and s.remaining and not s.is_only_read])
+            self.draft.catch_up(running)
         if not ready:
             return
         for s in ready:
@@ -174,7 +182,7 @@ class Proposer:
                 modelled.append((s, count))
             elif count and plan.expected:
                 s.propose(plan.expected[:count])
-            elif count and plan.past:
+            elif count and plan.past and plan.past.index:
                 s.propose(_allowed(s, plan.past.index.continuation(count)))
         if modelled and self.draft:
             self.draft.propose(modelled)
@@ -201,6 +209,7 @@ class Proposer:
         if self.draft:
             self.draft.verified(s, accepted)
         self._acceptance.learn(output.drafted, accepted)
+        self._rest = 0
         if s in self._pasts:
             self._pasts[s].acceptance.learn(output.drafted, accepted)
         return output.drafted
@@ -218,7 +227,7 @@ class Proposer:
                 continue
             past = self._follow(s)
             expected, chances = _expected(s, ahead)
-            candidate = self._candidate(s, past, ahead) if past is not None and (past.index.run or self.draft) else None
+            candidate = self._candidate(s, past, ahead) if past is not None and (self.draft or (past.index and past.index.run)) else None
             if expected and sum(chances) >= (sum(candidate.chances) if candidate else 0.0):
                 room = self._room(s)
                 candidate = Candidate(chances[:room]) if room else None
@@ -233,10 +242,10 @@ class Proposer:
         if not room:
             return None
         found: list[float] = []
-        if self.ngrams and past.index.run:
+        if past.index is not None and past.index.run:
             # The first predicted token may be the pending one. It is not a draft, but the drafts after it only help if it comes true.
             found = past.matches.chances(past.index.run, room + ahead)[int(ahead) :]
-        if self.draft:
+        if self.draft and not (ahead and self._rest >= 0):
             can = min(room, self.draft.room(s) - ahead)
             modelled = past.acceptance.chances(can) or [0.0] * min(can, 1)
             if modelled and sum(modelled) >= sum(found):
@@ -249,8 +258,11 @@ class Proposer:
         if past is None:
             if len(s.tokens) <= len(s.prompt) or s.is_only_read or s.samples_to_fork or self._rope.token_by_token(s):
                 return None
-            past = self._pasts[s] = _Past(NgramIndex(s.tokens, s.max_length), self._acceptance.copy())
+            index = NgramIndex(s.tokens, s.max_length) if self.ngrams else None
+            past = self._pasts[s] = _Past(index, self._acceptance.copy())
         index = past.index
+        if index is None:
+            return past
         missing = len(s.tokens) - index.known
         if missing > self.max_draft + 2:
             index.extend(_AT_ONCE)
