@@ -40,6 +40,17 @@ def test_the_table_pairs_results_of_one_size() -> None:
     assert text.index("3.50") < text.index("4.50") < text.index("4.52")
 
 
+def test_results_of_others_have_ours_of_their_size_beside_them() -> None:
+    ours = [_result(f"mlxinfer fit: {bits} bits", bits + 0.5, [kl, kl]) for bits, kl in ((3, 0.4), (4, 0.1), (5, 0.02))]
+    few = [_result(f"mlxinfer gptq: {bits} bits, 8,192 tokens", bits + 0.5, [kl, kl]) for bits, kl in ((3, 0.3), (4, 0.2))]
+    best = _result("mlxinfer gptq: 4 bits", 4.5, [0.01, 0.01])
+    others = [_result(way, 4.0, [0.5, 0.6]) for way in ("mx.quantize: 4 bits", "llama.cpp, imatrix: Q3_K, 8,192 tokens")]
+    lines = table([*ours, *few, best, *others]).splitlines()
+    assert [line.split(" | ")[-1] for line in lines if "mx.quantize" in line] == ["0.200, 0.055 |"]
+    assert [line.split(" | ")[-1] for line in lines if "llama.cpp" in line and "Q3_K" in line] == ["0.200, 0.245 |"]
+    assert all(line.endswith("|  |") for line in lines if "| mlxinfer" in line)
+
+
 def test_layers_alone_are_not_compared_with_whole_models() -> None:
     ours = _result("mlxinfer gptq: 4 bits, layers only", 4.5, [0.1, 0.3])
     whole, part = (_result(f"llama.cpp, imatrix: Q4_K{name}", 4.5, [0.2, 0.5]) for name in ("", ", layers only"))
