@@ -77,8 +77,15 @@ def tensors(layers: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_source(directory: Path, gigabytes: float) -> tuple[int, int]:
-    """Returns (bytes of all tensors, bytes of the largest)."""
+def sizes(directory: Path) -> tuple[int, int]:
+    """Bytes of all tensors of a source, and of the largest."""
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    found = [2 * math.prod(shape) for shape in tensors(layers).values()]
+    return sum(found), max(found)
+
+
+def write_source(directory: Path, gigabytes: float) -> None:
+    """A checkpoint of this size at least."""
     layers = 1
     while 2 * sum(map(math.prod, tensors(layers).values())) < gigabytes * 1e9:
         layers += 1
@@ -91,7 +98,6 @@ def write_source(directory: Path, gigabytes: float) -> tuple[int, int]:
         for start in range(0, part.nbytes // 2, CHUNK):
             writer.append(part, values[: min(CHUNK, part.nbytes // 2 - start)])
     writer.finish(sum(part.nbytes // 2 for part in parts))
-    return sum(part.nbytes for part in parts), max(part.nbytes for part in parts)
 
 
 def main() -> None:
@@ -102,11 +108,15 @@ def main() -> None:
     parser.add_argument("--max-memory", type=float, default=0, help="GB, as `convert` takes it; 0 for what it takes by default")
     parser.add_argument("--tokens", type=int, default=4096, help="random ones, which GPTQ reads")
     parser.add_argument("--seconds", type=float, default=0, help="end after so long, with what has been read until then; 0 for all")
-    parser.add_argument("--folder", help="where to write, twice that size")
+    parser.add_argument("--folder", help="where to write, twice that size; the source stays there, and is used again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        source, out = Path(folder) / "source", Path(folder) / "out"
-        total, largest = write_source(source, options.gigabytes)
+        source, out = Path(options.folder or folder) / f"source-{options.gigabytes:g}", Path(folder) / "out"
+        if not source.exists():
+            made = Path(folder) / "making"
+            write_source(made, options.gigabytes)
+            made.rename(source)
+        total, largest = sizes(source)
         click.echo(f"source {total / 1e9:.2f} GB, largest tensor {largest / 1e6:.0f} MB")
         start = time.perf_counter()
         settings = (options.bits, options.encoder, options.max_memory, options.tokens, options.seconds)
