@@ -34,20 +34,34 @@ CONFIG = {
 CHUNK = 1 << 24
 
 CONVERT = """
-import resource, sys
+import os, resource, sys, threading
 from mlxinfer.convert import convert
+from mlxinfer.convert.calibration import random_ids
 
 def peak():
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
-before = peak()
-source, target, bits, encoder, memory = sys.argv[1:]
+def tell(done, total):
+    global share
+    share = done / total
+
+def end():
+    print(before, peak(), share, 0, 0, flush=True)
+    os._exit(0)
+
+before, share = peak(), 0.0
+source, target, bits, encoder, memory, tokens, seconds = sys.argv[1:]
+texts = random_ids(128256, int(tokens)) if encoder == "gptq" else None
+if float(seconds):
+    timer = threading.Timer(float(seconds), end)
+    timer.daemon = True
+    timer.start()
 report = convert(
-    source, target, bits=int(bits), measure=False, encoder=encoder, calibration="random", max_memory=float(memory) or None
+    source, target, bits=int(bits), measure=False, encoder=encoder, calibration=texts, max_memory=float(memory) or None, weighing=tell
 )
-print(before, peak(), report.nbytes, report.bits_per_weight)
+print(before, peak(), 1.0, report.nbytes, report.bits_per_weight)
 """
 
 
@@ -63,8 +77,15 @@ def tensors(layers: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_source(directory: Path, gigabytes: float) -> tuple[int, int]:
-    """Returns (bytes of all tensors, bytes of the largest)."""
+def sizes(directory: Path) -> tuple[int, int]:
+    """Bytes of all tensors of a source, and of the largest."""
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    found = [2 * math.prod(shape) for shape in tensors(layers).values()]
+    return sum(found), max(found)
+
+
+def write_source(directory: Path, gigabytes: float) -> None:
+    """A checkpoint of this size at least."""
     layers = 1
     while 2 * sum(map(math.prod, tensors(layers).values())) < gigabytes * 1e9:
         layers += 1
@@ -77,7 +98,6 @@ def write_source(directory: Path, gigabytes: float) -> tuple[int, int]:
         for start in range(0, part.nbytes // 2, CHUNK):
             writer.append(part, values[: min(CHUNK, part.nbytes // 2 - start)])
     writer.finish(sum(part.nbytes // 2 for part in parts))
-    return sum(part.nbytes for part in parts), max(part.nbytes for part in parts)
 
 
 def main() -> None:
@@ -86,19 +106,29 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--encoder", choices=ENCODERS, default="fit")
     parser.add_argument("--max-memory", type=float, default=0, help="GB, as `convert` takes it; 0 for what it takes by default")
-    parser.add_argument("--folder", help="where to write, twice that size")
+    parser.add_argument("--tokens", type=int, default=4096, help="random ones, which GPTQ reads")
+    parser.add_argument("--seconds", type=float, default=0, help="end after so long, with what has been read until then; 0 for all")
+    parser.add_argument("--folder", help="where to write, twice that size; the source stays there, and is used again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        source, out = Path(folder) / "source", Path(folder) / "out"
-        total, largest = write_source(source, options.gigabytes)
+        source, out = Path(options.folder or folder) / f"source-{options.gigabytes:g}", Path(folder) / "out"
+        if not source.exists():
+            made = Path(folder) / "making"
+            write_source(made, options.gigabytes)
+            made.rename(source)
+        total, largest = sizes(source)
         click.echo(f"source {total / 1e9:.2f} GB, largest tensor {largest / 1e6:.0f} MB")
         start = time.perf_counter()
-        command = [sys.executable, "-c", CONVERT, str(source), str(out), str(options.bits), options.encoder, str(options.max_memory)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        settings = (options.bits, options.encoder, options.max_memory, options.tokens, options.seconds)
+        command = [sys.executable, "-c", CONVERT, str(source), str(out), *map(str, settings)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         seconds = time.perf_counter() - start
-        before, peak, written, bits = done.stdout.split()
-        click.echo(f"peak RSS {int(peak) / 1e6:.0f} MB ({int(before) / 1e6:.0f} MB of it before the conversion), {seconds:.0f} s, "
-              f"{int(written) / 1e9:.2f} GB written, {float(bits):.3f} bits per weight")  # fmt: skip
+        before, peak, read, written, bits = map(float, done.stdout.split())
+        click.echo(f"peak RSS {peak / 1e6:.0f} MB ({before / 1e6:.0f} MB of it before the conversion), {seconds:.0f} s")
+        if not bits:
+            click.echo(f"ended with {read:.0%} of the source read")
+        else:
+            click.echo(f"{written / 1e9:.2f} GB written, {bits:.3f} bits per weight")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .batch.command import batch
-from .conversions.command import conversion
+from .conversions.command import conversion, conversion_tasks
 from .families.command import families
 from .launches.command import launches
 from .options import DEFAULT_MODELS, RESULTS, engines_option, models_option
@@ -236,5 +236,5 @@ def interrupted(models: dict[str, Path], times: int) -> None:
 COMMANDS = (
     *(unused, interrupted),
     *(precision, step, attention_gpu, products_gpu, gguf_gpu, kv_bytes, links, kv_quality, launches),
-    *(batch, serving, memory_cap, resume, structure, structured, readers, types, conversion, families),
+    *(batch, serving, memory_cap, resume, structure, structured, readers, types, conversion, conversion_tasks, families),
 )

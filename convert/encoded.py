@@ -19,22 +19,16 @@ from .gptq import Factor, encode, factorize
 from .importance import Moments
 from .journal import Journal, Values
 from .mapper import ConversionPlan, Output
-from .products import add_gram, add_product, matmul, to_numpy
+from .products import add_gram, matmul, to_numpy
 from .quantization_plan import is_planned
 from .quantizer import Quantizer
 from .reader import blocks
-from .stream import Place, can_follow, read_through
+from .stream import Place, read_through
 
 _ASIDE = 16
 """One text of so many is kept aside, to judge by."""
 _HELD_OUT = 512
 """Inputs of these that are remembered."""
-FOLLOW = False
-"""Whether texts pass through the rounded model as well, so that each matrix answers for what those before it have done to its inputs."""
-_SHARE = 0.5
-"""Share that is applied of the correction that least squares asks for: all of it would fit the tokens that were read."""
-_CORRECTED_DAMPING = 0.01
-"""Share of the mean of H's diagonal that is added to it for the correction."""
 _LEAST_SEEN = 4
 """Tokens that an expert must have seen, for each of its columns: of fewer, H would remember the tokens, not what they have in common."""
 
@@ -60,11 +54,9 @@ def encode_all(
     if done is None or not kept.issuperset(done["units"]):
         journal.forget("gptq")
         aside = max(len(texts) // _ASIDE, 1) if len(texts) > 1 else 0
-        follows = FOLLOW and can_follow(forward.config)
-        encoder = _Encoder(checkpoint, planned, journal, sum(map(len, texts)), follows=follows)
+        encoder = _Encoder(checkpoint, planned, journal, sum(map(len, texts)))
         bookmarks = JournalBookmarks(journal, "gptq states")
-        rounded = encoder.rounded if follows else None
-        read_through(forward, batches(texts, held_out=aside, size=batch), encoder, progress, bookmarks, rounded)
+        read_through(forward, batches(texts, held_out=aside, size=batch), encoder, progress, bookmarks)
         journal.record("gptq", {"units": [_unit(output) for output in planned.outputs if journal.done(_unit(output))]})
         bookmarks.forget()
     return Encodings(journal, planned)
@@ -99,10 +91,8 @@ def _unit(output: Output) -> str:
 
 
 def _notes(values: list[Values]) -> tuple[str, ...]:
-    pieces, fitted, unseen, corrected = (sum(each.get(key, 0) for each in values) for key in ("pieces", "fitted", "unseen", "corrected"))
+    pieces, fitted, unseen = (sum(each.get(key, 0) for each in values) for key in ("pieces", "fitted", "unseen"))
     notes = []
-    if corrected:
-        notes.append(f"{corrected} of {pieces} matrices make up for what those before them do to their inputs")
     if fitted:
         notes.append(f"{fitted} of {pieces} matrices keep the weighted fit: it loses less than GPTQ on texts kept aside")
     if unseen:
@@ -116,8 +106,6 @@ class _Inputs:
 
     can_suffice: bool
     """Whether an expert could see enough tokens."""
-    follows: bool = False
-    """Whether what comes through the rounded model counts, rather than what comes through the plain one."""
     moments: Moments = field(default_factory=Moments)
     """Sums over the inputs of experts."""
     sums: np.ndarray | None = None
@@ -128,38 +116,13 @@ class _Inputs:
     """Inputs of experts, float32 `[n, in]`."""
     chosen: list[np.ndarray] = field(default_factory=list)
     """The experts of each `[n, k]`."""
-    cross: np.ndarray | None = None
-    """float32 `[in, in]`: the sum of `y x^T` of the plain model's inputs y, where another's count."""
     aside: list[np.ndarray] = field(default_factory=list)
     """Inputs of texts kept aside, float32 `[n, in]`."""
-    aside_plain: list[np.ndarray] = field(default_factory=list)
-    """For these, the plain model's inputs, where another's count."""
-    plain: mx.array | None = None
-    """Inputs of the batch that comes through the rounded model next."""
     chosen_aside: list[np.ndarray] = field(default_factory=list)
     """The experts of these `[n, k]`."""
 
     def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
         flat = x.reshape(-1, x.shape[-1]).astype(mx.float32)
-        if not self.follows:
-            self._count(flat, x, experts, expert_count, held_out)
-        elif experts is None:
-            self.plain = flat
-
-    def follow(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
-        flat = x.reshape(-1, x.shape[-1]).astype(mx.float32)
-        self._count(flat, x, experts, expert_count, held_out)
-        if self.plain is None or experts is not None:
-            return
-        if held_out:
-            self.aside_plain.append(_thinned(self.plain))
-        else:
-            if self.cross is None:
-                self.cross = np.zeros((x.shape[-1], x.shape[-1]), np.float32)
-            add_product(self.cross, self.plain, flat)
-        self.plain = None
-
-    def _count(self, flat: mx.array, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
         if experts is None:
             if held_out:
                 self.aside.append(_thinned(flat))
@@ -193,24 +156,13 @@ def _chosen(rows: list[np.ndarray], chosen: list[np.ndarray], expert: int) -> np
 class _Encoder:
     """A `Watcher` that encodes the matrices of each part of a model as soon as it has been read through."""
 
-    def __init__(self, checkpoint: Checkpoint, planned: ConversionPlan, journal: Journal, tokens: int, *, follows: bool) -> None:
-        self._checkpoint, self._journal, self._tokens, self._follows = checkpoint, journal, tokens, follows
+    def __init__(self, checkpoint: Checkpoint, planned: ConversionPlan, journal: Journal, tokens: int) -> None:
+        self._checkpoint, self._journal, self._tokens = checkpoint, journal, tokens
         self._outputs = {output.request.name: output for output in planned.outputs if is_planned(output)}
 
     def place(self, names: list[str]) -> _Inputs | None:
         wanted = [self._outputs[name] for name in names if name in self._outputs]
-        return _Inputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1], self._follows) if wanted else None
-
-    def rounded(self, name: str) -> mx.array | None:
-        """The numbers that a tensor was rounded to; None if it was not."""
-        output = self._outputs.get(name)
-        found = self._journal.load(_unit(output)) if output else None
-        if output is None or found is None:
-            return None
-        assert isinstance(output.target, Format)
-        arrays = found[0]
-        packed, scales, biases = (mx.concatenate([arrays[f"{n}.{part}"] for n in range(len(arrays) // 3)]) for part in range(3))
-        return Quantized(packed, scales, biases, output.target).dequantize(mx.float32).reshape(output.request.shape)
+        return _Inputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1]) if wanted else None
 
     def done(self, places: list[tuple[list[str], Place]]) -> None:
         for names, inputs in places:
@@ -219,10 +171,8 @@ class _Encoder:
             left = [output for output in wanted if self._journal.done(_unit(output)) is None]
             if not left:
                 continue
-            if any(name.endswith(("embed_tokens.weight", "embeddings.weight")) for name in names):
-                inputs.cross = None  # what it is as an embedding counts as well
             rounders = _Rounders(inputs, names[0])
-            inputs.sums = inputs.cross = None
+            inputs.sums = None
             for output in left:
                 self._encode(output, rounders)
             mx.clear_cache()
@@ -235,13 +185,7 @@ class _Encoder:
             for part, array in enumerate(quantizer(block)):
                 arrays[f"{number}.{part}"] = array
         errors = {"error": quantizer.error, "weighted_error": quantizer.weighted_error}
-        values = {
-            **errors,
-            "pieces": rounding.pieces,
-            "fitted": rounding.fitted,
-            "unseen": rounding.unseen,
-            "corrected": rounding.corrected,
-        }
+        values = {**errors, "pieces": rounding.pieces, "fitted": rounding.fitted, "unseen": rounding.unseen}
         self._journal.save(_unit(output), arrays, values)
 
 
@@ -255,10 +199,6 @@ class _Rounder:
     """For GPTQ; None where too few tokens were seen."""
     aside: np.ndarray
     """Inputs to judge by, float32 `[n, in]`."""
-    aside_plain: np.ndarray | None = None
-    """The plain model's inputs for these, if they differ."""
-    correction: np.ndarray | None = None
-    """float32 `[in, in]`: what is added to the matrix, as a multiple of itself, so that outputs are those of the plain model."""
 
 
 class _Rounders:
@@ -271,9 +211,7 @@ class _Rounders:
         if inputs.sums is not None:
             inputs.sums /= max(inputs.count, 1)
             factor = factorize(inputs.sums, name)
-            aside, plain = _joined(inputs.aside), _joined(inputs.aside_plain)
-            correction = None if inputs.cross is None else _correction(inputs.cross / max(inputs.count, 1), inputs.sums)
-            self._last = 0, _Rounder(factor.importance, factor, aside, plain if plain.size else None, correction)
+            self._last = 0, _Rounder(factor.importance, factor, _joined(inputs.aside))
 
     @property
     def importance(self) -> mx.array | None:
@@ -303,17 +241,6 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)[:: -(-sum(map(len, parts)) // _HELD_OUT)] if parts else np.zeros((0, 0))
 
 
-def _correction(cross: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """The matrix M for which W + W M has, of the inputs x, the outputs that W has of the plain inputs y: `(C - H) H^-1`, with
-    `C = mean(y x^T)`; a share of it."""
-    diagonal = sums.diagonal().astype(np.float64)
-    roots = np.sqrt(np.where(diagonal > 0, diagonal, 1) + _CORRECTED_DAMPING * max(float(diagonal.mean()), 1e-30))
-    damped = sums / roots / roots[:, None]
-    np.fill_diagonal(damped, 1.0)
-    found = np.linalg.solve(damped, ((cross - sums) / roots).T).T / roots
-    return np.asarray(_SHARE * found, np.float32)
-
-
 class _Rounding:
     """Rounds the rows of one tensor in turn, those of each expert by its own rounder, and counts what was done."""
 
@@ -321,7 +248,7 @@ class _Rounding:
         assert isinstance(output.target, Format)
         self._form, self._rounders = output.target, rounders
         self._rows = output.request.shape[-2]
-        self.pieces = self.fitted = self.unseen = self.corrected = 0
+        self.pieces = self.fitted = self.unseen = 0
 
     def __call__(self, weight: mx.array, first: int) -> Quantized:
         found = [self._rounded(weight[start:stop], expert) for expert, start, stop in self._runs(first, weight.shape[0])]
@@ -344,16 +271,11 @@ class _Rounding:
         if rounder.factor is None:
             self.unseen += 1
             return fitted
-        tried = [fitted, encode(weight, self._form, rounder.factor, fitted)]
-        if rounder.correction is not None:
-            plain = to_numpy(weight)
-            corrected = mx.array(plain + plain @ rounder.correction).astype(weight.dtype)
-            tried.append(encode(corrected, self._form, rounder.factor))
-        losses = [self._loss(weight, each, rounder) for each in tried]
-        best = int(np.argmin(losses))
-        self.fitted += best == 0
-        self.corrected += best == 2
-        return tried[best]
+        fed_back = encode(weight, self._form, rounder.factor, fitted)
+        if self._loss(weight, fitted, rounder) <= self._loss(weight, fed_back, rounder):
+            self.fitted += 1
+            return fitted
+        return fed_back
 
     def _loss(self, weight: mx.array, parts: Parts, rounder: _Rounder) -> float:
         """The squared error of the outputs for the inputs kept aside; 0 where there are none."""
@@ -362,8 +284,5 @@ class _Rounding:
         codes, scales, biases = (to_numpy(part) for part in parts)
         size = self._form.group_size
         decoded = codes * np.repeat(scales, size, -1) + np.repeat(biases, size, -1)
-        if rounder.aside_plain is None:
-            error = matmul(rounder.aside, (decoded - to_numpy(weight)).T)
-        else:
-            error = matmul(rounder.aside, decoded.T) - matmul(rounder.aside_plain, to_numpy(weight).T)
+        error = matmul(rounder.aside, (decoded - to_numpy(weight)).T)
         return float(np.square(error, dtype=np.float64).sum())

@@ -36,11 +36,13 @@ Names = list[list[list[str]]]
 
 
 def names_of_inputs(checkpoint: Checkpoint) -> list[Names]:
-    """For each part of a model, which tensors are multiplied with what."""
+    """For each part of a model, which tensors are multiplied with what. The numbers of one part are in memory at a time."""
     weights, parts = _Named(checkpoint), []
 
     def name(part: object) -> None:
-        parts.append([[[weights.names[n] for n in _numbers_in(linear)] for linear in linears] for linears in places_of(part)])
+        places = list(places_of(part))
+        parts.append([[[weights.names[n] for n in _numbers_in(linear)] for linear in linears] for linears in places])
+        drop(places)
         weights.names.clear()
 
     build(checkpoint.config, weights, ready=name)
@@ -62,3 +64,11 @@ def places_of(part: object) -> Iterator[list[Linear | Embedding]]:
             yield list(node.linears)
         elif isinstance(node, (Linear, Embedding)) and id(node) not in seen:
             yield [node]
+
+
+def drop(places: list[list[Linear | Embedding]]) -> None:
+    """Forget the matrices of a part."""
+    for linears in places:
+        for linear in linears:
+            linear.matrix = Dense(mx.zeros((1, 1)))
+    mx.clear_cache()

@@ -26,7 +26,7 @@ from ..nn.norms import RMSNorm
 from ..nn.packing import settle
 from ..nn.weights import Dense, Matrix, map_rows, numbers
 from .batches import Batch
-from .places import Names, names_of_inputs, places_of
+from .places import Names, drop, names_of_inputs, places_of
 from .reader import blocks
 from .stand_in import StandIn
 
@@ -38,18 +38,6 @@ class Place(Protocol):
         """Take note of the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the experts chosen for them `[tokens, k]`.
         `held_out`: from texts that are kept aside."""
         ...
-
-
-class FollowedPlace(Place, Protocol):
-    """One that is also shown what comes to it through a model that is rounded as far as it has been read."""
-
-    def follow(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
-        """As `add`, for the same batch, right after it."""
-        ...
-
-
-Rounded = Callable[[str], "mx.array | None"]
-"""The numbers `[out, in]`, or of all experts, that a tensor has in the rounded model, once its part is done; None where it stays."""
 
 
 class Watcher(Protocol):
@@ -80,27 +68,19 @@ def read_through(
     watcher: Watcher,
     progress: Progress | None = None,
     bookmarks: Bookmarks | None = None,
-    rounded: Rounded | None = None,
 ) -> None:
     """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix.
 
     One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
-    all). With `rounded`, the texts pass through the rounded model as well, block after block, and places are `FollowedPlace`s; families
-    whose blocks get more than the stream are read without it (`can_follow`). Raises `MLXInferError` for a checkpoint that cannot be loaded.
+    all). Raises `MLXInferError` for a checkpoint that cannot be loaded.
     """
     names = names_of_inputs(checkpoint)
     config = checkpoint.config
     weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
     weights.keeps_halves = kernels_cpu.in_use()
-    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks, rounded)
+    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
     build(config, weights, ready=reader.read)
     weights.finish()
-
-
-def can_follow(config: dict[str, Any]) -> bool:
-    """Whether texts can be read through the rounded model at the same time: its blocks get nothing but the stream."""
-    plan = plan_of(config)
-    return plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
 
 
 def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
@@ -171,21 +151,19 @@ class StreamedWeights(CheckpointWeights):
 class _Watched(StandIn):
     """A matrix that shows what it is multiplied with."""
 
-    __slots__ = ("follows", "held_out", "matrix", "place")
+    __slots__ = ("held_out", "matrix", "place")
     matrix: Matrix | Packed
     place: Place
     held_out: bool
-    follows: bool
 
     def __init__(self, matrix: Matrix | Packed, place: Place) -> None:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "place", place)
-        self.tell(held_out=False, follows=False)
+        self.tell(held_out=False)
 
-    def tell(self, *, held_out: bool, follows: bool) -> None:
+    def tell(self, *, held_out: bool) -> None:
         """Whose inputs come next."""
         object.__setattr__(self, "held_out", held_out)
-        object.__setattr__(self, "follows", follows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,8 +173,7 @@ class _Watched(StandIn):
         return RMSNorm(norm, eps)(x)
 
     def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
-        take = cast(FollowedPlace, self.place).follow if self.follows else self.place.add
-        take(x, experts, self.shape[0], self.held_out)
+        self.place.add(x, experts, self.shape[0], self.held_out)
         if isinstance(self.matrix, Packed):
             return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
         if experts is None:
@@ -215,9 +192,8 @@ class _Reader:
         weights: StreamedWeights,
         watcher: Watcher,
         bookmarks: Bookmarks | None,
-        rounded: Rounded | None,
     ) -> None:
-        self._plan, self._names, self._texts, self._rounded = plan, names, texts, rounded
+        self._plan, self._names, self._texts = plan, names, texts
         self._weights, self._watcher, self._bookmarks = weights, watcher, bookmarks
         self._parts = 0
         self._embedding: list[str] = []
@@ -231,9 +207,6 @@ class _Reader:
             self._bookmarks = None  # more than the states would have to be kept
         kept = self._bookmarks.load() if self._bookmarks else None
         self._done, self._states = kept or (0, [])
-        self._followers = self._states[len(texts) :]
-        """With `rounded`, the states of the rounded model, batch by batch."""
-        del self._states[len(texts) :]
 
     def read(self, part: object) -> None:
         """Takes the next part."""
@@ -251,7 +224,7 @@ class _Reader:
             else:
                 self._read_block(cast(AnyBlock, part), names)
             if self._bookmarks:
-                self._bookmarks.save(self._parts, [*self._states, *self._followers])
+                self._bookmarks.save(self._parts, self._states)
         self._weights.skipping = self._parts < self._done
         mx.clear_cache()
 
@@ -261,7 +234,6 @@ class _Reader:
             rows = rows * mx.array(self._plan.embedding_scale, rows.dtype)
         ends = np.cumsum([len(batch.tokens) for batch in self._texts])[:-1]
         self._states = [*mx.split(rows, ends.tolist())]
-        self._followers = [*self._states] if self._rounded else []
         mx.eval(self._states)
 
     def _read_inputs(self, part: LayerInputs, names: Names) -> None:
@@ -295,25 +267,18 @@ class _Reader:
                 seen.append(linears)
         for number, batch in enumerate(self._texts):
             for matrix in watched:
-                matrix.tell(held_out=batch.held_out, follows=False)
+                matrix.tell(held_out=batch.held_out)
             step = (self._steps or {}).get(number) or self._step(batch)
             if self._steps is not None:
                 self._steps[number] = step
             own = self._inputs[number][0] if self._inputs else None
             self._states[number] = self._passed(block, self._states[number], step, own)
-            if self._rounded:
-                for matrix in watched:
-                    matrix.tell(held_out=batch.held_out, follows=True)
-                self._passed(block, self._followers[number], self._step(batch))
         for others in self._inputs or ():
             others.pop(0)
         for matrix, linears in zip(watched, seen, strict=True):
             linears[0].matrix = matrix.matrix
-        plain = [[linear.matrix for linear in linears] for linears in joined] if self._rounded else []
-        _drop(joined)
+        drop(joined)
         self._watcher.done(places)
-        if self._rounded:
-            self._follow(block, names, joined, plain)
 
     def _passed(self, block: AnyBlock, states: mx.array, step: CacheStep, own: mx.array | None = None) -> mx.array:
         """The states after a block."""
@@ -322,19 +287,6 @@ class _Reader:
         mx.eval(found)
         step.full.clear()  # nobody reads the pages of a layer that is done
         return found
-
-    def _follow(self, block: AnyBlock, names: Names, joined: list[list[Linear | Embedding]], plain: list[list[Matrix | Packed]]) -> None:
-        """Take the other states through the block as it is rounded; what is not rounded has its `plain` numbers."""
-        assert self._rounded
-        for parts, linears, matrices in zip(names, joined, plain, strict=True):
-            for tensors, linear, matrix in zip(parts, linears, matrices, strict=True):
-                found = [self._rounded(name) for name in tensors]
-                whole = [each for each in found if each is not None]
-                linear.matrix = matrix if len(whole) < len(found) else Dense(mx.concatenate(whole, axis=-2).astype(self._weights.dtype))
-        settle(block)
-        for number, batch in enumerate(self._texts):
-            self._followers[number] = self._passed(block, self._followers[number], self._step(batch))
-        _drop(joined)
 
     def _step(self, batch: Batch) -> CacheStep:
         """An empty cache, as a step over these texts sees it."""
@@ -352,14 +304,4 @@ class _Reader:
             return
         for number, batch in enumerate(self._texts):
             place.add(norm(self._states[number]), None, 0, batch.held_out)
-            if self._rounded:
-                cast(FollowedPlace, place).follow(norm(self._followers[number]), None, 0, batch.held_out)
         self._watcher.done([(tensors, place)])
-
-
-def _drop(joined: list[list[Linear | Embedding]]) -> None:
-    """Forget the matrices of a block."""
-    for linears in joined:
-        for linear in linears:
-            linear.matrix = Dense(mx.zeros((1, 1)))
-    mx.clear_cache()

@@ -11,7 +11,7 @@ from mlx import optimizers
 
 from .source import LENGTH, samples
 
-_PIECES = 1
+PIECES = 1
 """Pieces of the samples that GPTQ reads: more of them take it hours on a CPU."""
 _DYNAMIC_BPW = 4.92
 _LOW, _HIGH = (4, 64), (5, 64)
@@ -32,7 +32,7 @@ def gptq(source: Path, target: Path) -> None:
     from mlx_lm.quant.gptq import gptq_quantize
 
     model, tokenizer, config = _loaded(source)
-    model, config["quantization"] = gptq_quantize(model, mx.array(samples(source, _PIECES)), 4, 64, 6, 64)  # type: ignore[no-untyped-call]
+    model, config["quantization"] = gptq_quantize(model, mx.array(samples(source, PIECES)), 4, 64, 6, 64)  # type: ignore[no-untyped-call]
     _save(source, target, model, tokenizer, config)
 
 
@@ -42,7 +42,7 @@ def dynamic(source: Path, target: Path) -> None:
     from mlx_lm.utils import quantize_model
 
     model, tokenizer, config = _loaded(source)
-    found = dict(estimate_sensitivities(model, mx.array(samples(source, _PIECES)), *_LOW, *_HIGH))  # type: ignore[no-untyped-call]
+    found = dict(estimate_sensitivities(model, mx.array(samples(source, PIECES)), *_LOW, *_HIGH))  # type: ignore[no-untyped-call]
     threshold = estimate_threshold(model, found, _DYNAMIC_BPW, *_LOW, *_HIGH)  # type: ignore[no-untyped-call]
 
     def predicate(path: str, module: Any) -> bool | dict[str, Any]:

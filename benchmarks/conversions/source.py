@@ -18,7 +18,7 @@ from mlxinfer.nn.weights import Quantized, numbers
 from mlxinfer.tokenizer.tokenizer import Tokenizer
 
 PIECES, PIECE, LENGTH = 6, 8192, 256
-"""Pieces of the model's own samples, tokens of each, and of a text."""
+"""Pieces of the model's own samples unless fewer are asked for, tokens of each, and of a text."""
 _SEED = 0
 _WRITER = "smollm2"
 """Whose samples the other models of a run read, as text: writing their own would take them longer than everything else."""
@@ -69,12 +69,14 @@ def _tokenizer(model: Path) -> Tokenizer:
 
 
 def samples(model: Path, pieces: int = PIECES) -> list[list[int]]:
-    """Texts to calibrate with, the same for every method."""
-    found: list[list[int]] = []
-    for piece in range(pieces):
-        write_samples(model, piece)
-        found += json.loads(_piece(model, piece).read_text(encoding="utf-8"))
-    return found
+    """Texts to calibrate with, the same for every method: of so many pieces that have been written."""
+    kept = [_piece(model, piece) for piece in range(written(model, pieces))]
+    return [text for piece in kept for text in json.loads(piece.read_text(encoding="utf-8"))]
+
+
+def written(model: Path, most: int = PIECES) -> int:
+    """How many pieces there are, this many at most."""
+    return next((piece for piece in range(most) if not _piece(model, piece).exists()), most)
 
 
 def _piece(model: Path, piece: int) -> Path:

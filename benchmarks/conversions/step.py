@@ -14,8 +14,8 @@ from .study import measure, points_in, read_teacher, slug
 from .ways import ways
 
 
-def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[Job]:
-    """What is missing of the study, in order of how much it tells: all models at once."""
+def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...], pieces: int = PIECES) -> list[Job]:
+    """What is missing of the study, in order of how much it tells: all models at once. Calibrated with so many pieces of samples."""
     missing = [
         (name, way)
         for way in ways()
@@ -27,27 +27,29 @@ def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...]) -> list[J
     for name in names:
         read = [way for each, way in missing if writer_of(each, names) == name or each == name]
         hessians = any(way.hessians for each, way in missing if each == name)
-        calibrated = any(way.calibrated for way in read)
-        found += _preparations(room, name, models[name], calibrated, hessians, writer_of(name, names))
+        wanted = pieces if any(way.pieces for way in read) else 0
+        found += preparations(room, name, models[name], wanted, hessians, writer_of(name, names))
     for name, way in missing:
-        needs = ("teacher", *(["importance"] if way.calibrated else []), *(["hessians"] if way.hessians else []))
-        found.append(_job(room, name, models[name], way.key, needs))
+        needs = ("teacher", *(["importance"] if way.pieces else []), *(["hessians"] if way.hessians else []))
+        found.append(job(room, name, models[name], way.key, needs))
     return found
 
 
-def _preparations(room: Path, name: str, path: Path, calibrated: bool, hessians: bool, writer: str) -> list[Job]:
-    pieces = tuple(f"samples {piece}" for piece in range(PIECES))
-    first = [_job(room, name, path, "source"), _job(room, name, path, "teacher", ("source",))]
-    if not calibrated:
+def preparations(room: Path, name: str, path: Path, wanted: int, hessians: bool, writer: str) -> list[Job]:
+    """What has to be there before anything of a model is measured: `wanted` pieces of samples, which `writer` writes."""
+    pieces = tuple(f"samples {piece}" for piece in range(wanted))
+    first = [job(room, name, path, "source"), job(room, name, path, "teacher", ("source",))]
+    if not wanted:
         return first
-    texts = [_job(room, name, path, piece, ("source",)) for piece in pieces]
+    texts = [job(room, name, path, piece, ("source",)) for piece in pieces]
     if writer != name:
         texts = [replace(each, needs=(*each.needs, f"{writer} {piece}")) for each, piece in zip(texts, pieces, strict=True)]
-    found = [*first, *texts, _job(room, name, path, "importance", pieces)]
-    return [*found, _job(room, name, path, "hessians", pieces)] if hessians else found
+    found = [*first, *texts, job(room, name, path, "importance", pieces)]
+    return [*found, job(room, name, path, "hessians", pieces)] if hessians else found
 
 
-def _job(room: Path, name: str, path: Path, step: str, needs: tuple[str, ...] = ()) -> Job:
+def job(room: Path, name: str, path: Path, step: str, needs: tuple[str, ...] = ()) -> Job:
+    """A process for one step."""
     command = (sys.executable, "-m", "benchmarks.conversions.step", str(room), name, str(path), step)
     return Job(f"{name} {step}", command, tuple(f"{name} {each}" for each in dict.fromkeys(needs)))
 

@@ -63,7 +63,7 @@ def measure(name: str, model: Path, way: Way, room: Path, positions: int = POSIT
     result = {
         "model": name,
         "engine": way.engine,
-        "way": way.key,
+        "way": way.title(model),
         "bpw": round(bpw or figures.bpw, 4),
         "kl_mean": figures.kl_mean,
         "kl_stderr": figures.kl_stderr,

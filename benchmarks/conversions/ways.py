@@ -17,7 +17,7 @@ from mlxinfer.loading.directory import SafetensorsCheckpoint
 
 from . import llama_cpp, mlx_lm
 from .beyond import emulated_trellis, q4_k_by_feedback
-from .source import samples
+from .source import PIECE, PIECES, samples, written
 
 Make = Callable[[Path, Path], "float | None"]
 """`make(source, target)` writes the directory, and returns bits per weight where those of the files say nothing."""
@@ -33,15 +33,20 @@ class Way:
     """What to call it."""
     make: Make
     """Writes the model."""
-    calibrated: bool = False
-    """Whether it reads the source's samples."""
+    pieces: int = 0
+    """How many pieces of the source's samples it reads, at most."""
     hessians: bool = False
     """Whether it reads what `beyond` keeps of them."""
 
     @property
     def key(self) -> str:
-        """The name of its results."""
+        """What to ask for it by."""
         return f"{self.engine}: {self.name}"
+
+    def title(self, source: Path) -> str:
+        """The name of its results, which says how many tokens were read where there could have been more."""
+        read = written(source, self.pieces)
+        return self.key if read in (0, PIECES) else f"{self.key}, {read * PIECE:,} tokens"
 
 
 def ways() -> list[Way]:
@@ -59,9 +64,13 @@ def ways() -> list[Way]:
         found += [_ours("mx.quantize", f"{bits} bits", bits=bits, encoder="minmax"), _ours("mlxinfer fit", f"{bits} bits", bits=bits)]
         found += [_calibrated("mlxinfer gptq", f"{bits} bits", bits=bits), _mlx_lm_recipe(recipe)]
     found += [_calibrated("mlxinfer plan", f"{bpw} bpw", bpw=bpw) for bpw in (3.5, 5.5, 3.0, 6.0, 2.7)]
-    found += [_calibrated("mlxinfer plan, fit", "4.5 bpw", bpw=4.5, encoder="fit"), _layers("mx.quantize", 3, "minmax")]
-    theirs = (("GPTQ", "4 bits", mlx_lm.gptq), ("dynamic", "4 and 5 bits", mlx_lm.dynamic), ("DWQ", "4 bits", mlx_lm.dwq))
-    return [*found, *(Way(f"mlx-lm {engine}", name, make, calibrated=True) for engine, name, make in theirs)]
+    found += [_calibrated("mlxinfer plan, fit", f"{bpw} bpw", bpw=bpw, encoder="fit") for bpw in (3.5, 4.5)]
+    found += [_calibrated("mlxinfer fit, of samples", f"{bits} bits", bits=bits, encoder="fit") for bits in (3, 4)]
+    found += [_layers("mx.quantize", 3, "minmax")]
+    first = mlx_lm.PIECES
+    theirs = [("GPTQ", "4 bits", mlx_lm.gptq, first), ("dynamic", "4 and 5 bits", mlx_lm.dynamic, first)]
+    theirs += [("DWQ", "4 bits", mlx_lm.dwq, PIECES)]
+    return [*found, *(Way(f"mlx-lm {engine}", name, make, pieces) for engine, name, make, pieces in theirs)]
 
 
 def _ours(engine: str, name: str, **settings: Any) -> Way:
@@ -77,7 +86,7 @@ def _calibrated(engine: str, name: str, **settings: Any) -> Way:
     def make(source: Path, target: Path) -> None:
         convert(source, target, dtype="bfloat16", measure=False, **{"encoder": "gptq", **settings}, calibration=_samples(source))
 
-    return Way(engine, name, make, calibrated=True)
+    return Way(engine, name, make, pieces=PIECES)
 
 
 def _samples(source: Path) -> Calibration:
@@ -98,18 +107,18 @@ def _layers(engine: str, bits: int, encoder: Encoder, group: int = 64) -> Way:
         convert(source, target, dtype="bfloat16", measure=False, encoder=encoder, plan=plan, calibration=read)
         return bits + 32 / group
 
-    return Way(engine, f"{bits} bits, layers only", make, calibrated=encoder == "gptq")
+    return Way(engine, f"{bits} bits, layers only", make, pieces=PIECES if encoder == "gptq" else 0)
 
 
 def _studied(engine: str, name: str, make: Make) -> Way:
-    return Way(engine, name, make, calibrated=True, hessians=True)
+    return Way(engine, name, make, pieces=PIECES, hessians=True)
 
 
 def _k_quants(kind: str, *, layers_only: bool = False) -> Way:
     """One type for every matrix, or one of llama.cpp's mixtures of types."""
     types = llama_cpp.in_layers(kind) if layers_only else llama_cpp.mixture(kind) if kind.endswith("_M") else llama_cpp.everywhere(kind)
     name = f"{kind}, layers only" if layers_only else kind
-    return Way("llama.cpp, imatrix", name, partial(llama_cpp.quantized, types=types), calibrated=True)
+    return Way("llama.cpp, imatrix", name, partial(llama_cpp.quantized, types=types), pieces=PIECES)
 
 
 def _mlx_lm_recipe(recipe: str) -> Way:

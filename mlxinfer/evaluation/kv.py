@@ -16,7 +16,8 @@ from ..engine.llm import LLM
 from ..errors import EvaluationError
 from ..models import Model
 from .figures import Scores, estimate
-from .measure import Reading, Source, Tell, logprobs_of, open_model, windows_of
+from .measure import Reading, Source, Tell, open_model, windows_of
+from .probabilities import logprobs_of
 from .texts import Window, Windows
 
 FORMATS = ("8", "k8v4", "k6v4", "k5v4", "4", "3", "2")

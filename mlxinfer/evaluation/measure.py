@@ -24,6 +24,7 @@ from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import cache_dir, resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
 from .figures import Difference, Figures, Scores, difference, figures
+from .probabilities import kl_divergence, logprobs_of
 from .streamed import can_stream, streamed_logits
 from .teacher import Teacher
 from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
@@ -209,19 +210,6 @@ def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     for number, window in enumerate(windows.windows):
         yield number, first, window.ids
         first += len(window.ids)
-
-
-def logprobs_of(logits: mx.array) -> mx.array:
-    """Natural logarithms of the probabilities, evaluated: `[rows, vocab]` to the same."""
-    found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    mx.eval(found)
-    return found
-
-
-def kl_divergence(expected: mx.array, found: mx.array) -> mx.array:
-    """In nats, of two sets of log-probabilities `[rows, vocab]`: `[rows]`. Tokens that cannot be add nothing."""
-    probabilities = mx.exp(expected)
-    return mx.where(probabilities > 0, probabilities * (expected - found), 0).sum(-1)
 
 
 def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:

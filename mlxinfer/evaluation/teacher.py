@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import EvaluationError
 from .figures import Scores
+from .probabilities import logprobs_of
 
 _ABOUT, _ROWS, _SCORES = "teacher.json", "logprobs.u16", "scores.npz"
 
@@ -66,7 +67,7 @@ class Teacher:
         """float32 log-probabilities `[n, vocab]` of these positions."""
         codes, steps = mx.array(np.asarray(self._codes[first:last])), mx.array(self._steps[first:last])
         rows = mx.where(codes == _NEVER, -mx.inf, -(codes.astype(mx.float32) * steps))
-        return rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+        return logprobs_of(rows)
 
     def finish(self) -> None:
         """All rows are written: what is in a folder can be found again from now on."""

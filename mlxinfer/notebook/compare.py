@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..engine.llm import LLM
 from ..errors import PromptError, SettingError
-from ..evaluation.measure import kl_divergence, logprobs_of
+from ..evaluation.probabilities import kl_divergence, logprobs_of
 from ..types import SamplingParams
 from .formats import table
 from .frames import frame

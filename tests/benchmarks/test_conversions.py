@@ -19,7 +19,7 @@ from benchmarks.conversions.beyond import _scales_of_q4_k
 from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.llama_cpp import everywhere, in_layers, mixture
 from benchmarks.conversions.report import paired, table
-from benchmarks.conversions.source import _tokenizer, _unpack, samples
+from benchmarks.conversions.source import _tokenizer, _unpack, samples, write_samples
 from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
 from mlxinfer.convert.gptq import factorize
@@ -40,6 +40,17 @@ def test_the_table_pairs_results_of_one_size() -> None:
     assert text.index("3.50") < text.index("4.50") < text.index("4.52")
 
 
+def test_results_of_others_have_ours_of_their_size_beside_them() -> None:
+    ours = [_result(f"mlxinfer fit: {bits} bits", bits + 0.5, [kl, kl]) for bits, kl in ((3, 0.4), (4, 0.1), (5, 0.02))]
+    few = [_result(f"mlxinfer gptq: {bits} bits, 8,192 tokens", bits + 0.5, [kl, kl]) for bits, kl in ((3, 0.3), (4, 0.2))]
+    best = _result("mlxinfer gptq: 4 bits", 4.5, [0.01, 0.01])
+    others = [_result(way, 4.0, [0.5, 0.6]) for way in ("mx.quantize: 4 bits", "llama.cpp, imatrix: Q3_K, 8,192 tokens")]
+    lines = table([*ours, *few, best, *others]).splitlines()
+    assert [line.split(" | ")[-1] for line in lines if "mx.quantize" in line] == ["0.200, 0.055 |"]
+    assert [line.split(" | ")[-1] for line in lines if "llama.cpp" in line and "Q3_K" in line] == ["0.200, 0.245 |"]
+    assert all(line.endswith("|  |") for line in lines if "| mlxinfer" in line)
+
+
 def test_layers_alone_are_not_compared_with_whole_models() -> None:
     ours = _result("mlxinfer gptq: 4 bits, layers only", 4.5, [0.1, 0.3])
     whole, part = (_result(f"llama.cpp, imatrix: Q4_K{name}", 4.5, [0.2, 0.5]) for name in ("", ", layers only"))
@@ -51,6 +62,17 @@ def test_ways_have_names_of_their_own() -> None:
     names = [way.key for way in ways()]
     assert len(set(names)) == len(names)
     assert {"mlxinfer fit: 4 bits", "mx.quantize: 4 bits", "llama.cpp, imatrix: Q4_K", "mlx-lm recipes: mixed_4_6"} <= set(names)
+
+
+def test_a_result_says_of_how_many_tokens_it_is(tmp_path: Path) -> None:
+    way = Way("a", "b", lambda source, target: None, pieces=6)
+    for piece, title in enumerate(["a: b, 8,192 tokens", "a: b, 16,384 tokens"]):
+        (tmp_path / f"m.samples.{piece}.json").write_text("[]")
+        assert way.title(tmp_path / "m") == title
+    for piece in range(6):
+        (tmp_path / f"m.samples.{piece}.json").write_text("[]")
+    assert way.title(tmp_path / "m") == "a: b"
+    assert Way("a", "c", way.make).title(tmp_path / "m") == "a: c"
 
 
 def test_a_point_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +231,6 @@ def test_larger_models_read_what_the_smallest_writes(tmp_path: Path) -> None:
     assert found["smollm2 samples 1"] == ("smollm2 source",)
     written = [[5, 6, 7, 8, 9], [10, 11, 12]]
     (tmp_path / "smollm2.samples.0.json").write_text(json.dumps(written), encoding="utf-8")
-    read, tokenizer = samples(folders["larger"], pieces=1), _tokenizer(folders["larger"])
+    write_samples(folders["larger"], 0)
+    read, tokenizer = samples(folders["larger"]), _tokenizer(folders["larger"])
     assert [tokenizer.decode(ids) for ids in read] == [tokenizer.decode(ids) for ids in written]

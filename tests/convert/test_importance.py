@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import GOLDEN
+from support.checkpoints import GOLDEN, config_of, random_checkpoint
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.convert import stream
 from mlxinfer.convert.importance import measure, random_texts
-from mlxinfer.convert.places import places_of
+from mlxinfer.convert.places import names_of_inputs, places_of
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights, MetaWeights
 from mlxinfer.models import build
@@ -43,6 +44,19 @@ def test_every_matrix_of_every_family_is_met(name):
         assert importance.shape[:-1] == request.shape[:-2], request.name
         assert mx.all(importance >= 0).item()
         assert mx.all(mx.isfinite(importance)).item()
+
+
+def test_one_block_of_layers_is_numbered_at_a_time(tmp_path):
+    """Of a large model, the numbered rows of all blocks would take more than anything else."""
+    peaks = []
+    for layers in (2, 8):
+        config = config_of("llama", hidden_size=256, intermediate_size=512, num_hidden_layers=layers)
+        with closing(open_checkpoint(random_checkpoint(tmp_path / str(layers), config))) as checkpoint:
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            assert len(names_of_inputs(checkpoint)) == layers + 2
+            peaks.append(mx.get_peak_memory() - before)
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_the_figures_are_mean_squares(monkeypatch):
