@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from .convert_rss import write_source
+from .convert_rss import sizes, write_source
 
 CONVERT = """
 import json, sys
@@ -84,7 +84,8 @@ def main() -> None:
     end = time.perf_counter() + asked.seconds
     if not source.exists():
         asked.folder.mkdir(exist_ok=True)
-        total, largest = write_source(source, asked.gigabytes)
+        write_source(source, asked.gigabytes)
+        total, largest = sizes(source)
         state.write_text(json.dumps({"kills": 0, "peak": 0, "seconds": 0.0, "source": total, "largest": largest}))
     known: dict[str, Any] = json.loads(state.read_text())
     chosen = random.Random(known["kills"])

@@ -90,8 +90,8 @@ def _cholesky(hessian: np.ndarray, damped: np.ndarray, order: np.ndarray) -> np.
     if not np.isfinite(steps).all():
         return None
     upper = np.empty((size, size), np.float32)
-    for first in range(0, size, _PART):
-        columns = slice(first, first + _PART)
+    for first in range(0, size, _PANEL):  # three matrices are in memory here, so the fourth has few columns
+        columns = slice(first, first + _PANEL)
         upper[::-1, ::-1][:, columns] = lower[:, columns] / steps[columns] * (roots[:, None] / roots[columns])
     return upper
 
