@@ -1,5 +1,5 @@
-"""Probabilities of whole vocabularies, and how far two sets of them are apart. NumPy computes them on a CPU, where its exponentials take a
-twentieth of the time of MLX's."""
+"""Probabilities of whole vocabularies, and how far two sets of them are apart. On a CPU NumPy computes them: in a quarter of MLX's time,
+and its sums of 262,144 exponentials are off by 3e-7 in the logarithm instead of 7e-5."""
 
 from __future__ import annotations
 
