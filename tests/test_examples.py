@@ -37,7 +37,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_each_has_a_test() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client", "train_mtp_head"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client", "head_texts", "train_mtp_head"}
 
 
 @pytest.mark.parametrize("name", PROMISES)
@@ -73,9 +73,12 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path / "model")
     monkeypatch.syspath_prepend(EXAMPLES)
+    import head_texts
     import train_mtp_head as example
 
-    for name, value in {"MOST": 96, "QUESTION": 4, "HELD": 1000, "BATCH": 4, "LENGTHS": 2}.items():
+    for name, value in {"MOST": 96, "QUESTION": 4, "STREAMS": 40}.items():
+        monkeypatch.setattr(head_texts, name, value)
+    for name, value in {"HELD": 1000, "BATCH": 4}.items():
         monkeypatch.setattr(example, name, value)
     options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32", "--bits", "4"]
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])

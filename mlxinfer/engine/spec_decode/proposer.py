@@ -37,7 +37,7 @@ class GainAccount:
     """What speculation has saved and lost. It may lose a small part of all time, and a step or so at the start: where it does not pay it is
     tried ever more rarely."""
 
-    share: float = 0.02
+    share: float = 0.01
     """The part of all time that it may lose."""
     elapsed: float = 0.0
     """Seconds that all steps would have taken without it."""
