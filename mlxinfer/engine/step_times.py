@@ -8,8 +8,10 @@ _OUTLIER = 2.0
 """A measurement counts as at most this many times the average: a hiccup fades, a change for good is believed after a few steps."""
 _KNOWN = 4
 """Measurements of a size after which it tells how fast the machine is now."""
+_FEW = 8
+"""Measurements of a size that weigh the same: the first ones of a process are slow, and should not be believed for long."""
 _DRIFT = 0.02
-"""Weight of a further measurement of such a size, in proportion to the other sizes."""
+"""Weight of a further measurement of a size, in proportion to the other sizes."""
 _SPEED = 0.2
 """Exponent by which a known size moves the speed of the machine."""
 _WAIT = 1.1
@@ -156,9 +158,9 @@ class StepTimes:
         self.turn = 0.0
         """Seconds of one turn of the draft model, beyond what `round` takes; 0 before one was measured."""
         self._turn_mean, self._turns = 0.0, 0
-        self._ahead = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
-        self._waiting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
-        self._drafting = Curve(few=_KNOWN, slowest=_DRIFT, slope=_SLOPE)
+        self._ahead = Curve(few=_FEW, slowest=_DRIFT, slope=_SLOPE)
+        self._waiting = Curve(few=_FEW, slowest=_DRIFT, slope=_SLOPE)
+        self._drafting = Curve(few=_FEW, slowest=_DRIFT, slope=_SLOPE)
         self._rounds: Curve | None = None
 
     def observe(self, rows: int, prefill_rows: int, seconds: float, *, waited: bool = False, turns: int = 0) -> None:

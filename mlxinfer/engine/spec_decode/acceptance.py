@@ -60,7 +60,7 @@ class Candidate:
     """What drafting for one sequence promises."""
 
     chances: Sequence[float]
-    """`chances[i]`: probability that the first i + 1 drafts hold."""
+    """`chances[i]`: probability that the first i + 1 drafts hold; a draft that never does is none."""
     turn: float = 0.0
     """Seconds that the draft model needs for each draft, for all sequences together; 0 for drafts from the text itself."""
 
@@ -76,7 +76,7 @@ def best_lengths(candidates: Sequence[Candidate], rows: int, times: StepTimes) -
     best, most = list(lengths), 1.0
     tokens, size, turns = float(rows), rows, 0.0
     while True:
-        ahead = [(p.chances[n], s) for s, (p, n) in enumerate(zip(candidates, lengths, strict=True)) if n < len(p.chances)]
+        ahead = [(p.chances[n], s) for s, (p, n) in enumerate(zip(candidates, lengths, strict=True)) if n < len(p.chances) and p.chances[n]]
         if not ahead:
             return best, most
         chance, s = max(ahead)

@@ -98,6 +98,14 @@ def test_nothing_is_drafted_before_a_step_has_been_measured():
     assert best_lengths([Candidate([1.0, 1.0])], 1, StepTimes()) == ([0], 1.0)
 
 
+def test_a_draft_that_never_holds_is_not_made_however_short_a_round_seems():
+    times = StepTimes()
+    times.observe(1, 0, 2.0, waited=False)
+    times.observe(2, 0, 1.0, waited=True)
+    assert best_lengths([Candidate([0.0], 0.1)], 1, times) == ([0], 1.0)
+    assert best_lengths([Candidate([0.1], 0.1)], 1, times)[0] == [1]
+
+
 def test_sequences_share_a_step_and_the_likeliest_drafts_go_first():
     times = StepTimes()
     for rows in range(1, 20):
