@@ -1,7 +1,8 @@
 """What a head that drafts brings: `python -m benchmarks.heads MODEL HEAD` answers the same prompts with and without it, in turns, at 1 to 8
 streams, and writes results/heads.json (every pair) and results/heads.md (medians): tokens per second of wall time and of processor time,
 their ratios, and how many drafts held. Free text: n-gram drafts are off in both. What a head costs where it is no good is told by a high
-temperature, and by a head of the same form whose matrices are random."""
+temperature, and by a head of the same form whose matrices are random. Each head stands between two models without one, as the same model
+opened twice in a process can differ by some per cent: the time without a head is the mean of both, and their ratio is in the table too."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import json
 import statistics
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -22,7 +24,7 @@ from .batch.texts import STORIES
 from .options import RESULTS
 from .system import describe
 
-STREAMS, PAIRS, TOKENS = (1, 2, 4, 8), 6, 96
+STREAMS, ROUNDS, TOKENS = (1, 2, 4, 8), 4, 96
 ASKED = (
     "Write a story about a clockmaker and her apprentice.",
     "What should I think of before I adopt a cat?",
@@ -31,7 +33,11 @@ ASKED = (
     "Compare trains and buses.",
     *STORIES[1:],
 )
-HEADER = "text | streams | tokens/s without | with | ratio, wall | ratio, processor time | drafts that held | tokens a step | same answers"
+COLUMNS = (
+    *("text", "streams", "tokens/s without", "with", "ratio, wall", "ratio, processor time", "second without / first"),
+    *("drafts that held", "tokens a step", "same answers"),
+)
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 
 
 def answered(llm: LLM, streams: int, temperature: float, seed: int) -> tuple[float, float, int]:
@@ -45,36 +51,39 @@ def answered(llm: LLM, streams: int, temperature: float, seed: int) -> tuple[flo
     return count / wall, count / cpu, hash(tuple(tuple(one.token_ids) for one in found))
 
 
-def measure(plain: LLM, drafting: LLM, text: str, streams: int, temperature: float) -> dict[str, Any]:
-    """All pairs of one line of the table."""
-    for llm in (plain, drafting):
+def measure(llms: list[LLM], text: str, streams: int, temperature: float) -> dict[str, Any]:
+    """All rounds of one line of the table; the second of the models has the head."""
+    for llm in llms:
         answered(llm, streams, temperature, 900)
-    before, pairs = drafting.stats(), []
-    for seed in range(PAIRS):
-        turn = (plain, drafting) if seed % 2 else (drafting, plain)
-        found = {llm: answered(llm, streams, temperature, seed) for llm in turn}
-        pairs.append((found[plain], found[drafting]))
-    after = drafting.stats()
-    names = ("drafted_tokens", "accepted_tokens", "steps")
-    counts = {name: getattr(after, name) - getattr(before, name) for name in names}
-    rates = [{"without": without[:2], "with": with_[:2], "same": without[2] == with_[2]} for without, with_ in pairs]
-    return {"text": text, "temperature": temperature, "streams": streams, "pairs": rates, **counts}
+    before, rounds = llms[1].stats(), []
+    for seed in range(ROUNDS):
+        order = llms if seed % 2 else llms[::-1]
+        found = {llm: answered(llm, streams, temperature, seed) for llm in order}
+        rounds.append([found[llm] for llm in llms])
+    after = llms[1].stats()
+    counts = {name: getattr(after, name) - getattr(before, name) for name in ("drafted_tokens", "accepted_tokens", "steps")}
+    same = [first[2] == with_[2] == second[2] for first, with_, second in rounds]
+    rates = [[each[:2] for each in round_] for round_ in rounds]
+    return {"text": text, "temperature": temperature, "streams": streams, "rates": rates, "same": same, **counts}
 
 
 def line(case: dict[str, Any]) -> str:
-    pairs, drafted = case["pairs"], case["drafted_tokens"]
-    wall, cpu = (statistics.median(pair["with"][i] / pair["without"][i] for pair in pairs) for i in (0, 1))
-    rates = [statistics.median(pair[key][0] for pair in pairs) for key in ("without", "with")]
+    """Medians of the rounds."""
+    drafted, median = case["drafted_tokens"], statistics.median
+    without = [[2 / (1 / first[i] + 1 / second[i]) for first, _, second in case["rates"]] for i in (0, 1)]
+    with_ = [[round_[1][i] for round_ in case["rates"]] for i in (0, 1)]
+    ratios = [median(a / b for a, b in zip(with_[i], without[i], strict=True)) for i in (0, 1)]
+    control = median(second[1] / first[1] for first, _, second in case["rates"])
     share = f"{case['accepted_tokens'] / drafted:.2f} of {drafted}" if drafted else "none drafted"
-    each = len(pairs) * TOKENS / case["steps"]
-    same = f"{sum(pair['same'] for pair in pairs)} of {len(pairs)}"
-    cells = (case["text"], case["streams"], f"{rates[0]:.0f}", f"{rates[1]:.0f}", f"{wall:.2f}", f"{cpu:.2f}", share, f"{each:.2f}", same)
-    return "| " + " | ".join(map(str, cells)) + " |"
+    numbers = (median(without[0]), median(with_[0])), (*ratios, control)
+    cells = [case["text"], case["streams"], *(f"{n:.0f}" for n in numbers[0]), *(f"{n:.2f}" for n in numbers[1]), share]
+    cells += [f"{len(with_[0]) * TOKENS / case['steps']:.2f}", f"{sum(case['same'])} of {len(case['same'])}"]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def random_head(head: Path, folder: Path) -> Path:
     """A head of the same form that knows nothing: every matrix has random codes."""
-    random, tensors = np.random.default_rng(0), dict(mx.load(str(head / "model.safetensors")))
+    random, tensors = np.random.default_rng(0), dict(mx.load(str(head / "model.safetensors")))  # type: ignore[arg-type]
     for name, value in tensors.items():
         if value.dtype == mx.uint32:
             tensors[name] = mx.array(random.integers(0, 2**32, value.shape, np.uint32))
@@ -84,24 +93,25 @@ def random_head(head: Path, folder: Path) -> Path:
 
 
 def cases(model: str, head: Path) -> list[dict[str, Any]]:
+    """All lines, each printed when it is there."""
     settings: dict[str, Any] = {"max_num_seqs": max(STREAMS), "max_context": 1024, "speculate": False}
+    texts = (("greedy", 0.0), ("temperature 0.7", 0.7), ("temperature 1.5", 1.5))
     found = []
-    with tempfile.TemporaryDirectory() as folder, LLM(model, **settings) as plain:
-        texts = (("greedy", head, 0.0), ("temperature 0.7", head, 0.7), ("temperature 1.5", head, 1.5))
-        for text, drafts, temperature in (*texts, ("greedy, a random head", random_head(head, Path(folder)), 0.0)):
-            with LLM(model, draft=drafts, **settings) as drafting:
-                for streams in STREAMS:
-                    found.append(measure(plain, drafting, text, streams, temperature))
+    with tempfile.TemporaryDirectory() as folder:
+        random = random_head(head, Path(folder))
+        for drafts, asked in ((head, texts), (random, (("greedy, a random head", 0.0),))):
+            with LLM(model, **settings) as first, LLM(model, draft=drafts, **settings) as drafting, LLM(model, **settings) as second:
+                for (text, temperature), streams in product(asked, STREAMS):
+                    found.append(measure([first, drafting, second], text, streams, temperature))
                     print(line(found[-1]), flush=True)
     return found
 
 
 def main(model: str, head: str) -> None:
-    print(f"| {HEADER} |\n|{' --- |' * HEADER.count('|')} --- |")
+    print(HEADER)
     about = describe() | {"model": Path(model).name, "head": Path(head).name, "tokens": TOKENS}
     found = cases(model, Path(head))
-    table = [f"| {HEADER} |", f"|{' --- |' * HEADER.count('|')} --- |", *map(line, found)]
-    RESULTS.joinpath("heads.md").write_text("\n".join(table) + "\n", encoding="utf-8")
+    RESULTS.joinpath("heads.md").write_text("\n".join([HEADER, *map(line, found)]) + "\n", encoding="utf-8")
     RESULTS.joinpath("heads.json").write_text(json.dumps(about | {"cases": found}, indent=1) + "\n", encoding="utf-8")
 
 
