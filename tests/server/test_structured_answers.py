@@ -83,7 +83,7 @@ def test_other_engines_fields(unix_client: OpenAI, fields: Any) -> None:
 def test_objects_without_other_properties(unix_client: OpenAI) -> None:
     few = {"type": "object", "properties": {"a": {"type": "boolean"}}}
     fields = {"structured_outputs": {"json": few, "disable_additional_properties": True}}
-    assert chat(unix_client, extra_body=fields).choices[0].message.content.replace(" ", "") in ("{}", '{"a":true}', '{"a":false}')
+    assert json.loads(chat(unix_client, extra_body=fields).choices[0].message.content) in ({}, {"a": True}, {"a": False})
 
 
 @pytest.mark.parametrize(
