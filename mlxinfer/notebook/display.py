@@ -40,7 +40,10 @@ def stream(llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None
         except KeyboardInterrupt:
             pass
     completion = _completion(collected)
-    cell.end(completion)
+    try:
+        cell.end(completion)
+    except KeyboardInterrupt:  # too late to stop anything: what was said stays
+        cell.end(completion)
     return completion
 
 
