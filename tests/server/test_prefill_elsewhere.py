@@ -121,6 +121,8 @@ class Liar(BaseHTTPRequestHandler):
             content = content[: len(content) // 2]
         if self.path == PAGES and self.lie == "one bit":
             content[len(content) // 2] ^= 1
+        if self.path == PAGES and self.lie == "refuses pages":
+            answer.status, content = 400, bytearray(b"no")
         if self.path == PAGES and self.lie == "other shapes":
             content = content.replace(b'"shape":[2,', b'"shape":[1,')
         self.send_response(answer.status)
@@ -139,7 +141,7 @@ class Liar(BaseHTTPRequestHandler):
 
 
 LIES = {"no JSON": 0, "no names": 0, "dies": 0, "dies later": 0, "cut": 256, "one bit": 256, "other shapes": 0}
-LIES |= {"nested": 0, "nested error": 0, "drips": 0}
+LIES |= {"nested": 0, "nested error": 0, "refuses pages": 0, "drips": 0}
 """Tokens that it still gives; pages before the fault hold."""
 QUIET = ("no names", "cut")
 """As if pages had been evicted meanwhile."""

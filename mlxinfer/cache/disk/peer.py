@@ -44,7 +44,7 @@ _FAULTS = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionErr
 """What comes of any answer: the last of JSON that is nested without end."""
 
 
-class _RefusedError(Exception):
+class _RefusedError(ValueError):
     """The other machine does not take this request."""
 
 
@@ -158,10 +158,9 @@ class PeerStorage(PageSource):
         try:
             connection.request("POST", path, json.dumps(body), {**self._headers, "Connection": "close"})
             answer = connection.getresponse()
-            if answer.status == 400:
-                raise _RefusedError
             if answer.status != 200:
-                raise ConnectionError(f"it answers {answer.status}: {_told(answer.read(_ERROR_BYTES))}")
+                kind = _RefusedError if answer.status == 400 else ConnectionError
+                raise kind(f"it answers {answer.status}: {_told(answer.read(_ERROR_BYTES))}")
             yield answer
         finally:
             end.cancel()
