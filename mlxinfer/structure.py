@@ -25,9 +25,9 @@ class Schema:
     """The same as JSON text: equal schemas have equal texts."""
 
     def __post_init__(self) -> None:
+        schema = _plain_schema(self.schema)
+        object.__setattr__(self, "schema", schema)
         try:
-            schema = _plain_schema(self.schema)
-            object.__setattr__(self, "schema", schema)
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise SamplingError(f"structure: the schema is not JSON: {error}") from None
@@ -93,7 +93,8 @@ def _plain_schema(given: Any) -> dict[str, Any] | bool:
 
 _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values have a schema for each name."""
 _JOINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
 """What may allow properties that the schema itself does not name."""
 _SAID = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
@@ -107,7 +108,7 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, An
     for key in _MANY:
         if isinstance(schema.get(key), list):
             yield from ((key, number, part) for number, part in enumerate(schema[key]))
-    for key in _NAMED:
+    for key in NAMED:
         if isinstance(schema.get(key), Mapping):
             yield from ((key, name, part) for name, part in schema[key].items())
 
@@ -115,23 +116,30 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, An
 def with_parts(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
     """A JSON Schema with each of its `parts` changed: `change(keyword, part)`."""
     made = dict(schema)
-    for key in {key for key, *_ in parts(schema)}:
-        below = schema[key]
-        if isinstance(below, list):
-            made[key] = [change(key, part) for part in below]
-        elif key in _NAMED:
-            made[key] = {name: change(key, part) for name, part in below.items()}
-        else:
-            made[key] = change(key, below)
+    for key, below, part in parts(schema):
+        if below is None:
+            made[key] = change(key, part)
+            continue
+        if made[key] is schema[key]:
+            made[key] = made[key].copy()
+        made[key][below] = change(key, part)
     return made
 
 
 def closed(schema: Any) -> Any:
-    """A JSON Schema whose objects have the properties that it names only, unless it says otherwise, or joins several schemas there."""
+    """A JSON Schema whose objects have the properties that it names only, unless it says otherwise, or joins several schemas there. Raises
+    `SamplingError` for one that is nested too deeply."""
+    try:
+        return _closed(schema)
+    except RecursionError:
+        raise SamplingError("structure: the schema is nested too deeply") from None
+
+
+def _closed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     joined = _JOINED if "properties" in schema else _JOINED - {"anyOf", "oneOf"}
-    made = with_parts(schema, lambda key, part: part if key in joined else closed(part))
+    made = with_parts(schema, lambda key, part: part if key in joined else _closed(part))
     if "properties" in made and not made.keys() & (_SAID | _JOINED):
         made["additionalProperties"] = False
     return made

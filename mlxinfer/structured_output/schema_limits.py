@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import SamplingError
+from ..structure import NAMED
 from .reference_chain import longest_chain
 
 MOST_PROPERTIES = 2500
@@ -26,7 +27,6 @@ MOST_DEFINITIONS = 2000
 LONGEST_CHAIN = 600
 """Levels of schemas that are read one inside the other, through references too: each takes a part of the stack."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def check_limits(schema: Any) -> None:
@@ -134,7 +134,7 @@ def _parts(schema: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         yield path, schema
         for key, value in schema.items():
-            if key in _NAMED and isinstance(value, Mapping):
+            if key in NAMED and isinstance(value, Mapping):
                 waiting += [(f"{path}\0{key}\0{name}", each) for name, each in value.items()]
             elif isinstance(value, list):
                 waiting += [(f"{path}\0{key}\0{number}", each) for number, each in enumerate(value)] if key in _LISTS else []

@@ -12,6 +12,8 @@ from support.optional import needs
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.server.structure import StructuredOutputs
+from mlxinfer.structure import Schema
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -84,6 +86,10 @@ def test_objects_without_other_properties(unix_client: OpenAI) -> None:
     few = {"type": "object", "properties": {"a": {"type": "boolean"}}}
     fields = {"structured_outputs": {"json": few, "disable_additional_properties": True}}
     assert json.loads(chat(unix_client, extra_body=fields).choices[0].message.content) in ({}, {"a": True}, {"a": False})
+    for given in (few, json.dumps(few)):
+        held = StructuredOutputs(json=given, disable_additional_properties=True).structure("structured_outputs")
+        assert held == Schema({**few, "additionalProperties": False})
+    assert StructuredOutputs(json=few).structure("structured_outputs") == Schema(few)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Schemas made ready for llguidance, and where the fault of one lies."""
 
+import copy
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,6 +149,22 @@ def test_a_pydantic_model_has_its_own_fields_only():
 )
 def test_objects_are_closed_where_nothing_else_may_add_to_them(schema, expected):
     assert closed(schema) == (schema if expected is None else expected)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_not_closed():
+    schema: dict = {}
+    for _ in range(sys.getrecursionlimit()):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(SamplingError, match="nested too deeply"):
+        closed(schema)
+
+
+def test_closing_leaves_the_given_schema_as_it_was():
+    given = {"$defs": {"a": {"properties": {}}}, "prefixItems": [{"properties": {}}], "items": {"properties": {}}}
+    before = copy.deepcopy(given)
+    one = {"properties": {}, **CLOSED}
+    assert closed(given) == {"$defs": {"a": one}, "prefixItems": [one], "items": one}
+    assert given == before
 
 
 @pytest.mark.parametrize(("divisor", "held"), [(10_000, True), (0.01, True), (10_001, False), (2**31, False), (1.00001, False)])
