@@ -25,16 +25,6 @@ def add_gram(sums: np.ndarray, rows: mx.array) -> None:
             sums += plain.T @ plain
 
 
-def add_product(sums: np.ndarray, left: mx.array, right: mx.array) -> None:
-    """Add `left^T right` of rows `[tokens, in]` to `sums` float32 `[in, in]`, computed in float32."""
-    left, right = left.astype(mx.float32), right.astype(mx.float32)
-    if is_gpu():
-        sums += np.array(left.T @ right)
-    else:
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums += np.array(left, copy=False).T @ np.array(right, copy=False)
-
-
 def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """`left @ right` in float32."""
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)

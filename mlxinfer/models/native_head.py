@@ -84,14 +84,10 @@ def _append(head: Head, parts: Parts) -> None:
     which there are fewest, serve as queries."""
     attention, block = head.first, head.blocks[0]
     rope = getattr(block, "rope", None)
-    if type(attention) is not Attention or (attention.rotates and rope is None):
-        raise NotNative
+    if type(attention) is not Attention or attention.k_norm is not None or (attention.rotates and rope is None):
+        raise NotNative  # no head known so far has norms of keys
     program, qkv = parts.program, attention.qkv
     wanted = qkv if qkv.splits[0] else qkv.after_first()
     *_, keys, values = parts.split(wanted, program.stream, "projected", norm=block.norms.before_mixer)
-    norm = parts.norm(attention.k_norm)
-    if attention.wide_norms and norm is not None:
-        program.norm(keys, norm, to=keys)
-        norm = None
     parts.fills(attention.layer, rope if attention.rotates else None)
-    program.attend(keys, keys, values, values.count, step=attention.heads.dim, key_norm=norm, scale=attention.params.scale)
+    program.attend(keys, keys, values, values.count, step=attention.heads.dim, scale=attention.params.scale)
