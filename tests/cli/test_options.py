@@ -25,6 +25,10 @@ def test_every_setting_has_an_option(command):
             assert options[one.name].default == (1 if alone else one.default)
 
 
+def test_only_a_server_reads_prompts_for_others():
+    assert [command for command in (run, chat, serve) if "kv_producer" in {parameter.name for parameter in command.params}] == [serve]
+
+
 def test_bench_has_what_is_not_for_answering():
     assert {parameter.name for parameter in bench.params} & NAMES == {one.name for one, how in settings() if how.command == "all"} & NAMES
 

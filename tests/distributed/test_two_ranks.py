@@ -43,7 +43,8 @@ def plain(model):
 def crowded(tmp_path_factory):
     """Prefix hits, pages of 4 bits, drafts, samples of one prompt, an answer held to a structure, and pages that have to be given back."""
     model = tiny_directory(tmp_path_factory.mktemp("pair") / "model", characters=JSON_CHARACTERS)
-    return run_pair([Scenario(str(model), PROMPTS, PARAMS, {"kv": "4", "max_context": 256}, preempts=40, rounds=2)], free_port())[0]
+    settings = {"kv": "4", "max_context": 256}
+    return run_pair([Scenario(str(model), PROMPTS, PARAMS, settings, preempts=40, rounds=2, eager=True)], free_port())[0]
 
 
 @pytest.mark.long
@@ -69,6 +70,7 @@ def test_each_rank_reads_and_holds_its_part_only(crowded):
     with safe_open(GOLDEN / "llama" / "model.safetensors", "numpy") as file:
         blocks = sum(file.get_tensor(name).nbytes for name in file.keys() if ".layers." in name)  # noqa: SIM118
     assert other["read"] == blocks * 2 / 3
+    assert crowded["weights"] < crowded["alone"]["weights"] / 2
     assert crowded["weights"] + other["held"] == crowded["alone"]["weights"]
 
 

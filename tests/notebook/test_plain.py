@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
@@ -25,6 +26,9 @@ def test_an_interrupt_that_comes_too_late_changes_nothing(tmp_path, monkeypatch)
 
     monkeypatch.setattr(display._Cell, "end", end)
     with LLM(tiny_directory(tmp_path / "tiny", eos=False)) as llm:
-        completion = stream(llm, "hello", SamplingParams(max_tokens=4, temperature=0))
+        try:
+            completion = stream(llm, "hello", SamplingParams(max_tokens=4, temperature=0))
+        except KeyboardInterrupt:
+            pytest.fail("the answer was lost")  # rather than all tests after this one
     assert ends == [completion, completion]
     assert completion.finish_reason == "length"
