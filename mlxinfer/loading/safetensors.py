@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..records import dataclass
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the reference implementation."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
+from ..records import dataclass
 from .activations import fused, silu
 from .kernel_trial import KernelTrial
 from .linear import JoinedLinear, Linear

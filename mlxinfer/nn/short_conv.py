@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
+from ..records import dataclass
 from .linear import Linear
 from .norms import RMSNorm
 

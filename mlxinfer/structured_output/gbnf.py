@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ..errors import SamplingError
+from ..records import dataclass
 
 _TOKEN = re.compile(
     r"""[ \t]+ | \#[^\r\n]* | (?P<line>\r?\n|\r) | (?P<name>[A-Za-z0-9_-]+) | (?P<is>::=)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..errors import SamplingError
+from ..records import dataclass
 from .reference_chain import longest_chain
 from .schema import normalized
 

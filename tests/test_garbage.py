@@ -1,0 +1,55 @@
+"""What is made while the garbage collector is off does not make it work at once when it is back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from mlxinfer.garbage import no_garbage_collection
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_was_made_is_not_young() -> None:
+    with no_garbage_collection():
+        made: list[list[int]] = [[] for _ in range(50_000)]
+    assert gc.isenabled()
+    assert gc.get_count()[0] < len(made) / 10
+
+
+def test_garbage_among_it_is_still_found() -> None:
+    with no_garbage_collection():
+        lost = weakref.ref(_Loop())
+    assert lost() is not None
+    gc.collect()
+    assert lost() is None
+
+
+@pytest.fixture
+def frozen() -> Iterator[int]:
+    gc.collect()
+    gc.freeze()
+    yield gc.get_freeze_count()
+    gc.unfreeze()
+
+
+def test_what_a_program_has_frozen_stays_so(frozen: int) -> None:
+    with no_garbage_collection():
+        pass
+    assert gc.get_freeze_count() >= frozen * 0.99
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
