@@ -15,8 +15,8 @@ from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
-_OFTEN = 32
-"""From so many objects on, writing the code of `__init__` is worth it."""
+_OFTEN = 256
+"""From so many objects on, writing the code of `__init__` is worth it: that takes half a millisecond, and saves 2 us an object."""
 
 
 if TYPE_CHECKING:
