@@ -16,7 +16,17 @@ class _Loop:
         self.own = self
 
 
-def test_what_was_made_is_not_young() -> None:
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen, as in any other process than that of these tests."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_was_made_is_old_at_once() -> None:
     with no_garbage_collection():
         made: list[list[int]] = [[] for _ in range(5000)]
     old = {id(each) for each in gc.get_objects(generation=2)}
@@ -24,6 +34,7 @@ def test_what_was_made_is_not_young() -> None:
     assert old.issuperset(map(id, made))
 
 
+@pytest.mark.usefixtures("thawed")
 def test_garbage_among_it_is_still_found() -> None:
     with no_garbage_collection():
         lost = weakref.ref(_Loop())
@@ -32,15 +43,9 @@ def test_garbage_among_it_is_still_found() -> None:
     assert lost() is None
 
 
-@pytest.fixture
-def frozen() -> Iterator[int]:
-    gc.collect()
+def test_what_a_program_has_frozen_stays_so() -> None:
     gc.freeze()
-    yield gc.get_freeze_count()
-    gc.unfreeze()
-
-
-def test_what_a_program_has_frozen_stays_so(frozen: int) -> None:
+    frozen = gc.get_freeze_count()
     with no_garbage_collection():
         pass
     assert gc.get_freeze_count() >= frozen * 0.99
