@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
 _OFTEN = 256
-"""From so many objects on, writing the code of `__init__` is worth it: that takes half a millisecond, and saves 2 us an object."""
+"""From so many objects on, writing the code of `__init__` is worth it: that takes 0.6 ms, and saves 1.6 us an object."""
 
 
 if TYPE_CHECKING:

@@ -92,7 +92,8 @@ def _plain_schema(given: Any) -> dict[str, Any] | bool:
 
 
 _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+"""Keywords whose values may be lists of schemas."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose values have a schema for each name."""
 _JOINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
@@ -105,7 +106,7 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, An
     for key in _ONE:
         if isinstance(schema.get(key), Mapping):
             yield key, None, schema[key]
-    for key in _MANY:
+    for key in LISTED:
         if isinstance(schema.get(key), list):
             yield from ((key, number, part) for number, part in enumerate(schema[key]))
     for key in NAMED:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlxinfer.records import dataclass
+from mlxinfer.records import _OFTEN, dataclass
 
 
 def _classes(decorator: Any) -> list[Any]:
@@ -92,13 +92,15 @@ def test_they_are_made_and_shown_alike(kind: int, args: tuple[Any, ...], named: 
 
 
 def test_many_are_made_as_the_first_ones() -> None:
-    for cls, args in ((OURS[0], (1, [2], "q")), (OURS[1], (1,)), (OURS[2], ())):
-        named = {"second": 5} if cls is OURS[2] else {}
-        made = [cls(*args, **named) for _ in range(100)]
+    point, mutable, named, *_ = _classes(dataclass)
+    for cls, args, names in ((point, (1, [2], "q"), {}), (mutable, (1,), {}), (named, (), {"second": 5})):
+        made = [cls(*args, **names) for _ in range(_OFTEN)]
+        assert "write" in vars(cls.__init__)
+        made += [cls(*args, **names) for _ in range(10)]
         assert all(one == made[0] and repr(one) == repr(made[0]) for one in made)
         assert "write" not in vars(cls.__init__)
         with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-            cls(*args, **named, other=1)
+            cls(*args, **names, other=1)
 
 
 def test_what_is_frozen_stays_and_can_be_a_key() -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import SamplingError
-from ..structure import NAMED
+from ..structure import LISTED, NAMED
 from .reference_chain import longest_chain
 
 MOST_PROPERTIES = 2500
@@ -26,7 +26,6 @@ MOST_DEFINITIONS = 2000
 """What references point at."""
 LONGEST_CHAIN = 600
 """Levels of schemas that are read one inside the other, through references too: each takes a part of the stack."""
-_IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 def check_limits(schema: Any) -> None:
@@ -137,12 +136,9 @@ def _parts(schema: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if key in NAMED and isinstance(value, Mapping):
                 waiting += [(f"{path}\0{key}\0{name}", each) for name, each in value.items()]
             elif isinstance(value, list):
-                waiting += [(f"{path}\0{key}\0{number}", each) for number, each in enumerate(value)] if key in _LISTS else []
+                waiting += [(f"{path}\0{key}\0{number}", each) for number, each in enumerate(value)] if key in LISTED else []
             elif isinstance(value, Mapping) and key not in ("const", "default", "enum", "examples"):
                 waiting.append((f"{path}\0{key}", value))
-
-
-_LISTS = frozenset({*_IN_PLACE, "prefixItems", "items"})
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:

@@ -47,8 +47,7 @@ class TokenizerMetadata(TypedReader):
 
     def strings(self, name: str, prefix: str = "tokenizer.ggml.") -> list[str] | None:
         values = self.take(prefix + name)
-        # An array of a file has one type, and there may be a quarter of a million of them.
-        if values is not None and not (isinstance(values, list) and all(isinstance(value, str) for value in values[:1])):
+        if values is not None and (not isinstance(values, list) or set(map(type, values)) - {str}):
             raise self.error(prefix + name, "is not an array of strings")
         return values
 

@@ -12,6 +12,9 @@ from ..errors import TokenizerError
 from ..records import dataclass
 from .pretokenizers import PreTokenization
 
+_NO_SEPARATORS = bytes(set(range(256)) - {0, ord(" ")})
+"""All bytes but those between merges and between their halves."""
+
 
 def build_byte_level(vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenization) -> Tokenizer:
     """`merges` are pairs joined by a space, best first."""
@@ -34,9 +37,6 @@ def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
     if joined.encode().translate(None, _NO_SEPARATORS) == b" \0" * (len(merges) - 1) + b" " and all(halves):
         return list(zip(halves[::2], halves[1::2], strict=True))
     return list(map(_split_merge, merges))
-
-
-_NO_SEPARATORS = bytes(set(range(256)) - {0, ord(" ")})
 
 
 def _split_merge(merge: str) -> tuple[str, str]:

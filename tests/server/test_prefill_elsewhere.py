@@ -147,6 +147,7 @@ QUIET = ("no names", "cut")
 """As if pages had been evicted meanwhile."""
 
 
+@pytest.mark.timeout(180)  # a fault that is not expected leaves the request waiting
 def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     expected = alone(path)

@@ -151,6 +151,7 @@ def test_numpy_arrays_do_as_well_as_lists() -> None:
         ({"tokenizer.ggml.tokens": None}, "has no tokens"),
         ({"tokenizer.ggml.tokens": []}, "has no tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens is not an array of strings"),
+        ({"tokenizer.ggml.tokens": ["a", 2]}, "tokens is not an array of strings"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is not an array"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a", "ab", "c"]}, "tokens 0 and 2 are both 'a'"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "token_type has 2 values for 5 tokens"),
